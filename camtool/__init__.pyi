@@ -26,6 +26,8 @@ from camtool.errors import MethodError as MethodError
 from camtool.errors import ModelError as ModelError
 from camtool.errors import NothingFoundError as NothingFoundError
 from camtool.errors import TargetError as TargetError
+from camtool.evaluation.audit import Audit as Audit
+from camtool.evaluation.audit import audit as audit
 from camtool.evaluation.leaderboard import evaluate as evaluate
 from camtool.evaluation.recommendation import recommend as recommend
 from camtool.evidence.evidence import Evidence as Evidence

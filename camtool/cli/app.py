@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from camtool.arguments.messages import suggest_names
 from camtool.cli import (
     app_command,
+    audit_command,
     demo_command,
     evaluate_command,
     export_command,
@@ -74,6 +75,7 @@ app.command("layers")(list_commands.list_layers)
 app.command("features")(figure_commands.draw_features)
 app.command("kernels")(figure_commands.draw_kernels)
 app.command("evaluate")(evaluate_command.evaluate_methods)
+app.command("audit")(audit_command.audit_model)
 app.command("export")(export_command.export_model)
 app.command("demo")(demo_command.show_demo)
 

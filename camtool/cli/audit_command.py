@@ -1,0 +1,140 @@
+"""Command ``camtool audit``: does a model recognize classes by something that it should not use?"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+import sys
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from camtool.arguments.messages import format_count
+from camtool.cli import terminal
+from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options
+from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.output_options import Out, PrintOptions
+from camtool.cli.progress.file_progress import FileProgress
+from camtool.errors import CamtoolError
+
+_IMAGE_FOLDER = "imagefolder"
+
+
+@takes_options
+def audit_model(
+    *,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of photos.")],
+    loading: model_options.ModelOptions,
+    naming: model_options.LabelOptions,
+    preparing: preprocessing_options.PreprocessingOptions,
+    truth: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TRUTH",
+            help="The classes: 'imagefolder' if the photos are in folders named by their class, or a CSV file with the "
+            "columns image and label. Without it the model's answers.",
+        ),
+    ] = None,
+    metadata: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A CSV file with a column image and others, e.g. site.", exists=True),
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column of what belongs together, e.g. patient.")
+    ] = None,
+    passes: Annotated[int, typer.Option(metavar="N", min=1, help="Most forward passes.")] = 20_000,
+    level: Annotated[float, typer.Option(metavar="Q", help="Largest q of a finding.")] = 0.02,
+    kind: Annotated[list[str] | None, typer.Option("--kind", "--kinds", metavar="NAME", help="Kinds of cues.")] = None,
+    method: Annotated[str, typer.Option(metavar="NAME", help="Method of the maps.")] = "faithcam",
+    limit: photo_options.Limit = None,
+    out: Out = Path("audit"),
+    batch_size: model_options.BatchSize = 32,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of all that is random.")] = 0,
+    printed: PrintOptions,
+) -> None:
+    """Audit a classifier on a folder of photos: does it recognize classes by something that it should not use?
+
+    It goes on where it stopped if it is called again with the same folder for its results.
+    """
+    from camtool.arguments.checks import check_not_url
+    from camtool.errors import ImageError
+    from camtool.evaluation.audit import audit
+    from camtool.runs.job_list import plan_run, select_jobs
+
+    check_not_url("folder", folder, ImageError)
+    plan = plan_run([folder], recursive=truth is not None, out=out)
+    plan = select_jobs(plan, limit=limit, shuffle=False, seed=seed)
+    photos = [Path(job.source) for job in plan.jobs]
+    columns = None if metadata is None else _read_metadata(metadata, photos, Path(folder))
+    loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
+    classes = _read_classes(truth, plan, photos, loaded.labels)
+    with FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
+        result = audit(
+            loaded,
+            photos,
+            classes,
+            columns,
+            group=group,
+            passes=passes,
+            level=level,
+            method=method,
+            kinds=map_options.split_names(kind) if kind else None,
+            out=out,
+            batch_size=batch_size,
+            seed=seed,
+        )
+    result = replace(result, command=shlex.join(["camtool", *sys.argv[1:]]))
+    result.save(out)
+    if printed.as_json:
+        terminal.print_json(json.loads(result.to_json()))
+    elif not printed.quiet:
+        for finding in result.findings:
+            terminal.print_line(f"[bold]{terminal.escape(finding.sentence)}[/]")
+        if not result.findings:
+            terminal.print_line(f"No finding at q ≤ {level:g}, which does not mean that there is no shortcut.")
+        terminal.print_line(f"Numbers, and what was not tested: [bold]{terminal.escape(str(out / 'audit.md'))}[/]")
+
+
+def _read_classes(truth: str | None, plan: Any, photos: list[Path], labels: Any) -> list[int] | None:
+    """Return the class of each photo, or None if the model's answers are the classes.
+
+    Raises:
+        CamtoolError: The classes cannot be read, or a photo has none.
+    """
+    from camtool.evaluation.annotations import find_classes
+    from camtool.runs.true_labels import read_true_classes
+
+    if truth is None:
+        return None
+    if truth == _IMAGE_FOLDER:
+        return find_classes(photos, labels)
+    if not Path(truth).is_file():
+        raise CamtoolError(f"--truth {truth}: there is no such file; give imagefolder, or a table of image and label.")
+    known = read_true_classes(Path(truth), plan, labels).by_photo
+    missing = [photo for photo in photos if photo not in known]
+    if missing:
+        raise CamtoolError(f"--truth {truth} has no row for {missing[0]}; add one, or leave the photo out.")
+    return [known[photo].index for photo in photos]
+
+
+def _read_metadata(path: Path, photos: list[Path], folder: Path) -> dict[str, list[str | None]]:
+    """Return the columns of a table, in the order of the photos; None where a photo has no row.
+
+    Raises:
+        CamtoolError: The file is no table with a column image.
+    """
+    from camtool.arguments.regular_files import read_regular
+
+    try:
+        rows = [*csv.DictReader(StringIO(read_regular(path).decode("utf-8-sig"), newline=""))]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise CamtoolError(f"--metadata {path} is no text; give a CSV file with a column image.") from error
+    if not rows or "image" not in rows[0]:
+        raise CamtoolError(f"--metadata {path} has no rows, or no column 'image'; give a CSV file with a header.")
+    by_image = {row["image"]: row for row in rows}
+    matched = [by_image.get(photo.relative_to(folder).as_posix(), by_image.get(photo.name, {})) for photo in photos]
+    return {column: [row.get(column) for row in matched] for column in rows[0] if column != "image"}

@@ -1,0 +1,220 @@
+"""What a candidate for a cue is: how strongly an image has it, and how images look without it, and with it.
+
+A kind of candidates is one file with a function ``find_...(discovery) -> list of candidates`` in ``KINDS`` of
+:mod:`camtool.evaluation.audit.running`, and a subclass of :class:`CueCandidate`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from camtool.evaluation.audit.images import AuditImages, ImageRecord
+from camtool.inputs.prepared_inputs import PreparedInput
+from camtool.trust.metrics.removal import impute_linear
+
+FILLS = ("inpainting", "an image of another class")
+"""What regions are covered with. Another image of the same class would bring the cue back."""
+
+_MOST_OVERLAP = 0.25
+"""Share of a control region that may be in the candidate's."""
+
+_STEPS = 20
+"""Places along each side at which a control region may lie."""
+
+
+@dataclass(frozen=True, eq=False)
+class Discovery:
+    """What candidates are found in.
+
+    Attributes:
+        images: All images.
+        records: Those of the discovery half.
+        groups: The group of each of these.
+        targets: The classes with enough images.
+        seed: The seed of all that is random.
+    """
+
+    images: AuditImages
+    records: Sequence[ImageRecord]
+    groups: Sequence[int]
+    targets: Sequence[int]
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class CueCandidate(ABC):
+    """What a class may be recognized by.
+
+    Attributes:
+        target: The class.
+        name: What it is, e.g. ``"the lower right corner"``.
+        promise: How clearly it was seen in the discovery half; the highest are tested first.
+    """
+
+    kind: ClassVar[str]
+    fills: ClassVar[tuple[str, ...]]
+
+    target: int
+    name: str
+    promise: float
+
+    @property
+    def key(self) -> str:
+        """The name of the candidate in files: two audits of a model that find the same give it the same name."""
+        return f"{self.target} {self.kind} {self.name}"
+
+    @property
+    def area(self) -> float | None:
+        """Share of the input that it covers; None if it has no place."""
+        return None
+
+    @abstractmethod
+    def count_columns(self, controls: int) -> int:
+        """Return the number of changes that are compared: the candidate's and those of its controls."""
+
+    @abstractmethod
+    def measure(self, images: AuditImages, record: ImageRecord) -> float:
+        """Return how strongly an image has it."""
+
+    @abstractmethod
+    def remove(
+        self, images: AuditImages, index: int, other: int, controls: int, random: np.random.Generator
+    ) -> Tensor | None:
+        """Return an image without it, and without each control: ``(fills, columns, C, H, W)``; None if impossible.
+
+        Args:
+            images: The images.
+            index: The image.
+            other: An image of another class.
+            controls: The number of controls.
+            random: Draws the controls.
+        """
+
+    @abstractmethod
+    def transplant(
+        self, images: AuditImages, index: int, donor: int, controls: int, random: np.random.Generator
+    ) -> Tensor | None:
+        """Return an image of another class with it, and with each control: ``(columns, C, H, W)``; None if impossible.
+
+        Args:
+            images: The images.
+            index: The image.
+            donor: An image that has it.
+            controls: The number of controls.
+            random: Draws the controls.
+        """
+
+    @abstractmethod
+    def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> CueCandidate | None:
+        """Return a candidate of the same size for the same class, which was drawn from another class."""
+
+    def isolate(self, images: AuditImages, donor: int) -> Tensor | None:
+        """Return a blank input with the candidate of a donor alone, ``(C, H, W)``; None if impossible."""
+        return None
+
+    def list_facts(self) -> list[str]:
+        """Return what makes it suspicious by its shape alone."""
+        return []
+
+
+@dataclass(frozen=True, eq=False)
+class RegionCandidate(CueCandidate):
+    """A candidate that is a region of each image."""
+
+    fills: ClassVar[tuple[str, ...]] = FILLS
+
+    @abstractmethod
+    def locate(self, images: AuditImages, image: PreparedInput) -> Tensor:
+        """Return the region in an image, ``(H, W)`` boolean."""
+
+    def count_columns(self, controls: int) -> int:
+        """Return one more than the number of controls."""
+        return controls + 1
+
+    def remove(
+        self, images: AuditImages, index: int, other: int, controls: int, random: np.random.Generator
+    ) -> Tensor | None:
+        """Cover the region, and regions of its shape elsewhere, by inpainting and by an image of another class."""
+        image, source = images.prepare(index), images.prepare(other).tensor
+        mask = self.locate(images, image)
+        if not 0 < int(mask.sum()) < mask.numel() or source.shape != image.tensor.shape:
+            return None
+        masks = torch.stack([torch.roll(mask, shift, (0, 1)) for shift in draw_shifts(mask, controls, random)])
+        copies = image.tensor.expand(len(masks), *image.tensor.shape)
+        return torch.stack([impute_linear(copies, masks), torch.where(masks[:, None], source, copies)])
+
+    def transplant(
+        self, images: AuditImages, index: int, donor: int, controls: int, random: np.random.Generator
+    ) -> Tensor | None:
+        """Paste what is in the region of the donor, and what is elsewhere in it, all at the place of the region."""
+        image, source = images.prepare(index).tensor, images.prepare(donor)
+        mask = self.locate(images, source)
+        if not 0 < int(mask.sum()) < mask.numel() or source.tensor.shape != image.shape:
+            return None
+        shifts = draw_shifts(mask, controls, random)
+        contents = [torch.roll(source.tensor, (-down, -across), (1, 2)) for down, across in shifts]
+        return torch.stack([torch.where(mask, content, image) for content in contents])
+
+    def isolate(self, images: AuditImages, donor: int) -> Tensor:
+        """Return the region of the donor on an input of its mean color."""
+        source = images.prepare(donor)
+        blank = source.tensor.mean((1, 2), keepdim=True)
+        return torch.where(self.locate(images, source), source.tensor, blank)
+
+
+def draw_shifts(mask: Tensor, count: int, random: np.random.Generator) -> list[tuple[int, int]]:
+    """Return no shift, then shifts of a region ``(H, W)`` to control regions, down and across in pixels.
+
+    The control regions lie inside the image and hardly overlap with the region. Where there are too few such places,
+    e.g. for a border, the region is shifted around the edges of the image, and those that overlap least are taken.
+    """
+    height, width = mask.shape
+    region = mask.cpu().numpy()
+    rows, columns = np.flatnonzero(region.any(1)), np.flatnonzero(region.any(0))
+    steps = (max(1, height // _STEPS), max(1, width // _STEPS))
+
+    def list_overlaps(downs: range, acrosses: range) -> list[tuple[float, tuple[int, int]]]:
+        shifts = [(down, across) for down in downs for across in acrosses if (down, across) != (0, 0)]
+        return [(_measure_overlap(region, shift), shift) for shift in shifts]
+
+    inside = list_overlaps(
+        range(-int(rows[0]), height - int(rows[-1]), steps[0]),
+        range(-int(columns[0]), width - int(columns[-1]), steps[1]),
+    )
+    apart = [shift for overlap, shift in inside if overlap <= _MOST_OVERLAP]
+    if len(apart) < count:
+        around = list_overlaps(range(0, height, steps[0]), range(0, width, steps[1]))
+        around.sort(key=lambda entry: entry[0])
+        apart += [shift for _, shift in around if shift not in apart][: count - len(apart)]
+    chosen = random.choice(len(apart), count, replace=len(apart) < count)
+    return [(0, 0), *(apart[number] for number in chosen.tolist())]
+
+
+def _measure_overlap(region: NDArray[np.bool_], shift: tuple[int, int]) -> float:
+    return float((region & np.roll(region, shift, (0, 1))).sum() / region.sum())
+
+
+def describe_place(mask: NDArray[np.bool_]) -> str:
+    """Return words for the place of a region ``(H, W)``: a corner, an edge, the border, the center."""
+    height, width = mask.shape
+    rows, columns = np.nonzero(mask)
+    sides = (rows.min() == 0, rows.max() == height - 1, columns.min() == 0, columns.max() == width - 1)
+    if all(sides):
+        return "the border" if not mask[height // 3 : -(height // 3), width // 3 : -(width // 3)].any() else "all over"
+    down, across = (rows.mean() + 0.5) / height, (columns.mean() + 0.5) / width
+    vertical = "upper" if down < 1 / 3 else "lower" if down > 2 / 3 else ""
+    horizontal = "left" if across < 1 / 3 else "right" if across > 2 / 3 else ""
+    if vertical and horizontal:
+        touches = (sides[0] or sides[1]) and (sides[2] or sides[3])
+        return f"the {vertical} {horizontal} {'corner' if touches else 'part'}"
+    if vertical or horizontal:
+        return f"the {vertical or horizontal} {'edge' if any(sides) else 'part'}"
+    return "the center"

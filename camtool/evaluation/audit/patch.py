@@ -1,0 +1,178 @@
+"""Candidates of the kind *patch*: the hottest part of many images of a class looks the same, and nowhere else.
+
+What is under the heat is described by an early layer of the model, with its arrangement. There a mark that is stamped
+on photos looks the same in all of them, while an object differs in color, size and direction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, conv2d, interpolate
+
+from camtool.errors import CamtoolError
+from camtool.evaluation.audit.candidates import Discovery, RegionCandidate, describe_place
+from camtool.evaluation.audit.images import AuditImages, ImageRecord
+from camtool.evaluation.audit.statistics import run_maximum_test
+from camtool.inputs.prepared_inputs import PreparedInput
+
+_MOST_GRID = 32
+"""Largest side of the grid of the layer: finer layers see edges and no form."""
+
+_SIDE = 3 / 16
+"""Side of a patch, as a share of the grid's."""
+
+_PEAKS, _SHIFT = 2, 2
+"""Patches of an image, and the cells by which they may be displaced against one another."""
+
+_LEAST_SHARE = 0.25
+"""Share of the images of a class that must have a patch. In the demo's honest model parts of the object itself match
+in up to 17 % of a class, in its cheating model the watermark in 90 %."""
+
+_MOST_PER_CLASS = 2
+_MOST_IMAGES = 60
+"""Images of a class that patches are taken from."""
+
+
+@dataclass(frozen=True, eq=False)
+class PatchCandidate(RegionCandidate):
+    """The part of each image that is most like a template.
+
+    Attributes:
+        layer: The layer.
+        template: ``(C, k, k)``, of norm 1.
+        grid: The side of the layer's grid.
+    """
+
+    kind: ClassVar[str] = "patch"
+
+    layer: str
+    template: Tensor
+    grid: int
+
+    @property
+    def area(self) -> float:
+        """Share of the input that it covers."""
+        return (self.template.shape[-1] / self.grid) ** 2
+
+    def measure(self, images: AuditImages, record: ImageRecord) -> float:
+        """Return the largest cosine of the template and a part of the image."""
+        return float(self._compare(images, images.prepare(record.index)).max())
+
+    def locate(self, images: AuditImages, image: PreparedInput) -> Tensor:
+        """Return the pixels of the part with the largest cosine."""
+        cosines, side = self._compare(images, image), self.template.shape[-1]
+        row, column = divmod(int(cosines.argmax()), cosines.shape[1])
+        cells = torch.zeros(cosines.shape[0] + side - 1, cosines.shape[1] + side - 1, device=image.tensor.device)
+        cells[row : row + side, column : column + side] = 1
+        return interpolate(cells[None, None], image.tensor.shape[-2:], mode="nearest-exact")[0, 0] > 0
+
+    def _compare(self, images: AuditImages, image: PreparedInput) -> Tensor:
+        (activations,) = _center(images.read_activations(image.tensor[None], self.layer))
+        lengths = avg_pool2d((activations**2).sum(0)[None, None], self.template.shape[-1], 1)[0, 0]
+        norms = (lengths * self.template.shape[-1] ** 2).sqrt().clamp_min(1e-6)
+        return conv2d(activations[None], self.template[None])[0, 0] / norms
+
+    def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> PatchCandidate:
+        """Return a patch of an image of another class, drawn at random."""
+        others = [record for record in discovery.records if record.target != self.target]
+        record = others[int(random.integers(len(others)))]
+        template = _normalize(_cut_patches(discovery.images, record, self.layer)[:1])[0]
+        return PatchCandidate(
+            self.target, _name(discovery.images, record), self.promise, self.layer, template, self.grid
+        )
+
+    def list_facts(self) -> list[str]:
+        """Return that it looks the same in all images, and whether it is small."""
+        return ["looks the same in all images"] + ["small"] * (self.area <= 0.1)
+
+
+def find_patches(discovery: Discovery) -> list[PatchCandidate]:
+    """Return the patches that many images of a class have at their hottest parts, and no image of another class."""
+    if not discovery.targets:
+        return []
+    images, candidates = discovery.images, list[PatchCandidate]()
+    try:
+        layer, grid = images.choose_early_layer(discovery.records[0].index, _MOST_GRID)
+    except CamtoolError:  # e.g. a model whose layers have no grid
+        return []
+    windows = [_cut_patches(images, record, layer) for record in discovery.records]
+    for target in discovery.targets:
+        rows = [row for row, record in enumerate(discovery.records) if record.target == target][:_MOST_IMAGES]
+        owners = np.repeat(rows, _PEAKS)
+        templates = torch.cat([_normalize(windows[row]) for row in rows])
+        cosines = np.stack([_match(templates, window) for window in windows])  # (images, templates)
+        is_class = np.array([record.target == target for record in discovery.records])
+        for template in _choose_templates(cosines, is_class, owners):
+            record = discovery.records[owners[template]]
+            values = cosines[:, [template]]
+            z = float(run_maximum_test(values, is_class, permutations=99, seed=discovery.seed).z[0])
+            candidates.append(PatchCandidate(target, _name(images, record), z, layer, templates[template], grid))
+    return candidates
+
+
+def _choose_templates(cosines: NDArray[np.float64], is_class: NDArray[np.bool_], owners: NDArray[np.int_]) -> list[int]:
+    """Return the templates that match many images of the class better than any image of another class."""
+    matches = cosines > cosines[~is_class].max(0)
+    matches[owners, np.arange(len(owners))] = False  # itself
+    matches &= is_class[:, None]
+    chosen = []
+    for _ in range(_MOST_PER_CLASS):
+        counts = matches.sum(0)
+        best = int(counts.argmax())
+        if counts[best] < _LEAST_SHARE * is_class.sum():
+            break
+        chosen.append(best)
+        matches = matches & ~matches[:, [best]]
+    return chosen
+
+
+def _name(images: AuditImages, record: ImageRecord) -> str:
+    place = describe_place(np.asarray(record.heat == record.heat.max()))
+    return f"a patch as in {Path(images.name(record.index)).name}, {place}"
+
+
+def _cut_patches(images: AuditImages, record: ImageRecord, layer: str) -> Tensor:
+    """Return the hottest parts of an image at a layer, with a margin: ``(_PEAKS, C, k + margin, k + margin)``."""
+    tensor = images.prepare(record.index).tensor
+    (activations,) = _center(images.read_activations(tensor[None], layer))
+    grid = activations.shape[-2:]
+    side = max(2, round(_SIDE * min(grid)))
+    wide = side + 2 * _SHIFT
+    heat = interpolate(torch.from_numpy(record.heat)[None, None].float(), grid, mode="bilinear", align_corners=False)
+    sums, parts = avg_pool2d(heat, side, 1)[0, 0], []
+    for _ in range(_PEAKS):
+        row, column = divmod(int(sums.argmax()), sums.shape[1])
+        sums[max(0, row - side + 1) : row + side, max(0, column - side + 1) : column + side] = -1
+        # The margin may not leave the image; then the patch is not in the middle of the part.
+        top, left = (
+            min(max(start - _SHIFT, 0), length - wide) for start, length in zip((row, column), grid, strict=True)
+        )
+        parts.append(activations[:, top : top + wide, left : left + wide])
+    return torch.stack(parts).cpu()
+
+
+def _normalize(parts: Tensor) -> Tensor:
+    """Return the middle of parts with a margin as templates of norm 1, ``(P, C, k, k)``."""
+    inner = parts[..., _SHIFT:-_SHIFT, _SHIFT:-_SHIFT]
+    norms = torch.linalg.vector_norm(inner, dim=(-3, -2, -1), keepdim=True)
+    return inner / norms.clamp_min(1e-6)
+
+
+def _match(templates: Tensor, parts: Tensor) -> NDArray[np.float64]:
+    """Return the largest cosine of each template with the parts of an image, ``(T,)``."""
+    side = templates.shape[-1]
+    lengths = avg_pool2d((parts**2).sum(1, keepdim=True), side, 1) * side**2
+    cosines = conv2d(parts, templates) / lengths.sqrt().clamp_min(1e-6)
+    return cosines.amax((0, 2, 3)).double().numpy()
+
+
+def _center(activations: Tensor) -> Tensor:
+    """Return activations ``(N, C, h, w)`` minus the mean of each channel in each image."""
+    return (activations - activations.mean((2, 3), keepdim=True)).float()

@@ -1,0 +1,153 @@
+"""Global properties of photos, which no heatmap can show: how they are measured, and how they are shifted."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter
+
+Photo = NDArray[np.uint8]
+
+_LUMA = np.array([0.299, 0.587, 0.114])
+_BLOCK = 8
+_QUALITIES = (95, 90, 80, 70, 60, 50, 40, 30, 20, 10)
+_BLUR_RADII = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@dataclass(frozen=True)
+class Property:
+    """A property of a photo.
+
+    Attributes:
+        name: Its name, e.g. ``"brightness"``.
+        low: The words for less of it, e.g. ``"darker"``.
+        high: The words for more of it.
+        measure: Returns its value from a photo in float, ``(H, W, 3)`` from 0 to 255.
+        shift: ``shift(photo, value, goal)``: the photo with this property near a goal; None if that is not possible.
+    """
+
+    name: str
+    low: str
+    high: str
+    measure: Callable[[NDArray[np.float64]], float]
+    shift: Callable[[Photo, float, float], Photo | None]
+
+
+def _to_bytes(values: NDArray[np.float64]) -> Photo:
+    return np.clip(np.rint(values), 0, 255).astype(np.uint8)
+
+
+def _measure_brightness(photo: NDArray[np.float64]) -> float:
+    return float((photo @ _LUMA).mean())
+
+
+def _measure_contrast(photo: NDArray[np.float64]) -> float:
+    return float((photo @ _LUMA).std())
+
+
+def _measure_red_green(photo: NDArray[np.float64]) -> float:
+    return float((photo[..., 0] - photo[..., 1]).mean())
+
+
+def _measure_blue_yellow(photo: NDArray[np.float64]) -> float:
+    return float((photo[..., 2] - photo[..., :2].mean(2)).mean())
+
+
+def _measure_sharpness(photo: NDArray[np.float64]) -> float:
+    """Return the logarithm of the mean squared Laplacian of the luma."""
+    gray = photo @ _LUMA
+    if min(gray.shape) < 3:
+        return 0.0
+    laplacian = 4 * gray[1:-1, 1:-1] - gray[:-2, 1:-1] - gray[2:, 1:-1] - gray[1:-1, :-2] - gray[1:-1, 2:]
+    return math.log(float((laplacian**2).mean()) + 1)
+
+
+def measure_blockiness(photo: NDArray[np.float64]) -> float:
+    """Return how much larger steps between pixels are at the edges of the 8 x 8 blocks of JPEG, as a logarithm.
+
+    It is 0 for photos that were never compressed, also if the file is JPEG only by its name.
+    """
+    gray, ratios = photo @ _LUMA, []
+    for plane in (gray, gray.T):
+        steps = np.abs(np.diff(plane, 2, axis=1)).mean(0)  # column k: at the pixels k, k + 1, k + 2
+        if len(steps) < 2 * _BLOCK:
+            return 0.0
+        phase = (np.arange(len(steps)) + 1) % _BLOCK
+        at_edges = steps[(phase == _BLOCK - 1) | (phase == 0)].mean()
+        inside = steps[(phase > 0) & (phase < _BLOCK - 1)].mean()
+        ratios.append(math.log((at_edges + 0.1) / (inside + 0.1)))
+    return float(np.mean(ratios))
+
+
+def _shift_brightness(photo: Photo, value: float, goal: float) -> Photo:
+    return _to_bytes(photo.astype(float) + (goal - value))
+
+
+def _shift_contrast(photo: Photo, value: float, goal: float) -> Photo:
+    values = photo.astype(float)
+    middle = (values @ _LUMA).mean()
+    return _to_bytes(middle + (values - middle) * (max(goal, 0) / max(value, 1)))
+
+
+def _shift_red_green(photo: Photo, value: float, goal: float) -> Photo:
+    half = (goal - value) / 2
+    # The weights keep the luma: 0.299 red against 0.587 green.
+    return _to_bytes(photo.astype(float) + half * np.array([2 * 0.587 / 0.886, -2 * 0.299 / 0.886, 0]))
+
+
+def _shift_blue_yellow(photo: Photo, value: float, goal: float) -> Photo:
+    step = goal - value
+    return _to_bytes(photo.astype(float) + step * np.array([-0.114, -0.114, 0.886]))
+
+
+def _shift_sharpness(photo: Photo, value: float, goal: float) -> Photo | None:
+    """Return the photo blurred until it is as unsharp as the goal; None for a sharper goal."""
+    image = Image.fromarray(photo)
+    made = (np.asarray(image.filter(ImageFilter.GaussianBlur(radius))) for radius in _BLUR_RADII)
+    return _find_nearest(photo, made, _measure_sharpness, goal) if goal < value else None
+
+
+def compress(photo: Photo, quality: int) -> Photo:
+    """Return a photo as it is after JPEG of a quality."""
+    stream = io.BytesIO()
+    Image.fromarray(photo).save(stream, "JPEG", quality=quality)
+    return np.asarray(Image.open(stream).convert("RGB"))
+
+
+def _shift_blockiness(photo: Photo, value: float, goal: float) -> Photo | None:
+    """Return the photo compressed until it has the blocks of the goal; None for a goal with fewer."""
+    if goal < value:
+        return None
+    return _find_nearest(photo, (compress(photo, quality) for quality in _QUALITIES), measure_blockiness, goal)
+
+
+def _find_nearest(
+    photo: Photo, made: Iterable[Photo], measure: Callable[[NDArray[np.float64]], float], goal: float
+) -> Photo:
+    best, distance = photo, math.inf
+    for other in made:
+        away = abs(measure(other.astype(float)) - goal)
+        if away < distance:
+            best, distance = other, away
+    return best
+
+
+PROPERTIES: tuple[Property, ...] = (
+    Property("brightness", "darker", "brighter", _measure_brightness, _shift_brightness),
+    Property("contrast", "less contrast", "more contrast", _measure_contrast, _shift_contrast),
+    Property("red-green tint", "greener", "redder", _measure_red_green, _shift_red_green),
+    Property("blue-yellow tint", "yellower", "bluer", _measure_blue_yellow, _shift_blue_yellow),
+    Property("sharpness", "blurred", "sharper", _measure_sharpness, _shift_sharpness),
+    Property("JPEG blocks", "less compressed", "more compressed", measure_blockiness, _shift_blockiness),
+)
+"""All properties whose effect can be tested. A new one is one row."""
+
+
+def measure_properties(photo: Photo) -> NDArray[np.float64]:
+    """Return the value of each property of a photo ``(H, W, 3)``."""
+    return np.array([property_.measure(photo.astype(float)) for property_ in PROPERTIES])

@@ -1,0 +1,282 @@
+"""The result of an audit: findings, decoys, what was not tested, and the user's verdicts; as JSON and Markdown."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from camtool.arguments.checks import check_choice
+from camtool.arguments.messages import format_count, suggest_names
+from camtool.arguments.regular_files import read_regular
+from camtool.errors import MetricError
+from camtool.evaluation.audit.trials import Effect
+from camtool.rendering.image_writing import open_atomically
+from camtool.runs.file_names import check_inside
+from camtool.runs.stored_files import parse_object
+
+Verdict: TypeAlias = Literal["object", "shortcut", "unsure"]
+"""What the user says about a finding: whether a model may use it is not for a test to say."""
+
+JSON_NAME, MARKDOWN_NAME, VERDICTS_NAME = "audit.json", "audit.md", "verdicts.json"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A candidate that was tested.
+
+    Attributes:
+        key: Its name in files of verdicts, e.g. ``"heart: place: the lower right corner"``.
+        kind: ``"place"``, ``"patch"`` or ``"property"``.
+        label: The class.
+        target: The index of the class.
+        name: What it is, in words.
+        area: Share of the model's input that it covers; None if it has no place.
+        present: Images of the confirmation half that have it, of ``class_count`` of the class.
+        class_count: Images of the class in the confirmation half.
+        removal: The effect of removing it, with the fill that shows it less; None if that was not possible.
+        transplant: The effect of giving it to images of other classes; None if that was not possible.
+        p: The p-value of the whole claim.
+        q: The Benjamini-Hochberg value among all candidates that were tested.
+        smallest_share: The smallest share of answers that this many images could have shown, with 80 % power.
+        facts: What makes it suspicious, most telling first.
+        images: Images that have it, by name or number, at most 20.
+        without: Images of the class that do not have it, at most 20.
+        accuracy: The accuracy on images of the class with it and without it; None without labels.
+        by_group: Name of a column and value → images of the class, and those with it.
+        verdict: What the user said; None if nothing.
+    """
+
+    key: str
+    kind: str
+    label: str
+    target: int
+    name: str
+    area: float | None
+    present: int
+    class_count: int
+    removal: Effect | None
+    transplant: Effect | None
+    p: float
+    q: float
+    smallest_share: float
+    facts: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    accuracy: tuple[float, float] | None = None
+    by_group: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    verdict: Verdict | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The finding in one sentence, with its numbers."""
+        has, effects = f"{self.present} of {self.class_count} '{self.label}' images: {self.name}", []
+        if self.removal is not None:
+            verb = "evening it out" if self.kind == "property" else "covering it"
+            answers = _format_interval(self.removal)
+            effects.append(f"{verb} changes {answers} of the answers (controls {self.removal.controls:.0%})")
+        if self.transplant is not None:
+            verb = "shifting it" if self.kind == "property" else "pasting it"
+            effects.append(f"{verb} makes {_format_interval(self.transplant)} of other images '{self.label}'")
+        return f"{has}; {', '.join(effects)}; q = {self.q:.2g}."
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def _format_interval(effect: Effect) -> str:
+    mean, low, high = (f"{100 * number:.0f}" for number in effect.answers)
+    return f"{mean} % ({low} to {high})"
+
+
+@dataclass(frozen=True, repr=False)
+class Audit:
+    """What a model's answers were shown to depend on, and how far that can be trusted.
+
+        audit = camtool.audit(model, photos, labels)
+        print(audit)
+        audit.findings[0].sentence
+
+    Attributes:
+        findings: The candidates that were confirmed, the most suspicious first.
+        rejected: The candidates that were tested and not confirmed.
+        decoys: The decoys: candidates that are false by construction, with the same tests.
+        surviving_decoys: How many decoys passed like findings.
+        false_discovery_rate: ``(surviving decoys + 1) / findings``; None without findings.
+        not_tested: What was left out, and why.
+        notes: What the user should know about images and groups.
+        image_count: The images that were read.
+        level: The largest q of a finding.
+        passes: Forward passes.
+        seed: The seed.
+        command: A command or a call that repeats it.
+    """
+
+    findings: tuple[Finding, ...]
+    rejected: tuple[Finding, ...]
+    decoys: tuple[Finding, ...]
+    surviving_decoys: int
+    false_discovery_rate: float | None
+    not_tested: tuple[str, ...]
+    notes: tuple[str, ...]
+    image_count: int
+    level: float
+    passes: int
+    seed: int
+    command: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Audit of {format_count(self.image_count, 'image')}: {format_count(len(self.findings), 'finding')}>"
+
+    def __str__(self) -> str:
+        return self.to_markdown()
+
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
+
+    @property
+    def suspects(self) -> tuple[Finding, ...]:
+        """The findings that the user has not called the object."""
+        return tuple(finding for finding in self.findings if finding.verdict != "object")
+
+    def mark(self, key: str, verdict: Verdict) -> Audit:
+        """Return the audit with the user's verdict about a finding.
+
+        Args:
+            key: The key of the finding.
+            verdict: ``"object"`` for what the model may use, ``"shortcut"``, or ``"unsure"``.
+
+        Raises:
+            MetricError: There is no such finding, or no such verdict.
+        """
+        check_choice("verdict", verdict, get_args(Verdict), error=MetricError)
+        keys = [finding.key for finding in self.findings]
+        if key not in keys:
+            raise MetricError(f"key: the audit has no finding {key!r}.{suggest_names(key, keys)}")
+        marked = (replace(one, verdict=verdict) if one.key == key else one for one in self.findings)
+        return replace(self, findings=tuple(marked))
+
+    def to_json(self) -> str:
+        """Return everything as JSON; infinite and unknown numbers are null."""
+        content = asdict(self)
+        for kind in ("findings", "rejected", "decoys"):
+            content[kind] = [_to_record(finding) for finding in getattr(self, kind)]
+        return json.dumps(_replace_infinite(content), indent=1, allow_nan=False) + "\n"
+
+    def to_markdown(self) -> str:
+        """Return the audit as a page of Markdown."""
+        count = format_count(len(self.findings), "finding")
+        lines = ["# Audit", "", f"{format_count(self.image_count, 'image')}, {count} at q ≤ {self.level:g}."]
+        if self.false_discovery_rate is not None:
+            decoys = format_count(self.surviving_decoys, "decoy")
+            lines[-1] += (
+                f" {decoys} of {len(self.decoys)} passed the same tests: the false-discovery rate is estimated as "
+                f"({self.surviving_decoys} + 1) / {len(self.findings)}, at most {self.false_discovery_rate:.0%}. It is "
+                "coarse for few findings."
+            )
+        for number, finding in enumerate(self.findings, 1):
+            lines += ["", f"{number}. {finding.sentence}", *_list_details(finding)]
+        if not self.findings:
+            lines += ["", "No finding does not mean no shortcut: see what was not tested, and what could be detected."]
+        if self.rejected:
+            lines += ["", "## Tested, not confirmed", ""]
+            lines += [
+                f"* '{one.label}', {one.name} ({one.kind}): p = {one.p:.2g}, q = {one.q:.2g}; an effect on less than "
+                f"{_format_share(one.smallest_share)} of the answers would not have shown."
+                for one in self.rejected
+            ]
+        for title, entries in (("Not tested", self.not_tested), ("Notes", self.notes)):
+            if entries:
+                lines += ["", f"## {title}", "", *(f"* {entry}" for entry in entries)]
+        if self.command:
+            lines += ["", "## Repeat", "", "```", self.command, "```"]
+        return "\n".join(lines) + "\n"
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``audit.json``, ``audit.md`` and the verdicts to a folder, and return it.
+
+        Verdicts of other findings that are in the folder are kept.
+
+        Raises:
+            CamtoolError: A file in the folder is a link that leads out of it, or its verdicts cannot be read.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        verdicts = {finding.key: finding.verdict for finding in self.findings if finding.verdict is not None}
+        files = {JSON_NAME: self.to_json(), MARKDOWN_NAME: self.to_markdown()}
+        for name in (*files, VERDICTS_NAME):
+            check_inside(folder, Path(name))
+        if verdicts:
+            files[VERDICTS_NAME] = json.dumps({**read_verdicts(folder / VERDICTS_NAME), **verdicts}, indent=1) + "\n"
+        for name, text in files.items():
+            with open_atomically(folder / name) as stream:
+                stream.write(text.encode())
+        return folder
+
+
+def read_verdicts(path: Path | None) -> dict[str, Verdict]:
+    """Return the verdicts in a file by key; none if there is no file.
+
+    Raises:
+        MetricError: The file holds something else.
+    """
+    if path is None or not path.exists():
+        return {}
+    try:
+        content = parse_object(read_regular(path))
+    except ValueError as error:
+        raise MetricError(f"verdicts: {path} cannot be read: {error}; give a file that an audit wrote.") from error
+    for key, verdict in content.items():
+        check_choice(f"verdicts: {path}: {key!r}", verdict, get_args(Verdict), error=MetricError)
+    return content
+
+
+def rank_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return findings in the order of suspicion: those with most suspicious facts first, then the largest effects."""
+
+    def compute_rank(finding: Finding) -> tuple[bool, int, float]:
+        effects = [effect.answers.mean for effect in (finding.removal, finding.transplant) if effect is not None]
+        return finding.verdict == "object", -len(finding.facts), -max(effects, default=0.0)
+
+    return tuple(sorted(findings, key=compute_rank))
+
+
+def _list_details(finding: Finding) -> list[str]:
+    details = []
+    if finding.facts:
+        details.append(f"Suspicious: {', '.join(finding.facts)}.")
+    if finding.accuracy is not None and not math.isnan(sum(finding.accuracy)):
+        details.append(f"Accuracy with it {finding.accuracy[0]:.0%}, without it {finding.accuracy[1]:.0%}.")
+    for group, (count, present) in finding.by_group.items():
+        details.append(f"{group}: {present} of {format_count(count, 'image')} of the class.")
+    for title, names in (("Examples", finding.images), ("Without it", finding.without)):
+        if names:
+            details.append(f"{title}: {', '.join(names[:5])}.")
+    if finding.verdict is not None:
+        details.append(f"Verdict: {finding.verdict}.")
+    return [f"   * {detail}" for detail in details]
+
+
+def _format_share(share: float) -> str:
+    return f"{share:.0%}" if share <= 1 else "100%"
+
+
+def _to_record(finding: Finding) -> dict[str, Any]:
+    effects = {
+        name: None
+        if effect is None
+        else {**effect._asdict(), "answers": [*effect.answers], "probability": [*effect.probability]}
+        for name, effect in (("removal", finding.removal), ("transplant", finding.transplant))
+    }
+    return {**asdict(finding), **effects, "sentence": finding.sentence}
+
+
+def _replace_infinite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _replace_infinite(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_replace_infinite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,457 @@
+"""``audit()``: from images to candidates on one half, tests on the other half, and findings."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from torch import Tensor, nn
+
+import camtool
+from camtool.arguments.checks import check_choice, check_count, check_number
+from camtool.arguments.messages import format_count, suggest_names
+from camtool.errors import MetricError
+from camtool.evaluation.audit.candidates import CueCandidate, Discovery
+from camtool.evaluation.audit.images import PASSES_PER_MAP, AuditImages, ImageRecord
+from camtool.evaluation.audit.patch import find_patches
+from camtool.evaluation.audit.place import find_places
+from camtool.evaluation.audit.property_shift import find_properties
+from camtool.evaluation.audit.result import VERDICTS_NAME, Audit, Finding, Verdict, rank_findings, read_verdicts
+from camtool.evaluation.audit.split import group_images, split_in_halves
+from camtool.evaluation.audit.statistics import (
+    compute_detectable_share,
+    compute_q_values,
+    estimate_false_discovery_rate,
+)
+from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, Bench, Outcome, count_passes
+from camtool.evaluation.leaderboard.measurement import Checkpoint, hash_tensors
+from camtool.evaluation.subject import Subject
+from camtool.models import Loaded, Transform
+from camtool.progress import Stage, follow_loop
+from camtool.runs.file_names import check_inside
+
+Find: TypeAlias = Callable[[Discovery], Sequence[CueCandidate]]
+Pair: TypeAlias = "tuple[CueCandidate, CueCandidate | None]"
+"""A candidate and its decoy."""
+
+KINDS: dict[str, Find] = {"place": find_places, "patch": find_patches, "property": find_properties}
+"""Name of a kind of candidates → function that finds them in the discovery half."""
+
+_MOST_IMAGES = 50
+"""Images for each test of a candidate: with 19 controls and two fills they take 2,000 forward passes for covering."""
+
+_SHOWN = 20
+
+_ALL = 0.9
+"""Share of a class from which on a cue counts as one of all of the class: the threshold misses a few."""
+
+_STATE_NAME = "state.jsonl"
+
+_NEVER_TESTED = (
+    "Cues that all classes share, and cues outside of what the model sees of a photo.",
+    "Size and aspect of the photos, and concepts of several forms.",
+)
+
+
+def audit(
+    model: nn.Module | Loaded,
+    images: Sequence[Any] | Tensor,
+    labels: Sequence[int | str] | None = None,
+    metadata: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    group: str | None = None,
+    passes: int = 20_000,
+    level: float = 0.02,
+    controls: int = 19,
+    method: str = "faithcam",
+    kinds: Sequence[str] | None = None,
+    verdicts: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    transform: Transform | None = None,
+    class_names: Sequence[str] | None = None,
+    device: Any = None,
+    batch_size: int = 32,
+    seed: int = 0,
+) -> Audit:
+    """Test whether a classifier recognizes classes by something that it should not use.
+
+        audit = camtool.audit(model, photos, labels, out="audit")
+        print(audit)
+
+    Half of the images serve to find candidates: places where one class has heat and the others have none. On the other
+    half each candidate is covered and pasted, against control regions of the same size. A finding is not an
+    accusation: whether it is the object or a shortcut is for the user to say, see :meth:`Audit.mark`.
+
+    Args:
+        model: A classifier, or what :func:`camtool.load` returned.
+        images: A list of what :func:`camtool.explain` takes as one image. Files are read again when they are needed.
+        labels: The class of each image, by index or by name; without them the model's answers are the classes.
+        metadata: Name of a column → a value for each image, e.g. of sites; a data frame of pandas will do.
+        group: The column of what belongs together, e.g. of patients: it goes to one half, and counts as one.
+        passes: Most forward passes. Candidates beyond it are in ``not_tested``; the maps are always computed.
+        level: The largest q of a finding.
+        controls: Control regions in each image, 1 or more.
+        method: The method of the maps.
+        kinds: The kinds of candidates; by default all of :data:`KINDS`.
+        verdicts: A file of verdicts; by default that in ``out``.
+        out: A folder for ``audit.json``, ``audit.md`` and the state: a second call with the same arguments goes on
+            where the first one stopped.
+        transform: From a PIL image to the model's input, if ``model`` does not bring it.
+        class_names: The names of the classes, if ``model`` does not bring them.
+        device: The device of the inputs; by default the model's.
+        batch_size: Images in a forward pass.
+        seed: The seed of all that is random. On a CPU a second audit gives the same bits.
+
+    Raises:
+        MetricError: An argument does not fit, the model is no classifier, or there are no images.
+        CamtoolError: The method cannot explain the model.
+    """
+    for name, value in (("passes", passes), ("controls", controls), ("batch_size", batch_size)):
+        check_count(name, value, error=MetricError)
+    check_number("level", level, above=0, below=1, error=MetricError)
+    subject = Subject(model, transform, class_names, device)
+    names = class_names if class_names is not None else subject.explainer.labels
+    targets = _find_targets(labels, names, len(images))
+    columns = _read_columns(metadata, group, len(images))
+    chosen = _choose_kinds(kinds)
+    settings = controls, method, level, seed, batch_size, targets, group and columns[group]
+    sources = [*images]
+    probe = AuditImages(subject, sources, targets, method, batch_size)
+    state = _State(subject, sources, settings, None if out is None else Path(out))
+    run = _Run(probe, names, columns, group, passes, level, controls, seed, state, targets is not None)
+    path = Path(out) / VERDICTS_NAME if out is not None else None
+    result = run.run(chosen, read_verdicts(path if verdicts is None else Path(verdicts)))
+    if out is not None:
+        result.save(Path(out))
+    return result
+
+
+class _State:
+    """Numbers that were computed under a key, in memory and in a file of the folder; those of other settings are kept.
+
+    Args:
+        subject: The model.
+        sources: The images.
+        settings: All that numbers depend on.
+        folder: The folder; None keeps them in memory only.
+    """
+
+    def __init__(self, subject: Subject, sources: Sequence[Any], settings: object, folder: Path | None) -> None:
+        stamps = [_stamp(source) for source in sources]
+        tensors = [*subject.model.parameters(), *subject.model.buffers()]
+        self._prefix = hash_tensors(tensors, repr(subject.model), camtool.__version__, settings, stamps)
+        if folder is not None:
+            check_inside(folder, Path(_STATE_NAME))
+        self._store = Checkpoint(None if folder is None else folder / _STATE_NAME)
+
+    def get(self, key: str) -> list[float] | str | None:
+        """Return the numbers under a key, or the text; None if there are none."""
+        name = f"{self._prefix} {key}"
+        if name not in self._store:
+            return None
+        entry = self._store[name]
+        return entry["values"] if "values" in entry else str(entry["error"])
+
+    def add(self, key: str, value: list[float] | str) -> None:
+        """Keep numbers, or a text."""
+        self._store.add({f"{self._prefix} {key}": {"error" if isinstance(value, str) else "values": value}})
+
+    def remember(self, key: str, compute: Callable[[], list[float]]) -> list[float]:
+        """Return the numbers under a key, which are computed if there are none."""
+        known = self.get(key)
+        if not isinstance(known, list):
+            self.add(key, known := compute())
+        return known
+
+
+def _stamp(source: Any) -> object:
+    """Return what changes when an image does: of a file its size and time, else a hash of the values."""
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        return (str(source), *((status := path.stat()).st_size, status.st_mtime_ns)) if path.is_file() else str(source)
+    values = source.detach().cpu().numpy() if isinstance(source, Tensor) else np.asarray(source)
+    return blake2b(np.ascontiguousarray(values).tobytes(), digest_size=8).hexdigest()
+
+
+@dataclass
+class _Run:
+    """An audit on its way.
+
+    Attributes:
+        images: The images and the model.
+        names: The names of the classes.
+        columns: The metadata.
+        group: The column of what belongs together.
+        passes: Most forward passes.
+        level: The largest q of a finding.
+        controls: Control regions in each image.
+        seed: The seed.
+        state: What was computed before.
+        has_labels: True if the user gave the classes.
+        not_tested: What was left out, and why.
+        notes: What the user should know.
+    """
+
+    images: AuditImages
+    names: Sequence[str] | None
+    columns: Mapping[str, Sequence[Any]]
+    group: str | None
+    passes: int
+    level: float
+    controls: int
+    seed: int
+    state: _State
+    has_labels: bool
+    not_tested: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def run(self, kinds: Mapping[str, Find], verdicts: Mapping[str, Verdict]) -> Audit:
+        """Return the result: records, halves, candidates, tests, findings."""
+        records = self._record_all()
+        groups = self._group(records)
+        classes = [record.target for record in records]
+        confirms = split_in_halves(np.stack([record.hash for record in records]), groups, classes, self.seed)
+        halves = [np.flatnonzero(confirms == half).tolist() for half in (False, True)]
+        (found, found_groups), (tested, tested_groups) = (
+            ([records[row] for row in half], [groups[row] for row in half]) for half in halves
+        )
+        usable = self._choose_classes(found, found_groups, tested, tested_groups)
+        discovery = Discovery(self.images, found, found_groups, usable, self.seed)
+        candidates = [candidate for find in kinds.values() for candidate in find(discovery)] if usable else []
+        random = np.random.default_rng(self.seed)
+        pairs = [(candidate, candidate.make_decoy(discovery, random)) for candidate in candidates]
+        pairs, most = self._share_passes(pairs, len(records))
+        bench = Bench(self.images, tested, tested_groups, self.controls, most, self.seed, self.state.remember)
+        outcomes = self._test(bench, pairs)
+        return self._conclude(bench, outcomes, verdicts, len(records))
+
+    def _record_all(self) -> list[ImageRecord]:
+        known = {index: self.state.get(f"image {index}") for index in range(len(self.images))}
+        missing = [index for index, values in known.items() if values is None]
+        with closing(follow_loop(len(known), Stage("Explaining", "image"))) as counter:
+            counter.update(len(known) - len(missing))
+            for index, record in self.images.iterate_records(missing):
+                known[index] = record if isinstance(record, str) else record.to_list()
+                self.state.add(f"image {index}", known[index] or "")
+                counter.update(1)
+        unread = {index: reason for index, reason in known.items() if isinstance(reason, str)}
+        self.not_tested += [f"{self._name_image(index)}: {reason}" for index, reason in unread.items()]
+        records = [ImageRecord.from_list(index, values) for index, values in known.items() if isinstance(values, list)]
+        if not records:
+            raise MetricError(f"images: none of {len(known)} can be read. {next(iter(unread.values()), '')}")
+        return records
+
+    def _group(self, records: Sequence[ImageRecord]) -> list[int]:
+        column = None if self.group is None else [self.columns[self.group][record.index] for record in records]
+        times = [self.images.read_capture_time(record.index) for record in records]
+        groups = group_images(np.stack([record.hash for record in records]), times, column)
+        count = len({*groups})
+        if count < len(groups):
+            self.notes.append(
+                f"{format_count(len(groups), 'image')} are {format_count(count, 'independent group')}: "
+                "near-duplicates, bursts and what the group column joins count as one."
+            )
+        return groups
+
+    def _choose_classes(
+        self,
+        found: Sequence[ImageRecord],
+        found_groups: Sequence[int],
+        tested: Sequence[ImageRecord],
+        tested_groups: Sequence[int],
+    ) -> list[int]:
+        """Return the classes that have enough groups in both halves; the others are noted."""
+        halves = [
+            {(record.target, group) for record, group in zip(records, groups, strict=True)}
+            for records, groups in ((found, found_groups), (tested, tested_groups))
+        ]
+        counts = [Counter(target for target, _ in half) for half in halves]
+        classes = sorted({*counts[0], *counts[1]})
+        usable = [target for target in classes if min(count[target] for count in counts) >= LEAST_GROUPS]
+        small = [f"'{self._name_class(target)}'" for target in classes if target not in usable]
+        if len(classes) < 2:
+            self.not_tested.append(
+                f"All images are of one class, '{self._name_class(classes[0])}': a cue of a class is what the others "
+                "lack; add images of other classes."
+            )
+            return []
+        if small:
+            self.not_tested.append(
+                f"{format_count(len(small), 'class')} with fewer than {LEAST_GROUPS} independent images in a half: "
+                f"{', '.join(small[:_SHOWN])}{', ...' if len(small) > _SHOWN else ''}. Give {2 * LEAST_GROUPS} or more "
+                "of each."
+            )
+        return usable
+
+    def _share_passes(self, pairs: list[Pair], count: int) -> tuple[list[Pair], int]:
+        """Return the candidates that the passes suffice for, and the images for each test."""
+        rest = self.passes - PASSES_PER_MAP * count
+        pairs = sorted(pairs, key=lambda pair: -pair[0].promise)
+        costs = [2 * count_passes(candidate, self.controls) for candidate, _ in pairs]
+        kept = len(pairs)
+        while kept and rest // sum(costs[:kept]) < LEAST_GROUPS:
+            kept -= 1
+        self.not_tested += [
+            f"{self._name_candidate(candidate)}: {self.passes:,} passes do not suffice; give more."
+            for candidate, _ in pairs[kept:]
+        ]
+        return pairs[:kept], min(_MOST_IMAGES, rest // sum(costs[:kept])) if kept else 0
+
+    def _test(self, bench: Bench, pairs: Sequence[Pair]) -> list[tuple[Outcome, Outcome | None]]:
+        outcomes = []
+        with closing(follow_loop(2 * len(pairs), Stage("Testing", "candidate"))) as counter:
+            for candidate, decoy in pairs:
+                outcome = bench.test(candidate)
+                counter.update(1)
+                outcomes.append((outcome, None if decoy is None else bench.test(decoy)))
+                counter.update(1)
+        return outcomes
+
+    def _conclude(
+        self,
+        bench: Bench,
+        outcomes: Sequence[tuple[Outcome, Outcome | None]],
+        verdicts: Mapping[str, Verdict],
+        image_count: int,
+    ) -> Audit:
+        q_values = compute_q_values([outcome.p for outcome, _ in outcomes])
+        limit = max(
+            (outcome.p for (outcome, _), q in zip(outcomes, q_values, strict=True) if q <= self.level), default=0
+        )
+        limit = max(limit, self.level / max(1, len(outcomes)))
+        tested = [
+            (self._describe(bench, outcome, q, len(outcomes), verdicts), q <= self.level and outcome.is_large)
+            for (outcome, _), q in zip(outcomes, q_values, strict=True)
+            if not outcome.reason
+        ]
+        self.not_tested += [
+            f"{self._name_candidate(outcome.candidate)}: {outcome.reason}." for outcome, _ in outcomes if outcome.reason
+        ]
+        decoys = [decoy for _, decoy in outcomes if decoy is not None]
+        surviving = sum(decoy.p <= limit and decoy.is_large for decoy in decoys)
+        findings = rank_findings([finding for finding, is_confirmed in tested if is_confirmed])
+        return Audit(
+            findings,
+            tuple(finding for finding, is_confirmed in tested if not is_confirmed),
+            tuple(self._describe(bench, decoy, 1.0, len(outcomes), {}) for decoy in decoys),
+            surviving,
+            estimate_false_discovery_rate(surviving, len(findings)),
+            (*self.not_tested, *_NEVER_TESTED),
+            tuple(self.notes),
+            image_count,
+            self.level,
+            PASSES_PER_MAP * image_count + bench.passes,
+            self.seed,
+        )
+
+    def _describe(
+        self, bench: Bench, outcome: Outcome, q: float, tests: int, verdicts: Mapping[str, Verdict]
+    ) -> Finding:
+        candidate, present = outcome.candidate, {*outcome.present}
+        label = self._name_class(candidate.target)
+        of_class = [record for record in bench.records if record.target == candidate.target]
+        without = [record for record in of_class if record.index not in present]
+        key = f"{label}: {candidate.kind}: {candidate.name}"
+        facts = candidate.list_facts()
+        facts += ["only in a part of the class"] * (0 < len(present) < _ALL * len(of_class))
+        if outcome.transplants is not None and outcome.transplants.is_large and outcome.transplants.p <= self.level:
+            facts.append("works on other classes")
+        facts += ["works alone on a blank image"] * (outcome.alone is not None and outcome.alone >= 0.5)
+        groups = outcome.removal.groups if outcome.removal is not None else 0
+        columns = candidate.count_columns(self.controls)
+        smallest = compute_detectable_share(groups, self.level / max(1, tests), columns) if groups else np.inf
+        accuracy = tuple(
+            float(np.mean([record.answer == record.target for record in part])) if part else np.nan
+            for part in ([record for record in of_class if record.index in present], without)
+        )
+        return Finding(
+            key,
+            candidate.kind,
+            label,
+            candidate.target,
+            candidate.name,
+            candidate.area,
+            len(present),
+            len(of_class),
+            outcome.removal,
+            outcome.transplants,
+            outcome.p,
+            q,
+            max(smallest, ANSWER_FLOOR),
+            tuple(facts),
+            tuple(self._name_image(index) for index in outcome.present[:_SHOWN]),
+            tuple(self._name_image(record.index) for record in without[:_SHOWN]),
+            (accuracy[0], accuracy[1]) if self.has_labels else None,
+            self._count_by_group(of_class, present),
+            verdicts.get(key),
+        )
+
+    def _count_by_group(self, records: Sequence[ImageRecord], present: set[int]) -> dict[str, tuple[int, int]]:
+        counts: dict[str, tuple[int, int]] = {}
+        for column, values in self.columns.items():
+            if column == self.group or len({*map(str, values)}) > _SHOWN:
+                continue
+            for record in records:
+                name = f"{column} {values[record.index]}"
+                count, having = counts.get(name, (0, 0))
+                counts[name] = count + 1, having + (record.index in present)
+        return counts
+
+    def _name_class(self, target: int) -> str:
+        return self.names[target] if self.names is not None and target < len(self.names) else f"class {target}"
+
+    def _name_candidate(self, candidate: CueCandidate) -> str:
+        return f"'{self._name_class(candidate.target)}', {candidate.name} ({candidate.kind})"
+
+    def _name_image(self, index: int) -> str:
+        return self.images.name(index)
+
+
+def _find_targets(labels: Sequence[int | str] | None, names: Sequence[str] | None, count: int) -> list[int] | None:
+    """Return the index of the class of each image; None without labels.
+
+    Raises:
+        MetricError: There are more or fewer labels than images, or one is no class of the model.
+    """
+    if not count:
+        raise MetricError("images is empty; give 16 or more of each of two classes.")
+    if labels is None:
+        return None
+    if len(labels) != count:
+        raise MetricError(f"labels has {len(labels)} entries for {count} images; give one for each.")
+    known = {name: index for index, name in reversed([*enumerate(names or ())])}
+    targets = []
+    for label in labels:
+        index = known.get(label, -1) if isinstance(label, str) else int(label)
+        if index < 0 or (names is not None and index >= len(names)):
+            raise MetricError(f"labels: {label!r} is no class of the model.{suggest_names(str(label), known)}")
+        targets.append(index)
+    return targets
+
+
+def _read_columns(metadata: Any, group: str | None, count: int) -> dict[str, list[Any]]:
+    """Return the metadata as lists.
+
+    Raises:
+        MetricError: A column has another length, or there is no column of groups.
+    """
+    columns = {} if metadata is None else {str(name): [*metadata[name]] for name in metadata}
+    for name, values in columns.items():
+        if len(values) != count:
+            raise MetricError(f"metadata[{name!r}] has {len(values)} entries for {count} images; give one for each.")
+    if group is not None and group not in columns:
+        raise MetricError(f"group: metadata has no column {group!r}.{suggest_names(group, columns)}")
+    return columns
+
+
+def _choose_kinds(kinds: Sequence[str] | None) -> dict[str, Find]:
+    for kind in kinds or ():
+        check_choice("kinds", kind, KINDS, error=MetricError)
+    return {kind: find for kind, find in KINDS.items() if kinds is None or kind in kinds}

@@ -1,0 +1,136 @@
+"""The split of images into a discovery and a confirmation half: what belongs together stays together.
+
+Candidates are found on one half and tested on the other, so the tests stay valid although many were looked at. That
+holds only if no image of one half tells of one in the other: near-duplicates, bursts of a camera, and images of one
+patient are one group, which goes to one half as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+HASH_SIDE = 16
+"""Side of the perceptual hash, which has 256 bits."""
+
+_NEAR = 25
+"""Bits that differ between near-duplicates: a tenth. The hashes of unrelated photos differ in about half."""
+
+_BURST_SECONDS = 2
+"""Time between two photos of a burst, by the camera's clock."""
+
+_CHUNK = 1024
+
+_DATE_TAG, _EXIF_BLOCK, _CAMERA_TAGS = 36867, 34665, (271, 272)
+
+
+def compute_perceptual_hash(photo: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the difference hash of a photo ``(H, W, 3)``, ``(32,)`` bytes: is each pixel darker than its right one?
+
+    The photo is reduced to 16 rows of 17 gray pixels first. A photo of one color has no bit set.
+    """
+    gray = Image.fromarray(photo).convert("L").resize((HASH_SIDE + 1, HASH_SIDE), Image.Resampling.BOX)
+    pixels = np.asarray(gray, np.int16)
+    return np.packbits(pixels[:, :-1] < pixels[:, 1:])
+
+
+def read_capture_time(source: Any) -> tuple[str, float] | None:
+    """Return the folder with the camera of a photo, and the time in seconds at which it was taken; None if unknown.
+
+    The times of files are not used: copying and unpacking set them, and then all photos would be one burst.
+    """
+    if not isinstance(source, (str, os.PathLike)) or not os.path.isfile(source):  # noqa: PTH113  str or Path
+        return None
+    with suppress(Exception), Image.open(source) as image:
+        exif = image.getexif()
+        taken = datetime.strptime(str(exif.get_ifd(_EXIF_BLOCK)[_DATE_TAG]), "%Y:%m:%d %H:%M:%S")
+        camera = " ".join(str(exif.get(tag, "")) for tag in _CAMERA_TAGS)
+        return f"{os.path.dirname(source)} {camera}", (taken - datetime(1970, 1, 1)).total_seconds()  # noqa: PTH120
+    return None
+
+
+def group_images(
+    hashes: NDArray[np.uint8],
+    times: Sequence[tuple[str, float] | None] | None = None,
+    column: Sequence[Hashable] | None = None,
+) -> list[int]:
+    """Return the group of each image: the number of its first image.
+
+    Args:
+        hashes: ``(N, B)``, perceptual hashes. Chains count: if a is near b and b near c, all three are one group.
+        times: The camera and the time of each photo, see :func:`read_capture_time`.
+        column: What further belongs together, e.g. the patient of each image; None stands for no group.
+    """
+    parents = list(range(len(hashes)))
+
+    def find(image: int) -> int:
+        while parents[image] != image:
+            parents[image] = image = parents[parents[image]]
+        return image
+
+    def join(one: int, other: int) -> None:
+        first, second = sorted((find(one), find(other)))
+        parents[second] = first
+
+    for one, other in _find_near_pairs(hashes):
+        join(one, other)
+    first_of: dict[Hashable, int] = {}
+    for image, value in enumerate(column or ()):
+        if value is not None:
+            join(first_of.setdefault(value, image), image)
+    known = sorted((*time, image) for image, time in enumerate(times or ()) if time is not None)
+    for (camera, start, one), (other_camera, end, other) in pairwise(known):
+        if camera == other_camera and end - start <= _BURST_SECONDS:
+            join(one, other)
+    return [find(image) for image in range(len(hashes))]
+
+
+def _find_near_pairs(hashes: NDArray[np.uint8]) -> list[tuple[int, int]]:
+    """Return the pairs of images whose hashes differ in few bits."""
+    signs = np.unpackbits(hashes, axis=1).astype(np.float32) * 2 - 1
+    pairs = []
+    for start in range(0, len(signs), _CHUNK):
+        # The product of signs is the number of equal bits minus that of different ones.
+        different = (signs.shape[1] - signs[start : start + _CHUNK] @ signs[start:].T) / 2
+        rows, columns = np.nonzero(different <= _NEAR)
+        pairs += [
+            (start + row, start + column)
+            for row, column in zip(rows.tolist(), columns.tolist(), strict=True)
+            if row < column
+        ]
+    return pairs
+
+
+def split_in_halves(
+    hashes: NDArray[np.uint8], groups: Sequence[int], classes: Sequence[int], seed: int = 0
+) -> NDArray[np.bool_]:
+    """Return ``(N,)``, True for the images of the confirmation half.
+
+    The groups are put in the order of a hash of their first image and the seed, so neither names nor the order of the
+    images matter. Each goes to the half that has fewer images of its most frequent class.
+    """
+    members: dict[int, list[int]] = {}
+    for image, group in enumerate(groups):
+        members.setdefault(group, []).append(image)
+
+    def compute_key(group: int) -> bytes:
+        return min(blake2b(hashes[image].tobytes(), key=str(seed).encode()).digest() for image in members[group])
+
+    counts, confirms = (Counter[int](), Counter[int]()), np.zeros(len(groups), bool)
+    for group in sorted(members, key=lambda group: (compute_key(group), group)):
+        (main, _), *_ = Counter(classes[image] for image in members[group]).most_common(1)
+        lead = counts[0][main] - counts[1][main]
+        half = int(lead > 0) if lead else compute_key(group)[0] % 2
+        counts[half].update(classes[image] for image in members[group])
+        confirms[members[group]] = half == 1
+    return confirms

@@ -1,0 +1,261 @@
+"""Trials of candidates on the confirmation half: what happens to the answers without a candidate, and with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from camtool.evaluation.audit.candidates import CueCandidate
+from camtool.evaluation.audit.images import AuditImages, ImageRecord, measure_margins
+from camtool.evaluation.audit.statistics import (
+    Interval,
+    average_groups,
+    bootstrap_mean,
+    compute_share,
+    run_control_test,
+    run_maximum_test,
+)
+
+LEAST_GROUPS = 8
+"""Independent groups of images that a test needs: with fewer nothing is claimed."""
+
+PROBABILITY_FLOOR, ANSWER_FLOOR = 0.1, 0.2
+"""Least effects that are reported, beyond that of the controls: of the probability, and of the share of answers."""
+
+_PRESENT = 0.95
+"""An image has a candidate if it has it more strongly than this share of the images of other classes."""
+
+_ALONE = 10
+"""Images whose cue is shown alone on a blank image."""
+
+Remember = Callable[[str, Callable[[], list[float]]], list[float]]
+"""``remember(key, compute)``: the numbers that were computed under a key before, or else are computed now."""
+
+
+class Effect(NamedTuple):
+    """What a change did to the answers.
+
+    Attributes:
+        images: The number of images.
+        groups: The number of independent groups of images.
+        answers: The share of answers that changed from the class (covering) or to it (pasting), with Wilson interval.
+        controls: The same share for the controls.
+        probability: The change of the probability of the class beyond that of the controls, with bootstrap interval.
+        p: The p-value of the margins against those of the controls.
+    """
+
+    images: int
+    groups: int
+    answers: Interval
+    controls: float
+    probability: Interval
+    p: float
+
+    @property
+    def is_large(self) -> bool:
+        """True if the effect beyond that of the controls reaches a floor."""
+        more = self.answers.mean - self.controls
+        return more >= ANSWER_FLOOR or self.probability.mean >= PROBABILITY_FLOOR
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """The result of all tests of a candidate.
+
+    Attributes:
+        candidate: The candidate.
+        present: Images of the confirmation half that have it, of those of the class, by number.
+        class_count: Images of the class in the confirmation half.
+        presence_p: The p-value that the class has it more strongly than the others.
+        removals: The effect of removing it, by fill.
+        transplants: The effect of giving it to images of other classes; None if that was not possible.
+        alone: The share of blank images that it makes the class; None if that was not possible.
+        reason: Why it was not tested; empty if it was.
+    """
+
+    candidate: CueCandidate
+    present: tuple[int, ...] = ()
+    class_count: int = 0
+    presence_p: float = 1.0
+    removals: tuple[Effect, ...] = ()
+    transplants: Effect | None = None
+    alone: float | None = None
+    reason: str = ""
+
+    @property
+    def removal(self) -> Effect | None:
+        """The effect with the fill that shows it less."""
+        return max(self.removals, key=lambda effect: (effect.p, -effect.answers.mean), default=None)
+
+    @property
+    def p(self) -> float:
+        """The p-value that the class has it, and that removing or giving it matters: the larger of the two.
+
+        For "removing or giving" it is twice the smaller one (Bonferroni).
+        """
+        effects = [effect.p for effect in (self.removal, self.transplants) if effect is not None]
+        return max(self.presence_p, min(1.0, len(effects) * min(effects))) if effects else 1.0
+
+    @property
+    def is_large(self) -> bool:
+        """True if an effect that is as clear as :attr:`p` says reaches the floor."""
+        effects = [effect for effect in (self.removal, self.transplants) if effect is not None]
+        return any(effect.is_large and min(1.0, len(effects) * effect.p) <= self.p for effect in effects)
+
+
+def count_passes(candidate: CueCandidate, controls: int) -> int:
+    """Return the forward passes for one image in all tests of a candidate."""
+    columns = candidate.count_columns(controls)
+    return (len(candidate.fills) + 1) * columns + 2
+
+
+@dataclass(eq=False)
+class Bench:
+    """Tests candidates on the images of the confirmation half.
+
+    Attributes:
+        images: All images.
+        records: Those of the confirmation half.
+        groups: The group of each of these.
+        controls: Control regions in each image.
+        most_images: Images for each test of a candidate.
+        seed: The seed.
+        remember: Keeps what was computed.
+        passes: Forward passes of all tests so far, also of those that were remembered.
+    """
+
+    images: AuditImages
+    records: Sequence[ImageRecord]
+    groups: Sequence[int]
+    controls: int
+    most_images: int
+    seed: int
+    remember: Remember
+    passes: int = 0
+
+    def test(self, candidate: CueCandidate) -> Outcome:
+        """Run all tests of a candidate."""
+        strengths = np.array(
+            self.remember(
+                f"{candidate.key} strengths",
+                lambda: [candidate.measure(self.images, record) for record in self.records],
+            )
+        )
+        is_class = np.array([record.target == candidate.target for record in self.records])
+        presence_p = self._test_presence(strengths, is_class)
+        limit = float(np.quantile(strengths[~is_class], _PRESENT))
+        has_it = strengths > limit
+        is_answer = np.array([record.answer == candidate.target for record in self.records])
+        present = np.flatnonzero(is_class & has_it)
+        indices = tuple(self.records[row].index for row in present.tolist())
+        outcome = Outcome(candidate, indices, int(is_class.sum()), presence_p)
+        used = self._draw(present[is_answer[present]], candidate, "removal")
+        others = np.flatnonzero(~is_class & ~is_answer & ~has_it)
+        recipients = self._draw(others, candidate, "transplant")
+        for rows, what in ((used, "images of the class that have it"), (recipients, "images of other classes")):
+            groups = len({self.groups[row] for row in rows})
+            if groups < LEAST_GROUPS:
+                reason = f"only {groups} independent {what} in the confirmation half, {LEAST_GROUPS} are needed"
+                return replace(outcome, reason=reason)
+        removals = self._try(candidate, used, others, is_removal=True)
+        transplants = self._try(candidate, recipients, np.asarray(used), is_removal=False)
+        reason = "" if removals or transplants else "the photos cannot be changed in this way"
+        alone = self._show_alone(candidate, used[:_ALONE])
+        return replace(outcome, removals=removals, transplants=(*transplants, None)[0], alone=alone, reason=reason)
+
+    def _show_alone(self, candidate: CueCandidate, rows: Sequence[int]) -> float | None:
+        """Return the share of blank images that become the class with the candidate alone."""
+
+        def run() -> list[float]:
+            inputs = [candidate.isolate(self.images, self.records[row].index) for row in rows]
+            logits = [self.images.score(image[None]) for image in inputs if image is not None]
+            return [float(measure_margins(scores, candidate.target)[2]) for scores in logits]
+
+        values = self.remember(f"{candidate.key} alone", run)
+        self.passes += len(values)
+        return float(np.mean(values)) if values else None
+
+    def _test_presence(self, strengths: NDArray[np.float64], is_class: NDArray[np.bool_]) -> float:
+        groups = np.asarray(self.groups)
+        units = [average_groups(strengths[part], groups[part].tolist()) for part in (is_class, ~is_class)]
+        joined = np.concatenate(units)
+        of_class = np.arange(len(joined)) < len(units[0])
+        return float(run_maximum_test(joined[:, None], of_class, permutations=4999, seed=self.seed).p[0])
+
+    def _draw(self, rows: NDArray[np.int_], candidate: CueCandidate, test: str) -> list[int]:
+        """Return at most the number of images for a test, drawn by a hash of candidate and image."""
+        order = sorted(rows.tolist(), key=lambda row: _hash(self.seed, candidate.key, test, self.records[row].index))
+        return sorted(order[: self.most_images])
+
+    def _try(
+        self, candidate: CueCandidate, rows: Sequence[int], partners: NDArray[np.int_], *, is_removal: bool
+    ) -> tuple[Effect, ...]:
+        """Return the effect of a change by fill; none if the images cannot be changed so."""
+        name, results, groups = "removal" if is_removal else "transplant", list[NDArray[np.float64]](), list[int]()
+        for row in rows:
+            index = self.records[row].index
+            number = _hash(self.seed, candidate.key, name, index)
+            partner = self.records[int(partners[number % len(partners)])].index
+
+            def run(index: int = index, partner: int = partner, number: int = number) -> list[float]:
+                random = np.random.default_rng(number)
+                change = candidate.remove if is_removal else candidate.transplant
+                variants = change(self.images, index, partner, self.controls, random)
+                return [] if variants is None else self._score(candidate.target, index, variants)
+
+            values = self.remember(f"{candidate.key} {name} {index}", run)
+            self.passes += len(values) // 2
+            if values:
+                fills = len(candidate.fills) if is_removal else 1
+                results.append(np.asarray(values).reshape(2, fills, -1))
+                groups.append(self.groups[row])
+        if len({*groups}) < LEAST_GROUPS:
+            return ()
+        stacked = np.stack(results, 2)  # (margin or probability, fill, image, unchanged and columns)
+        return tuple(
+            self._summarize(margins, probabilities, groups, is_removal=is_removal)
+            for margins, probabilities in zip(stacked[0], stacked[1], strict=True)
+        )
+
+    def _score(self, target: int, index: int, variants: Tensor) -> list[float]:
+        """Return margins, then probabilities, of the unchanged image and its variants, for each fill."""
+        original = self.images.prepare(index).tensor
+        shape = variants.shape
+        logits = self.images.score(torch.cat([original[None], variants.reshape(-1, *shape[-3:])]))
+        values = measure_margins(logits, target)[:2]
+        fills = shape[0] if len(shape) == 5 else 1
+        parts = [torch.cat([part[:1].expand(fills, 1), part[1:].reshape(fills, -1)], 1) for part in values]
+        return [float(value) for value in torch.stack(parts).flatten()]
+
+    def _summarize(
+        self,
+        margins: NDArray[np.float64],
+        probabilities: NDArray[np.float64],
+        groups: Sequence[int],
+        *,
+        is_removal: bool,
+    ) -> Effect:
+        sign = -1 if is_removal else 1
+        effects = sign * (margins[:, 1:] - margins[:, :1])
+        changed = average_groups(((sign * margins[:, 1:]) > 0).astype(float), groups)
+        shifts = average_groups(sign * (probabilities[:, 1:] - probabilities[:, :1]), groups)
+        beyond = shifts[:, 0] - shifts[:, 1:].mean(1)
+        return Effect(
+            len(margins),
+            len(changed),
+            compute_share(float(changed[:, 0].sum()), len(changed)),
+            float(changed[:, 1:].mean()),
+            bootstrap_mean(beyond, self.seed),
+            run_control_test(effects, groups, seed=self.seed),
+        )
+
+
+def _hash(*parts: object) -> int:
+    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=6).digest(), "big")
