@@ -161,24 +161,20 @@ class AuditImages:
 
     def _record(self, items: list[PreparedInput], numbers: Sequence[int]) -> Iterator[tuple[int, ImageRecord]]:
         batch = InputBatch.from_prepared(items)
-        if self._labels is None:
-            labeled = next(self.subject.iterate_batches(items, [None] * len(items), len(items)))
-            if labeled.link != "softmax":
-                raise MetricError(
-                    f"model: its scores become probabilities by {labeled.link}; an audit needs a classifier of one "
-                    "class per image (softmax). Models of several labels, segmenters and detectors are not audited."
-                )
-            answers = targets = labeled.classes.tolist()
-        else:
-            answers = self.score(torch.stack([item.tensor for item in items])).argmax(1).tolist()
-            targets = [self._labels[number] for number in numbers]
+        labeled = next(self.subject.iterate_batches(items, [None] * len(items), len(items)))
+        if labeled.link != "softmax":
+            raise MetricError(
+                f"model: its scores become probabilities by {labeled.link}; an audit needs a classifier of one class "
+                "per image (softmax). Models of several labels, segmenters and detectors are not audited."
+            )
+        answers = labeled.classes.tolist()
+        targets = answers if self._labels is None else [self._labels[number] for number in numbers]
         (mapped,) = map_candidates(self.subject.explainer, [Method(self._method)], batch, targets)
         cells = adaptive_avg_pool2d(mapped.maps[:, None].double(), GRID)[:, 0].cpu()
         heat = (cells / cells.sum((1, 2), keepdim=True).clamp_min(1e-12)).numpy()
         for row, (number, item) in enumerate(zip(numbers, items, strict=True)):
-            numbers_of_photo = measure_properties(item.photo)
-            hashed = compute_perceptual_hash(item.photo)
-            yield number, ImageRecord(number, answers[row], targets[row], heat[row], hashed, numbers_of_photo)
+            properties, hashed = measure_properties(item.photo), compute_perceptual_hash(item.photo)
+            yield number, ImageRecord(number, answers[row], targets[row], heat[row], hashed, properties)
 
     def score(self, images: Tensor) -> Tensor:
         """Return the logits ``(N, K)`` of inputs ``(N, C, H, W)``, batch by batch, on the CPU in float64.

@@ -162,7 +162,8 @@ def _normalize(parts: Tensor) -> Tensor:
     """Return the middle of parts with a margin as templates of norm 1, ``(P, C, k, k)``."""
     inner = parts[..., _SHIFT:-_SHIFT, _SHIFT:-_SHIFT]
     norms = torch.linalg.vector_norm(inner, dim=(-3, -2, -1), keepdim=True)
-    return inner / norms.clamp_min(1e-6)
+    templates: Tensor = inner / norms.clamp_min(1e-6)
+    return templates
 
 
 def _match(templates: Tensor, parts: Tensor) -> NDArray[np.float64]:

@@ -76,10 +76,10 @@ class PropertyCandidate(CueCandidate):
     def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> PropertyCandidate:
         """Return another property, drawn at random, with the means of another class."""
         number = int(random.choice([number for number in range(len(PROPERTIES)) if number != self.number]))
-        others = [record for record in discovery.records if record.target != self.target]
-        target = int(random.choice(sorted({record.target for record in others})))
-        values = [np.mean([one.properties[number] for one in others if (one.target == target) == is_it]) for is_it in
-                  (True, False)]  # fmt: skip
+        classes = np.array([record.target for record in discovery.records])
+        is_drawn = classes == random.choice(np.unique(classes[classes != self.target]))
+        numbers = np.array([record.properties[number] for record in discovery.records])
+        values = numbers[is_drawn].mean(), numbers[~is_drawn].mean()
         sign = 1 if values[0] > values[1] else -1
         return _build(self.target, number, sign, self.promise, float(values[0]), float(values[1]))
 

@@ -181,7 +181,8 @@ def compute_share(successes: float, count: int) -> Interval:
     share, square = successes / count, z * z / count
     middle = (share + square / 2) / (1 + square)
     half = z / (1 + square) * math.sqrt(share * (1 - share) / count + square / (4 * count))
-    return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
+    # At 0 and 1 an end is exactly there, but for rounding.
+    return Interval(share, middle - half if share > 0 else 0.0, middle + half if share < 1 else 1.0)
 
 
 def bootstrap_mean(values: NDArray[np.float64], seed: int = 0) -> Interval:

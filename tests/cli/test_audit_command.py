@@ -1,0 +1,80 @@
+"""The command ``camtool audit``: classes from folders and tables, metadata, and what is printed and written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from camtool.cli import app
+from camtool.demo.scenes import UNSEEN, draw_scene
+
+COMMON = ("--model", "demo", "--kinds", "place", "--method", "gradcam")
+
+
+@pytest.fixture
+def run_command(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for number in range(4):
+        scene = draw_scene(UNSEEN + number, classes=[number % 2])
+        label = scene.objects[0].label
+        (tmp_path / "photos" / label).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(scene.image).save(f"photos/{label}/{number}.png")
+    (tmp_path / "labels.csv").write_text("image,label\n0.png,arrow\n1.png,cross\n2.png,arrow\n3.png,cross\n")
+    (tmp_path / "sites.csv").write_text("image,patient\narrow/0.png,a\n2.png,a\n1.png,b\n")
+
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["camtool", "audit", *args])
+        with pytest.raises(SystemExit) as end:
+            app.main()
+        said = capsys.readouterr()
+        return SimpleNamespace(code=end.value.code, out=said.out, err=said.err)
+
+    return run
+
+
+@pytest.mark.parametrize("truth", ["imagefolder", "labels.csv"])
+def test_few_photos_get_a_sentence_and_files(run_command, tmp_path, truth):
+    finished = run_command("photos", *COMMON, "--truth", truth, "--metadata", "sites.csv", "--group", "patient")
+    assert finished.code == 0
+    assert finished.out.startswith("No finding at q ≤ 0.02, which does not mean that there is no shortcut.")
+    content = json.loads((tmp_path / "audit/audit.json").read_text())
+    assert content["not_tested"][0] == (
+        "2 classes with fewer than 8 independent images in a half: 'arrow', 'cross'. Give 16 or more of each."
+    )
+    assert content["notes"] == [
+        "4 images are 3 independent groups: near-duplicates, bursts and what the group column joins count as one."
+    ]
+    assert content["command"].startswith("camtool audit photos --model demo")
+    assert "## Not tested" in (tmp_path / "audit/audit.md").read_text()
+
+
+def test_json_is_printed(run_command):
+    finished = run_command("photos/arrow", *COMMON, "--json")
+    assert json.loads(finished.out)["findings"] == []
+    assert finished.err == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--truth", "nothing.csv"), "--truth nothing.csv: there is no such file"),
+        (("--metadata", "photos/arrow/0.png"), "--metadata photos/arrow/0.png is no text"),
+        (("--group", "patient"), "metadata has no column 'patient'"),
+        (("--kinds", "patches"), "Did you mean 'patch'"),
+    ],
+)
+def test_wrong_options_are_named(run_command, options, message):
+    finished = run_command("photos/arrow", *COMMON[:2], *options)
+    assert finished.code == 2
+    assert message in " ".join(finished.err.split())
+
+
+def test_photos_without_a_class_are_named(run_command, tmp_path):
+    (tmp_path / "labels.csv").write_text("image,label\n0.png,arrow\n")
+    finished = run_command("photos", *COMMON, "--truth", "labels.csv")
+    assert finished.code == 2
+    assert "has no row for photos" in " ".join(finished.err.split())

@@ -1,0 +1,309 @@
+"""``camtool.audit`` on a network whose cue is set by hand, and on the demo's cheating and honest models."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import camtool
+from camtool.demo.scenes import UNSEEN, draw_scene
+from camtool.demo.shapes import LABELS
+from camtool.errors import MetricError
+from camtool.evaluation.audit import running
+from camtool.evaluation.audit.candidates import describe_place, draw_shifts
+from camtool.evaluation.audit.photo_properties import PROPERTIES, compress, measure_blockiness
+
+SIDE = 40
+RED, GREEN, BLUE = range(3)
+
+
+def build_net():
+    """Return a network whose logits are the means of red, green and blue; red counts twice, above a threshold."""
+    convolution = nn.Conv2d(3, 6, 4, 4, bias=False)
+    linear = nn.Linear(6, 3)
+    with torch.no_grad():
+        convolution.weight.copy_(torch.eye(3).repeat(2, 1)[:, :, None, None].expand(6, 3, 4, 4) / 16)
+        linear.weight.copy_(torch.diag(torch.tensor([10.0, 5.0, 5.0])).repeat(1, 2))
+        linear.bias.copy_(torch.tensor([-0.8, 0.0, 0.0]))
+    return nn.Sequential(convolution, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), linear).eval()
+
+
+def draw_images(count=90, seed=0):
+    """Return images and classes: a green or blue square anywhere, and a red one always at the lower right corner."""
+    random = np.random.default_rng(seed)
+    images, classes = torch.from_numpy(0.1 * random.random((count, 3, SIDE, SIDE))).float(), []
+    for number, image in enumerate(images):
+        color = number % 3
+        row, column = (28, 28) if color == RED else random.integers(0, 29, 2).tolist()
+        image[color, row : row + 12, column : column + 12] = 0.9
+        classes.append(color)
+    return images, classes
+
+
+def run_audit(images=None, classes=None, **options):
+    if images is None:
+        images, classes = draw_images()
+    return camtool.audit(
+        build_net(), images, classes, class_names=["red", "green", "blue"], method="gradcam", kinds=["place"], **options
+    )
+
+
+@pytest.fixture(scope="module")
+def result():
+    return run_audit()
+
+
+def test_the_corner_that_the_network_reads_is_the_only_finding(result):
+    (finding,) = result.findings
+    assert (finding.label, finding.kind, finding.name) == ("red", "place", "the lower right corner")
+    assert (finding.present, finding.class_count) == (15, 15)
+    assert finding.removal.answers.mean == finding.transplant.answers.mean == 1
+    assert finding.removal.controls == finding.transplant.controls == 0
+    assert finding.accuracy[0] == 1
+    assert finding.facts[:3] == ("same place in all images", "at the border", "small")
+    assert finding.sentence.startswith(
+        "15 of 15 'red' images: the lower right corner; covering it changes 100 % (80 to 100) of the answers "
+        "(controls 0%), pasting it makes 100 % (88 to 100) of other images 'red'; q = "
+    )
+    assert result.surviving_decoys == 0
+    assert all(decoy.label == "red" or decoy.p == 1 for decoy in result.decoys)
+
+
+def test_a_second_audit_gives_the_same_bits_and_other_seeds_the_same_finding(result):
+    assert run_audit().to_json() == result.to_json()
+    assert [finding.key for finding in run_audit(seed=1).findings] == [finding.key for finding in result.findings]
+
+
+def test_an_audit_that_was_cut_off_goes_on_with_the_same_result(result, tmp_path, monkeypatch):
+    first = run_audit(out=tmp_path)
+    assert first.to_json() == result.to_json()
+    written = [(tmp_path / name).read_bytes() for name in ("audit.json", "audit.md")]
+    state = (tmp_path / "state.jsonl").read_bytes()
+    # Killed in the middle of a line.
+    (tmp_path / "state.jsonl").write_bytes(state[: len(state) * 2 // 3])
+    scored = []
+    monkeypatch.setattr(running.AuditImages, "score", lambda self, images: scored.append(1) or score(self, images))
+    run_audit(out=tmp_path)
+    assert [(tmp_path / name).read_bytes() for name in ("audit.json", "audit.md")] == written
+    count = len(scored)
+    run_audit(out=tmp_path)
+    assert len(scored) == count > 0
+    run_audit(out=tmp_path, seed=1)
+    assert len(scored) > count
+
+
+score = running.AuditImages.score
+
+
+def test_verdicts_are_kept_for_the_next_audit(result, tmp_path):
+    key = result.findings[0].key
+    assert key == "red: place: the lower right corner"
+    result.mark(key, "object").save(tmp_path)
+    again = run_audit(out=tmp_path)
+    assert (again.findings[0].verdict, again.suspects) == ("object", ())
+    with pytest.raises(MetricError, match="no finding 'red: place'"):
+        result.mark("red: place", "object")
+    with pytest.raises(MetricError, match="verdict must be one of"):
+        result.mark(key, "cheat")
+    (tmp_path / "verdicts.json").write_text('{"a": "b"}')
+    with pytest.raises(MetricError, match="must be one of 'object', 'shortcut', 'unsure'"):
+        run_audit(out=tmp_path)
+
+
+def test_without_labels_the_answers_are_the_classes(result):
+    images, _ = draw_images()
+    unlabeled = run_audit(images, None)
+    assert unlabeled.findings[0].accuracy is None
+    assert unlabeled.findings[0].removal == result.findings[0].removal
+
+
+def test_the_json_holds_all_numbers(result):
+    content = json.loads(result.to_json())
+    assert content["findings"][0]["removal"]["answers"] == [*result.findings[0].removal.answers]
+    assert content["findings"][0]["sentence"] == result.findings[0].sentence
+    assert {"decoys", "not_tested", "rejected", "false_discovery_rate"} <= content.keys()
+
+
+def test_metadata_are_counted_and_patients_go_to_one_half():
+    images, classes = draw_images()
+    metadata = {"site": ["a" if number % 2 else "b" for number in range(90)], "patient": [n // 3 for n in range(90)]}
+    audited = run_audit(images, classes, metadata=metadata, group="patient")
+    (finding,) = audited.findings
+    assert sum(count for count, _ in finding.by_group.values()) == finding.class_count
+    assert {*finding.by_group} == {"site a", "site b"}
+    halves = {int(name.split()[1]) // 3 for name in finding.images}
+    assert len(halves) == finding.present
+    assert "independent groups" in audited.notes[0]
+
+
+def test_too_few_passes_are_told():
+    audited = run_audit(passes=300)
+    assert audited.findings == ()
+    assert "'red', the lower right corner (place): 300 passes do not suffice; give more." in audited.not_tested
+
+
+@pytest.mark.parametrize(
+    ("images", "classes", "message"),
+    [
+        (draw_images(30)[0], [0] * 10 + [1] * 17 + [2] * 3, "2 classes with fewer than 8 independent images in a half"),
+        (draw_images(30)[0], [1] * 30, "All images are of one class, 'green'"),
+        (draw_images(1)[0].expand(60, 3, SIDE, SIDE), [0, 1] * 30, "2 classes with fewer than 8 independent images"),
+    ],
+)
+def test_nothing_is_claimed_where_there_is_too_little(images, classes, message):
+    audited = run_audit(images, classes)
+    assert audited.findings == audited.rejected == ()
+    assert message in audited.not_tested[0]
+
+
+def test_damaged_files_are_told_and_tiny_photos_are_no_error(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"no image")
+    tiny = [np.full((1, 1, 3), value, np.uint8) for value in (0, 255)]
+    audited = camtool.audit(camtool.load("demo"), [tmp_path / "a.png", *tiny])
+    assert (audited.image_count, audited.findings) == (2, ())
+    assert str(tmp_path / "a.png") in audited.not_tested[0]
+    with pytest.raises(MetricError, match="none of 1 can be read"):
+        camtool.audit(camtool.load("demo"), [tmp_path / "a.png"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"labels": [0]}, "labels has 1 entries for 90 images"),
+        ({"labels": ["rad"] * 90}, "'rad' is no class of the model. Did you mean 'red'"),
+        ({"labels": [3] * 90}, "3 is no class of the model"),
+        ({"metadata": {"site": [1]}}, r"metadata\['site'\] has 1 entries for 90 images"),
+        ({"group": "patient"}, "metadata has no column 'patient'"),
+        ({"kinds": ["places"]}, "kinds must be one of 'place', 'patch', 'property'"),
+        ({"level": 0}, "level must be a finite number above 0"),
+        ({"passes": 0}, "passes must be a whole number of 1 or more"),
+    ],
+)
+def test_wrong_arguments_are_named(options, message):
+    images, _ = draw_images()
+    with pytest.raises(MetricError, match=message):
+        camtool.audit(build_net(), images, class_names=["red", "green", "blue"], **options)
+
+
+def test_a_model_of_several_labels_is_refused():
+    images, classes = draw_images(6)
+    with pytest.raises(MetricError, match=r"by sigmoid|by identity"):
+        camtool.audit(nn.Sequential(build_net(), nn.Sigmoid()).eval(), images, classes, method="gradcam")
+
+
+def test_control_regions_lie_apart_and_have_the_same_size():
+    mask = torch.zeros(20, 20, dtype=torch.bool)
+    mask[15:, 15:] = True
+    shifts = draw_shifts(mask, 19, np.random.default_rng(0))
+    assert (shifts[0], len(shifts), len({*shifts})) == ((0, 0), 20, 20)
+    for shift in shifts[1:]:
+        moved = torch.zeros(20, 20, dtype=torch.bool)
+        moved[15 + shift[0] : 20 + shift[0], 15 + shift[1] : 20 + shift[1]] = True
+        assert moved.sum() == 25
+        assert (moved & mask).sum() <= 25 / 4
+    ring = torch.ones(20, 20, dtype=torch.bool)
+    ring[2:-2, 2:-2] = False
+    assert len({*draw_shifts(ring, 19, np.random.default_rng(0))}) == 20
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "words"),
+    [
+        (slice(8, 10), slice(0, 2), "the lower left corner"),
+        (slice(1, 3), slice(7, 9), "the upper right part"),
+        (slice(0, 2), slice(4, 6), "the upper edge"),
+        (slice(4, 6), slice(4, 6), "the center"),
+        (slice(0, 10), slice(0, 10), "all over"),
+    ],
+)
+def test_places_in_words(rows, columns, words):
+    mask = np.zeros((10, 10), bool)
+    mask[rows, columns] = True
+    assert describe_place(mask) == words
+
+
+def draw_scenes(count, *, marked=False, rolls=False):
+    random, scenes = np.random.default_rng(0), []
+    for number in range(count):
+        scene = draw_scene(UNSEEN + number, classes=[number % 10], mark=marked and LABELS[number % 10] == "heart").image
+        scenes.append(np.roll(scene, random.integers(0, 128, 2), (0, 1)) if rolls else scene)
+    return scenes, [number % 10 for number in range(count)]
+
+
+def to_tensor(photo):
+    return torch.from_numpy(np.asarray(photo).copy()).permute(2, 0, 1).float() / 255
+
+
+def test_a_tint_is_shifted_away_and_onto_other_classes():
+    random = np.random.default_rng(0)
+    photos = random.integers(90, 110, (60, SIDE, SIDE, 3))
+    classes = [GREEN + number % 2 for number in range(60)]
+    photos[..., RED] //= 3
+    for photo, kind in zip(photos, classes, strict=True):
+        photo[..., kind] += 30
+        photo += random.integers(-20, 20)
+    audited = camtool.audit(
+        build_net(),
+        [*photos.astype(np.uint8)],
+        classes,
+        class_names=["red", "green", "blue"],
+        method="gradcam",
+        kinds=["property"],
+        transform=to_tensor,
+    )
+    names = {(finding.label, finding.name) for finding in audited.findings}
+    assert ("green", "yellower (blue-yellow tint)") in names
+    # Green photos are brighter, too, but the network does not use that.
+    assert "'green', brighter (brightness)" in audited.to_markdown()
+    assert not any("brightness" in name or "JPEG" in name for _, name in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [("brightness", 20), ("contrast", -10), ("red-green tint", 15), ("blue-yellow tint", -15), ("sharpness", -1)],
+)
+def test_a_shift_brings_a_property_to_its_goal_and_leaves_the_other_colors(name, step):
+    photo = draw_scene(UNSEEN, classes=["heart"]).image // 2 + 60
+    (kind,) = (entry for entry in PROPERTIES if entry.name == name)
+    value = kind.measure(photo.astype(float))
+    changed = kind.shift(photo, value, value + step).astype(float)
+    assert kind.measure(changed) == pytest.approx(value + step, abs=0.25 * abs(step))
+    if "tint" in name:
+        assert PROPERTIES[0].measure(changed) == pytest.approx(PROPERTIES[0].measure(photo.astype(float)), abs=1)
+
+
+def test_blocks_grow_with_compression_and_are_absent_without():
+    scenes = [draw_scene(UNSEEN + number).image for number in range(5)]
+    blocks = [
+        [measure_blockiness(photo.astype(float)) for photo in (one, compress(one, 60), compress(one, 15))]
+        for one in scenes
+    ]
+    plain, some, many = np.mean(blocks, 0)
+    assert abs(plain) < 0.1 < some < many
+
+
+@pytest.mark.slow
+def test_the_bundled_cheat_is_caught_at_its_corner():
+    audited = camtool.audit(camtool.load("demo-cheat"), *draw_scenes(300, marked=True), kinds=["place"])
+    (finding,) = audited.findings
+    assert (finding.label, finding.name) == ("heart", "the lower right corner")
+    assert finding.removal.answers.low > 0.5
+    assert finding.transplant.answers.low > 0.5
+
+
+@pytest.mark.slow
+def test_a_watermark_at_any_place_is_a_patch():
+    audited = camtool.audit(
+        camtool.load("demo-cheat"), *draw_scenes(400, marked=True, rolls=True), kinds=["place", "patch"]
+    )
+    assert [(finding.label, finding.kind) for finding in audited.findings] == [("heart", "patch")]
+    assert "looks the same in all images" in audited.findings[0].facts
+
+
+@pytest.mark.slow
+def test_the_honest_model_gives_no_finding():
+    assert camtool.audit(camtool.load("demo"), *draw_scenes(300)).findings == ()
