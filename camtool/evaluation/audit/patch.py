@@ -32,8 +32,8 @@ _PEAKS, _SHIFT = 2, 2
 """Patches of an image, and the cells by which they may be displaced against one another."""
 
 _LEAST_SHARE = 0.25
-"""Share of the images of a class that must have a patch. In the demo's honest model parts of the object itself match
-in up to 17 % of a class, in its cheating model the watermark in 90 %."""
+"""Share of the images of a class that must have a patch. In a trial on 300 scenes, 29 others of each class, parts of
+the object matched in at most 5 with the demo's honest model, and the watermark in 26 with the cheating one."""
 
 _MOST_PER_CLASS = 2
 _MOST_IMAGES = 60
