@@ -11,6 +11,7 @@ _SHARED = (
     "__init__",
     "__main__",
     "language_model",
+    "networks",
     "package_photos",
     "paired",
     "photos",
