@@ -64,6 +64,7 @@ class Evidence:
         uses_gradients: True once the gradients have been read.
         notes: Row to what the method tells the user about its map, see :meth:`add_note`.
         uncertainty: Row to the standard deviation of its map, ``(*grid)`` float32, from methods that know it.
+        passes: The number of forward passes that corrected these maps.
     """
 
     def __init__(self, forward_pass: ForwardPass, scored: ScoredTargets, layer: Layer | None) -> None:
@@ -80,6 +81,7 @@ class Evidence:
         self._has_zero_gradient: list[bool] | None = None
         self.notes: dict[int, list[str]] = {}
         self.uncertainty: dict[int, NDArray[np.float32]] = {}
+        self.passes = 0
 
     # ------------------------------------------------------------------------------------------------ the layer
 

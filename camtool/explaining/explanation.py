@@ -55,6 +55,7 @@ class Explanation:
         predicted_label: The label of that class; ``None`` if there is none.
         uncertainty: The standard deviation of ``raw``, of the same shape, if passes refined it, see
             :func:`camtool.refine`; else ``None``.
+        passes: The number of these passes; 0 for a map that none refined.
     """
 
     raw: NDArray[np.float32]
@@ -72,6 +73,7 @@ class Explanation:
     predicted_index: int | None = None
     predicted_label: str | None = None
     uncertainty: NDArray[np.float32] | None = None
+    passes: int = 0
 
     @property
     def photo(self) -> NDArray[np.uint8]:
@@ -313,7 +315,7 @@ class Explanation:
         if min(self.raw.shape) <= 2 * cells:
             raise CamtoolError(f"cells={cells} leaves nothing of a map of {self.raw.shape}; give a smaller number.")
         inside = self.raw[tuple(slice(cells, -cells) for _ in self.raw.shape)]
-        return replace(self, raw=np.pad(inside, cells, mode="edge"), checker=None, uncertainty=None)
+        return replace(self, raw=np.pad(inside, cells, mode="edge"), checker=None, uncertainty=None, passes=0)
 
     def __getstate__(self) -> dict[str, object]:
         # The checker holds the model, which may be large and need not be picklable.
@@ -326,4 +328,8 @@ class Explanation:
         probability = "" if self.probability is None else f", probability {format_percent(self.probability, 1)}"
         warned = f", {format_count(len(self.warnings), 'warning')}" if self.warnings else ""
         where = f" at {self.layer}" if self.layer else ""
-        return f"<Explanation of {self.label!r}{probability}: {self.method}{where}{warned}>"
+        refined = ""
+        if self.uncertainty is not None:
+            certain = format_percent(float((self.raw > self.uncertainty).mean()), 0)
+            refined = f", refined by {self.passes} passes, {certain} of the cells above their uncertainty"
+        return f"<Explanation of {self.label!r}{probability}: {self.method}{where}{refined}{warned}>"

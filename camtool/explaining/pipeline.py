@@ -304,6 +304,7 @@ class BatchExplainer:
                 predicted_index=top,
                 predicted_label=None if top is None else targets.get_class_label(top, labels),
                 uncertainty=evidence[0].uncertainty.get(index),
+                passes=evidence[0].passes if index in evidence[0].uncertainty else 0,
             )
             explanations.append(explanation)
         return explanations

@@ -75,6 +75,7 @@ def refine(result: Explanation, passes: int = 64) -> Explanation:
         result,
         raw=raw,
         uncertainty=refined.uncertainty[0].numpy(),
+        passes=passes,
         centers=refined.centers,
         warnings=(*kept, *find_value_warnings(raw), *notes),
         checker=None,

@@ -196,6 +196,7 @@ def refine_method(evidence: Evidence, maps: Tensor, passes: int) -> Tensor:
     deviations = refined.uncertainty.float().cpu().numpy()
     known = (row for row, posterior in enumerate(refined.posteriors) if posterior is not None)
     evidence.uncertainty.update((row, deviations[row]) for row in known)
+    evidence.passes = passes
     return refined.maps
 
 
