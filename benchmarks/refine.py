@@ -13,6 +13,8 @@ and fill, as the size alone predicts most of the drop. **Sizes**: the same among
 probability while the hottest pixels are shown on the blurred photo. No pass of a method is one of a measure: grids,
 shapes and positions of the masks differ.
 
+The row ``ceiling`` is a sum over cells fitted to 640 passes of masks of the measures' kind, drawn anew.
+
 A gain is that over the map of one pass, paired by photo. **Coverage** is the share of the measures' drops (16, 49, and
 80 under masks) that lie in the intervals of 90 %. Without ``--weights`` nothing is measured: the tables of
 ``docs/refine.md`` and ``assets/refine.png`` are made from the JSON file.
@@ -33,18 +35,25 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from PIL import Image
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import camtool
-from benchmarks.package_photos import read_package_photos
+from benchmarks.networks import (
+    HELD_OUT,
+    TITLES,
+    TUNED,
+    Network,
+    PhotosOption,
+    ScenesOption,
+    WeightsOption,
+    read_networks,
+)
 from benchmarks.paired import describe_machine
-from benchmarks.photos import read_labels
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.hooks.state.guard import guard
-from camtool.methods.refinement import RefinedMaps, correct_maps, measure_drops
+from camtool.methods.refinement import RefinedMaps, correct_maps, measure_drops, regress
 from camtool.targets import ClassScore
 from camtool.trust.metrics.faithfulness import compute_insertion
 from camtool.trust.metrics.removal import blur_images
@@ -64,9 +73,10 @@ PASSES = (16, 32, 64, 128)
 MEASURES = ("single deletion", "49 cells", "masks", "sizes", "insertion")
 
 _SHARES, _GRIDS = (0.06, 0.12, 0.25, 0.5), (5, 6, 9, 11)
+_KINDS = [(share, _GRIDS[number % 4]) for share in _SHARES for number in range(10)]
 
-_LEAST = 0.1
-"""The least probability of the class."""
+_CEILING = "ceiling, 640"
+"""The map that a regression over cells finds with 640 passes, of masks like those of the measures, not the same."""
 
 _INSIDE = 1.6449
 """Half of an interval of 90 %, in standard deviations."""
@@ -99,10 +109,9 @@ class Question:
 
 
 def main(
-    weights: Annotated[list[str], typer.Option(help="NAME=FILE of a torchvision architecture; may be repeated.")] = [],  # noqa: B006
-    photos: Annotated[
-        Path | None, typer.Option(help="Folder with photos and labels.csv; default: of packages.")
-    ] = None,
+    weights: WeightsOption = [],  # noqa: B006
+    photos: PhotosOption = None,
+    scenes: ScenesOption = None,
     only: Annotated[list[str], typer.Option(help="Part of a row's name; may be repeated.")] = [],  # noqa: B006
     limit: Annotated[int, typer.Option(help="The largest number of photos.")] = 1000,
     randomized: Annotated[int, typer.Option(help="Randomize the weights, on so many photos, and measure no more.")] = 0,
@@ -110,7 +119,7 @@ def main(
     out: Annotated[Path, typer.Option(help="JSON file; what it holds of other rows is kept.")] = RESULTS,
 ) -> None:
     """Measure, print the rows, and write them to a JSON file; without weights, write page and figure from it."""
-    if not weights:
+    if not weights and scenes is None:
         rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
         before, _, after = PAGE.read_text(encoding="utf-8").partition(START)
         PAGE.write_text(before + write_tables(rows) + after.partition(END)[2], encoding="utf-8")
@@ -118,16 +127,15 @@ def main(
         return
     torch.set_num_threads(threads)
     old = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else {}
-    for name, file in (pair.split("=", 1) for pair in weights):
-        loaded = camtool.load(name, file)
-        place = f"{name}, {_UNSEEN if photos is None else _CHOSEN}"
+    for network in read_networks(weights, photos, scenes):
+        place = f"{network.name}, {_SCENES if network.transform is None else _UNSEEN if photos is None else _CHOSEN}"
         numbers: dict[str, list[list[float]]] = {}
-        for question in islice(_ask(loaded, photos), randomized or limit):
+        for question in islice(_ask(network, HELD_OUT if photos is None else TUNED), randomized or limit):
             if randomized:
-                for row, value in _randomize(loaded.model, question):
+                for row, value in _randomize(network.model, question):
                     numbers.setdefault(f"randomized, {row}", []).append([value])
                 continue
-            for row, values in _measure(loaded.model, question, only):
+            for row, values in _measure(network.model, question, only):
                 numbers.setdefault(row, []).append(values)
         for row, measured in numbers.items():
             prior = numbers.get(_name_prior(row))
@@ -165,9 +173,12 @@ def _average(values: Heat) -> list[float]:
 
 # ------------------------------------------------------------------------------------------------------ page, figure
 
-NETWORKS = {"mobilenet_v2": "MobileNetV2", "squeezenet1_1": "SqueezeNet 1.1"}
+NETWORKS = {name: TITLES[name] for name in ("mobilenet_v2", "squeezenet1_1")}
+"""Networks on which all methods are measured; the others have the rows of refine only."""
 
-_UNSEEN, _CHOSEN = "photos of packages", "photos the constants were chosen on"
+_UNSEEN, _SCENES, _CHOSEN = "photos of packages", "scenes", "photos the constants were chosen on"
+
+_SHOWN = {_UNSEEN: "unseen", _SCENES: "scenes", _CHOSEN: "tuned on"}
 
 _LINES = {
     "refine faithcam": ("refine, from faithcam", "#c2410c", 2.4),
@@ -187,11 +198,11 @@ def write_tables(rows: dict[str, Any]) -> str:
     heads = [f"{measure}" for measure in MEASURES]
     lines = [START, "| network, photos, prior | passes | " + " | ".join(heads) + " | coverage: 16, 49, masks |"]
     lines.append("|---" * (len(heads) + 3) + "|")
-    for (network, name), place, prior in product(NETWORKS.items(), (_UNSEEN, _CHOSEN), ("faithcam", "gradcam")):
+    for (network, name), place, prior in product(TITLES.items(), (_UNSEEN, _SCENES, _CHOSEN), ("faithcam", "gradcam")):
         for passes in PASSES:
             row = rows.get(f"{network}, {place}, refine {prior}, {passes}")
             if row is not None:
-                shown = f"{name}, {row['photos']} {'unseen' if place == _UNSEEN else 'tuned on'}, `{prior}`"
+                shown = f"{name}, {row['photos']} {_SHOWN[place]}, `{prior}`"
                 gains = [f"{row[measure][2]:+.3f} ± {row[measure][3]:.3f}" for measure in MEASURES]
                 coverage = ", ".join(f"{share:.2f}" for share in row["coverage"])
                 lines.append(f"| {shown} | {passes} | {' | '.join(gains)} | {coverage} |")
@@ -209,6 +220,13 @@ def write_tables(rows: dict[str, Any]) -> str:
             means = [", ".join(f"{row[measure][0]:.3f}" for row in by_passes) for measure in shown_measures]
             lines.append(f"| {label} | {' | '.join(means)} |")
         lines.append("")
+    lines += ["| sum over cells, from 640 passes | " + " | ".join(shown_measures) + " |"]
+    lines.append("|---" * (len(shown_measures) + 1) + "|")
+    for network, name in NETWORKS.items():
+        row = rows[f"{network}, {_CHOSEN}, {_CEILING}"]
+        gains = [f"{row[measure][2]:+.3f} ± {row[measure][3]:.3f}" for measure in shown_measures]
+        lines.append(f"| {name}, {row['photos']} tuned on | {' | '.join(gains)} |")
+    lines.append("")
     lines += ["| map, weights randomized from the output | " + " | ".join(NETWORKS.values()) + " |", "|---|---|---|"]
     for row in ("faithcam, 1", "faithcam, 64", "refine gradcam, 64"):
         both = [rows[f"{network}, {_UNSEEN}, randomized, {row}"]["correlation"] for network in NETWORKS]
@@ -251,21 +269,14 @@ def draw_curves(rows: dict[str, Any]) -> Figure:
 # --------------------------------------------------------------------------------------------------------- questions
 
 
-def _ask(loaded: camtool.Loaded, folder: Path | None) -> Iterator[Question]:
-    """Yield the questions about the photos of a folder and their classes, or about those of packages."""
-    assert loaded.transform is not None
-    photos: Iterator[tuple[Any, int | None]] = ((image, None) for _, image in read_package_photos())
-    if folder is not None:
-        photos = ((Image.open(path).convert("RGB"), index) for path, index in read_labels(folder))
-    for image, index in photos:
-        inputs = torch.as_tensor(loaded.transform(image))[None].clone()
-        with torch.inference_mode():
-            probabilities = loaded.model(inputs)[0].softmax(0)
-        wanted = int(probabilities.argmax()) if index is None else index
-        if probabilities[wanted] >= _LEAST:
+def _ask(network: Network, place: str) -> Iterator[Question]:
+    """Yield the questions of a network with what removals do; a segmenter, whose class has a region, has none."""
+    for asked in network.list_questions(place):
+        if asked.region is None:
+            inputs, wanted = asked.inputs, asked.index
             gray, blurred = torch.zeros_like(inputs), blur_images(inputs)
-            remove = partial(_remove, loaded.model, inputs, wanted)
-            masks = _draw_random_masks(inputs.shape[-1])
+            remove = partial(_remove, network.model, inputs, wanted)
+            masks = _draw_random_masks(inputs.shape[-1], _KINDS, seed=999)
             yield Question(
                 inputs,
                 wanted,
@@ -287,15 +298,13 @@ def _draw_cells(cells: int, size: int) -> Tensor:
     return _enlarge(torch.eye(cells * cells).reshape(-1, cells, cells), size)
 
 
-def _draw_random_masks(size: int) -> Tensor:
-    """Return ten masks for each share of the photo, on grids in turn."""
-    generator, masks = torch.Generator().manual_seed(999), []
-    for share in _SHARES:
-        for number in range(10):
-            cells = _GRIDS[number % len(_GRIDS)]
-            order = torch.rand(cells * cells, generator=generator).argsort()
-            chosen = (order < max(1, round(share * cells * cells))).float()
-            masks.append(_enlarge(chosen.reshape(1, cells, cells), size))
+def _draw_random_masks(size: int, kinds: Sequence[tuple[float, int]], seed: int) -> Tensor:
+    """Return a random mask for each share of the photo and number of cells along an axis."""
+    generator, masks = torch.Generator().manual_seed(seed), []
+    for share, cells in kinds:
+        order = torch.rand(cells * cells, generator=generator).argsort()
+        chosen = (order < max(1, round(share * cells * cells))).float()
+        masks.append(_enlarge(chosen.reshape(1, cells, cells), size))
     return torch.cat(masks)
 
 
@@ -360,11 +369,12 @@ def _cover(question: Question, refined: RefinedMaps) -> list[float]:
     (posterior,) = refined.posteriors
     assert posterior is not None
     shares = []
-    for removals in ([question.cells], [question.fine], question.masks):
+    gray, blurred = question.masks
+    for removals in ([(question.cells, False)], [(question.fine, True)], [(gray, False), (blurred, True)]):
         inside = []
-        for of_fill in removals:
+        for of_fill, is_blurred in removals:
             cover = nn.functional.adaptive_avg_pool2d(of_fill.masks.double(), 14).flatten(1)
-            mean, deviation = posterior.predict(cover)
+            mean, deviation = posterior.predict(cover, blurred=is_blurred)
             inside.append(np.abs(of_fill.drops - mean.numpy()) <= _INSIDE * deviation.numpy())
         shares.append(float(np.mean(inside)))
     return shares
@@ -378,6 +388,7 @@ Explain = Callable[[nn.Module, Question], "tuple[NDArray[Any], RefinedMaps | Non
 def _list_rows() -> dict[str, Explain]:
     """Return the functions from a model and a question to a heatmap, by name."""
     rows: dict[str, Explain] = {f"{name}, 1": partial(_explain, name, {}) for name in ("faithcam", "gradcam")}
+    rows[_CEILING] = _fit_sum
     for passes in PASSES:
         rows |= {f"refine {name}, {passes}": partial(_refine, name, passes) for name in ("faithcam", "gradcam")}
         rows[f"no prior, {passes}"] = partial(_refine, "none", passes)
@@ -405,6 +416,21 @@ def _refine(method: str, passes: int, model: nn.Module, question: Question) -> t
     evidence, cover, drops = _hide_parts(model, question)
     refined = correct_maps(evidence, raw, result.centers, cover[:passes], drops[:passes])
     return replace(result, raw=refined.maps[0].numpy(), centers=refined.centers).heatmap, refined
+
+
+def _fit_sum(model: nn.Module, question: Question) -> tuple[NDArray[Any], None]:
+    """Return the cells that best explain 320 random masks of the measures' kind, drawn anew, with both fills each."""
+    inputs, kinds = question.inputs, [(_SHARES[at % 4], _GRIDS[at // 4 % 4]) for at in range(320)]
+    masks = _draw_random_masks(inputs.shape[-1], kinds, seed=5)
+    fills = (blur_images(inputs), torch.zeros_like(inputs))  # in the order that regress() expects
+    drops = [_remove(model, inputs, question.index, masks, fill).drops for fill in fills]
+    cover = nn.functional.adaptive_avg_pool2d(masks.double(), 14).flatten(1).repeat_interleave(2, 0)
+    (result,) = camtool.explain(model, inputs, [question.index], method="faithcam")
+    heat = nn.functional.adaptive_avg_pool2d(torch.from_numpy(result.heatmap)[None].double(), 14).flatten()
+    posterior = regress(cover, torch.from_numpy(np.stack(drops, 1)).flatten(), heat / heat.sum(), (14, 14))
+    assert posterior is not None
+    raw = posterior.mean[:-3].relu().reshape(14, 14).numpy().astype(np.float32)
+    return replace(result, raw=raw, centers=None).heatmap, None
 
 
 @lru_cache(maxsize=1)

@@ -4,14 +4,15 @@ A map of one pass is a first-order guess. Here the image is divided into C cells
 ``y_i = f(x) - f(x without mask i)`` is measured for n masks. With the share ``m_ic`` of cell c that a mask covers, and
 the heat ``h_c`` of the map, whose sum is 1, the model is
 
-    ``y_i = b + r ∂m_i + Σ_c m_ic w_c + e_i``,  ``w_c = a h_c + d_c``,
-    ``Var e_i = s² ((0.01 + |m_i|)^1.25 (1 + 10 ∂m_i) + ∂m_i / 2)``
+    ``y_i = b + (r + u f_i) ∂m_i + Σ_c m_ic w_c + e_i``,  ``w_c = a h_c + d_c``,
+    ``Var e_i = s² ((0.02 + |m_i|)^1.5 (1 + 10 ∂m_i) + ∂m_i)``
 
 where ``|m_i|`` is the share of the image under the mask, and ``∂m_i`` the length of its edges: the mean difference
 between the shares of neighboring cells. The larger and the more ragged a mask is, the less do drops add up. ``b`` is
-what any mask does, and ``r`` what its edges do.
+what any mask does, and ``r`` what its edges do, which depends on the fill: ``f_i`` is 1 for an input of 0, whose edges
+are sharp, and -1 for a blurred one.
 
-All are Gaussian: ``a ~ N(0, 25 s²)``, ``b ~ N(0, 0.01 s²)``, ``r ~ N(0, 4 s²)``, and the correction d has the
+All are Gaussian: ``a ~ N(0, 25 s²)``, ``b ~ N(0, 0.01 s²)``, ``r, u ~ N(0, 4 s²)``, and the correction d has the
 covariance ``s² t² v_c v_k exp(-|c - k|² / 2 l²) / C²``, with distances in sides of the image and ``l = 0.1``. ``v_c²``
 is proportional to ``0.03 + C h_c``, with mean 1: where the map has heat, it may err more. The unit ``s`` is integrated
 out, and ``t`` averaged over seven values from 0.27 to 14.8, each weighted by the likelihood of the drops and by a
@@ -20,7 +21,8 @@ refined map. Few or contradictory drops change little: the uncertainty shrinks t
 
 Masks are made by a low-discrepancy sequence, without random numbers: the first of each round divide the image into
 Voronoi cells, so that each round covers each pixel once. Rounds have 4, 8, 4, 16, 12 and 20 masks, and then begin
-again; the third and the fifth have masks of 16 and 5 pieces each. Half of the masks show the blurred image, half an
+again; the third and the fifth have masks of 48 and 5 pieces each: of small pieces more is lost than of their cells one
+by one, and only such masks tell how much. Half of the masks show the blurred image, half an
 input of 0, which is gray if the model's input is normalized: nobody knows which removal will be asked for. Constants
 were chosen on 24 photos, see docs/refine.md.
 """
@@ -58,7 +60,7 @@ MOST_PASSES = 1024
 _CELLS = {1: 64, 2: 14, 3: 6}
 """Cells along each axis, by the number of axes."""
 
-_ROUNDS = ((4, 1), (8, 1), (4, 16), (16, 1), (12, 5), (20, 1))
+_ROUNDS = ((4, 1), (8, 1), (4, 48), (16, 1), (12, 5), (20, 1))
 """The number of masks of each round, and of the pieces of each mask."""
 
 _POOLS: dict[int, Callable[..., Tensor]] = {1: adaptive_avg_pool1d, 2: adaptive_avg_pool2d, 3: adaptive_avg_pool3d}
@@ -71,7 +73,7 @@ _BLUR = 10 / 224
 
 _HEAT_DEVIATION, _ANY_MASK_DEVIATION, _EDGE_DEVIATION = 5.0, 0.1, 2.0
 _LENGTH, _LEAST_HEAT = 0.1, 0.03
-_LEAST_NOISE, _NOISE_POWER, _EDGE_FACTOR, _EDGE_NOISE = 0.01, 1.25, 10.0, 0.5
+_LEAST_NOISE, _NOISE_POWER, _EDGE_FACTOR, _EDGE_NOISE = 0.02, 1.5, 10.0, 1.0
 _USUAL_SCALE, _SCALE_DEVIATION = 2.0, 0.5
 _SCALES = [_USUAL_SCALE * math.exp(2 * step / 3) for step in range(-3, 4)]
 
@@ -83,8 +85,8 @@ class Posterior:
     Attributes:
         heat: ``a``, the drop that the map explains in all.
         correction: ``(C,)``, what each cell adds to its share of it.
-        mean: ``(C + 2,)``, the drop of each cell, of any mask, and of edges.
-        covariance: ``(C + 2, C + 2)``.
+        mean: ``(C + 3,)``, the drop of each cell, of any mask, of edges, and what the fill adds to that of edges.
+        covariance: ``(C + 3, C + 3)``.
         noise: ``s²``.
         cells: The number of cells along each axis.
     """
@@ -96,13 +98,14 @@ class Posterior:
     noise: float
     cells: tuple[int, ...]
 
-    def predict(self, cover: Tensor) -> tuple[Tensor, Tensor]:
+    def predict(self, cover: Tensor, *, blurred: bool) -> tuple[Tensor, Tensor]:
         """Return the expected drop of the score under masks, and its standard deviation with the noise, ``(M,)`` each.
 
         Args:
             cover: ``(M, C)`` float64, the share of each cell that a mask covers.
+            blurred: Whether the masks show the blurred image, and not an input of 0.
         """
-        design = _describe_masks(cover, self.cells)
+        design = _describe_masks(cover, self.cells, torch.full_like(cover[:, 0], -1 if blurred else 1))
         variance = ((design @ self.covariance) * design).sum(1) + self.noise * _compute_noise(design)
         return design @ self.mean, variance.sqrt()
 
@@ -181,7 +184,7 @@ def correct_maps(
             evidence.add_note(row, text)
             refined[row] *= unit[row, 0]
             continue
-        by_cell = torch.stack([posterior.correction, posterior.covariance.diag()[:-2].sqrt()]).unflatten(1, cells)
+        by_cell = torch.stack([posterior.correction, posterior.covariance.diag()[:-3].sqrt()]).unflatten(1, cells)
         correction, deviations[row] = resample(by_cell, None, grid, onto, holds=True)
         refined[row] = (posterior.heat * fine[row] + correction).relu()
         if (by_cell[0].abs() < by_cell[1]).all():
@@ -237,6 +240,11 @@ def _list_middles(cells: Sequence[int]) -> Tensor:
     return torch.cartesian_prod(*axes).reshape(-1, len(cells))
 
 
+def _list_fills(passes: int) -> Tensor:
+    """Return -1 for masks that show the blurred image, the even ones, and 1 for those that show 0: ``(passes,)``."""
+    return 2 * (_count_up(passes) % 2) - 1
+
+
 def measure_drops(evidence: Evidence, passes: int) -> tuple[Tensor, Tensor]:
     """Return the cover of the cells by masks ``(passes, C)``, and the drops of the rows' scores ``(passes, R)``.
 
@@ -269,10 +277,10 @@ def _draw(masks: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def _hide(x: Tensor, blurred: Tensor, masks: Tensor, part: slice) -> Tensor:
-    """Return an input ``(C, *size)`` under masks, blurred below the even ones, else 0: ``(m, C, *size)``."""
+    """Return an input ``(C, *size)`` under masks, blurred or 0 below them: ``(m, C, *size)``."""
     hidden = _draw(masks[part], x.shape[1:]).to(x.device)[:, None]
-    is_even = unsqueeze_like(torch.arange(part.start, part.stop, device=x.device) % 2 == 0, x[None])
-    return torch.where(hidden, torch.where(is_even, blurred, 0), x)
+    is_blurred = unsqueeze_like(_list_fills(part.stop)[part].to(x.device) < 0, x[None])
+    return torch.where(hidden, torch.where(is_blurred, blurred, 0), x)
 
 
 # -------------------------------------------------------------------------------------------------------- regression
@@ -282,7 +290,7 @@ def regress(cover: Tensor, drops: Tensor, heat: Tensor, cells: tuple[int, ...]) 
     """Return what the drops of the score under masks tell of the cells; ``None`` if they are all 0 or not finite.
 
     Args:
-        cover: ``(n, C)`` float64, the share of each cell that each mask covers.
+        cover: ``(n, C)`` float64, the share of each cell that each mask covers; the even masks are blurred.
         drops: ``(n,)`` float64.
         heat: ``(C,)`` float64, not negative, whose sum is 1; or zeros, if no map is known.
         cells: The number of cells along each axis.
@@ -291,7 +299,7 @@ def regress(cover: Tensor, drops: Tensor, heat: Tensor, cells: tuple[int, ...]) 
     if not bool(torch.isfinite(peak)) or bool(peak == 0):
         return None
     y, count = drops / peak, len(drops)
-    design = _describe_masks(cover, cells)
+    design = _describe_masks(cover, cells, _list_fills(count))
     smooth, fixed = _build_covariance(heat, cells), _build_fixed_covariance(heat)
     weights, means, covariances, noises, heats = [], [], [], [], []
     for scale in _SCALES:
@@ -309,7 +317,7 @@ def regress(cover: Tensor, drops: Tensor, heat: Tensor, cells: tuple[int, ...]) 
     mean, around = share @ torch.stack(means), torch.stack(means)
     covariance = torch.tensordot(share, torch.stack(covariances), 1) + ((around - mean).T * share) @ (around - mean)
     total = float(share @ torch.stack(heats) * peak)
-    correction = mean[:-2] * peak - total * heat
+    correction = mean[:-3] * peak - total * heat
     noise = sum(map(operator.mul, share.tolist(), noises)) * float(peak) ** 2
     return Posterior(total, correction, mean * peak, covariance * peak**2, noise, cells)
 
@@ -322,24 +330,25 @@ def _build_covariance(heat: Tensor, cells: Sequence[int]) -> Tensor:
     if heat.any():
         amplitude = ((_LEAST_HEAT + len(heat) * heat) / (_LEAST_HEAT + 1)).sqrt()
     covariance = amplitude[:, None] * (-distances / (2 * _LENGTH**2)).exp() * amplitude / len(heat) ** 2
-    return pad(covariance, (0, 2, 0, 2))
+    return pad(covariance, (0, 3, 0, 3))
 
 
 def _build_fixed_covariance(heat: Tensor) -> Tensor:
-    """Return the prior covariance of what the map explains, of any mask, and of edges, in units of ``s²``."""
-    covariance = pad(_HEAT_DEVIATION**2 * torch.outer(heat, heat), (0, 2, 0, 2))
-    covariance[-2, -2], covariance[-1, -1] = _ANY_MASK_DEVIATION**2, _EDGE_DEVIATION**2
+    """Return the prior covariance of what the map explains, of any mask, and of edges twice, in units of ``s²``."""
+    covariance = pad(_HEAT_DEVIATION**2 * torch.outer(heat, heat), (0, 3, 0, 3))
+    covariance.diagonal()[-3:] = torch.tensor([_ANY_MASK_DEVIATION, _EDGE_DEVIATION, _EDGE_DEVIATION]).double() ** 2
     return covariance
 
 
-def _describe_masks(cover: Tensor, cells: Sequence[int]) -> Tensor:
-    """Return the cover ``(M, C)`` of masks with 1 for any mask and the length of its edges, ``(M, C + 2)``."""
+def _describe_masks(cover: Tensor, cells: Sequence[int], fills: Tensor) -> Tensor:
+    """Return the cover ``(M, C)``, 1 for any mask, the length of its edges, and this times its fill, ``(M, C + 3)``."""
     by_axis = [cover.unflatten(1, tuple(cells)).diff(dim=axis + 1).flatten(1).abs() for axis in range(len(cells))]
-    return torch.cat([cover, torch.ones_like(cover[:, :1]), torch.cat(by_axis, 1).mean(1, keepdim=True)], 1)
+    edges = torch.cat(by_axis, 1).mean(1)
+    return torch.cat([cover, torch.stack([torch.ones_like(edges), edges, fills * edges], 1)], 1)
 
 
 def _compute_noise(design: Tensor) -> Tensor:
     """Return the variance of the noise of masks, from what :func:`_describe_masks` returned, in units of ``s²``."""
-    area, edges = design[:, :-2].mean(1), design[:, -1]
+    area, edges = design[:, :-3].mean(1), design[:, -2]
     noise: Tensor = (_LEAST_NOISE + area) ** _NOISE_POWER * (1 + _EDGE_FACTOR * edges) + _EDGE_NOISE * edges
     return noise

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
 
-ROUNDS = [(4, 1), (8, 1), (4, 16), (16, 1), (12, 5), (20, 1)]
+ROUNDS = [(4, 1), (8, 1), (4, 48), (16, 1), (12, 5), (20, 1)]
 
 
 def draw_masks(passes: int, height: int, width: int) -> list[list[list[bool]]]:
@@ -44,23 +44,23 @@ def measure_edges(cover: Values) -> float:
 
 
 def regress(covers: Values, drops: Values, heat: Values) -> tuple[Values, Values, float]:
-    """Mean and covariance of the cells, any mask and edges, and ``s²``, from covers ``(n, rows, columns)``."""
+    """Mean and covariance of cells, any mask, edges, and edges by fill, and ``s²``; covers ``(n, rows, columns)``."""
     n, rows, columns = covers.shape
     count = rows * columns
     places = [((i + 0.5) / rows, (j + 0.5) / columns) for i in range(rows) for j in range(columns)]
     h = heat.ravel()
     edges = [measure_edges(cover) for cover in covers]
-    design = np.array([[*cover.ravel(), 1.0, edge] for cover, edge in zip(covers, edges, strict=True)])
-    noise = np.diag([(0.01 + c.mean()) ** 1.25 * (1 + 10 * e) + e / 2 for c, e in zip(covers, edges, strict=True)])
+    design = np.array([[*covers[i].ravel(), 1.0, edges[i], edges[i] if i % 2 else -edges[i]] for i in range(n)])
+    noise = np.diag([(0.02 + c.mean()) ** 1.5 * (1 + 10 * e) + e for c, e in zip(covers, edges, strict=True)])
     weights, means, covariances, noises = [], [], [], []
     for t in [2 * math.exp(2 * step / 3) for step in range(-3, 4)]:
-        prior = np.zeros((count + 2, count + 2))
+        prior = np.zeros((count + 3, count + 3))
         for c, k in product(range(count), repeat=2):
             v = [math.sqrt((0.03 + count * h[at]) / 1.03) if h.any() else 1.0 for at in (c, k)]
             distance = sum((a - b) ** 2 for a, b in zip(places[c], places[k], strict=True))
             smooth = t**2 * v[0] * v[1] * math.exp(-distance / (2 * 0.1**2)) / count**2
             prior[c, k] = smooth + 25 * h[c] * h[k]
-        prior[count, count], prior[count + 1, count + 1] = 0.01, 4.0
+        prior[count, count], prior[count + 1, count + 1], prior[count + 2, count + 2] = 0.01, 4.0, 4.0
         inverse = np.linalg.inv(design @ prior @ design.T + noise)
         fit = drops @ inverse @ drops
         # The likelihood with s² integrated out, whose prior is 1 / s².
