@@ -22,7 +22,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 from unittest.mock import patch
@@ -32,20 +31,28 @@ import torch
 import typer
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
-from scipy.stats import spearmanr
-from torch import Tensor, nn
 
 import camtool
+from benchmarks.networks import (
+    HELD_OUT,
+    TUNED,
+    Heat,
+    Network,
+    PhotosOption,
+    Question,
+    QuestionScore,
+    ScenesOption,
+    WeightsOption,
+    explain_by,
+    read_networks,
+)
 from benchmarks.package_photos import read_package_photos
 from benchmarks.paired import describe_machine
-from benchmarks.photos import read_labels
-from camtool.demo.camnet import SIZE, load_honest_model, prepare_images
-from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.geometry import resampling
 from camtool.rendering.contact_sheet import draw_captioned_images
 from camtool.rendering.image_writing import write_image
+from camtool.trust.metrics.faithfulness import compare_with_cell_drops, measure_cell_drops
 from camtool.trust.metrics.localization import compute_energy_in_mask
-from tools.train_scene_models import build
 
 RESULTS = Path(__file__).with_suffix(".json")
 
@@ -55,8 +62,8 @@ _EDGES = {"top": (0.1, 0.5), "bottom": (0.9, 0.5), "left": (0.5, 0.1), "right": 
 _CROPS = (0.65, 0.5)
 """Sides of the crops, in shares of the photo's shorter side."""
 
-_LEAST = 0.1, 0.3
-"""The least probability of the class on a whole photo, and on a crop of it."""
+_LEAST_ON_CROPS = 0.3
+"""The least probability of the class on a crop of a photo."""
 
 _SCENES = 150
 """Scenes of one object, of which those count that the network recognizes."""
@@ -68,30 +75,23 @@ _NO_PHOTOS = ("skimage/microaneurysms.png", "skimage/hubble_deep_field.jpg", "sk
 _MEASURES = ("single deletion", "down", "right")
 
 Maps = NDArray[np.float64]
+Rule = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
-class Question:
-    """A prepared photo, a class, and what removing parts of it does.
+class Removals:
+    """A question, and the drops of the logit without each of 4 x 4 and of 8 x 8 cells."""
 
-    Attributes:
-        inputs: ``(1, C, H, W)``.
-        index: The class.
-        coarse: The drops of the logit without each of 4 x 4 cells.
-        fine: Those without each of 8 x 8 cells.
-    """
-
-    inputs: Tensor
-    index: int
+    question: Question
     coarse: Maps
     fine: Maps
 
 
 def main(
-    photos: Annotated[Path, typer.Option(help="Folder with photos and labels.csv.")],
-    weights: Annotated[list[str], typer.Option(help="NAME=FILE of a torchvision architecture; may be repeated.")],
+    weights: WeightsOption = [],  # noqa: B006
+    photos: PhotosOption = None,
     method: Annotated[list[str], typer.Option(help="Method; may be repeated.")] = ["gradcam", "layercam", "faithcam"],  # noqa: B006
-    scenes: Annotated[Path | None, typer.Option(help="Folder with networks of tools/train_scene_models.py.")] = None,
+    scenes: ScenesOption = None,
     threads: Annotated[int, typer.Option(help="Threads for torch.")] = 2,
     out: Annotated[Path, typer.Option(help="The JSON file.")] = RESULTS,
     sheet: Annotated[Path | None, typer.Option(help="Only draw faithcam by both rules on unseen photos, here.")] = None,
@@ -102,17 +102,13 @@ def main(
         _draw_sheet(camtool.load(*weights[0].split("=", 1)), sheet)
         return
     rows = []
-    networks = {"demo": load_honest_model().model}
-    networks |= {file.stem: build(file.stem, file) for file in sorted(scenes.glob("*.safetensors"))} if scenes else {}
-    for (name, model), asked in product(networks.items(), method):
-        rows.append({"network": name, "photos": "scenes", "method": asked, **_compare_scenes(model, asked)})
-        print(json.dumps(rows[-1]), flush=True)
-    for name, file in (pair.split("=", 1) for pair in weights):
-        loaded = camtool.load(name, file)
-        for place, questions in _ask(loaded, photos).items():
-            for asked in method if len(questions) > 2 else ():
-                kept, fading = (_measure(loaded.model, asked, questions, rule) for rule in (_keep_heat, nullcontext))
-                rows.append({"network": name, "photos": place, "method": asked, **_compare(kept, fading)})
+    for network in read_networks(weights, photos, scenes):
+        for place, asked_by_place in _ask(network).items():
+            for asked in method if len(asked_by_place) > 2 else ():
+                measure = _measure_on_objects if place == "scenes" else _measure
+                kept, fading = (measure(network, asked, asked_by_place, rule) for rule in (_keep_heat, nullcontext))
+                compared = _compare(kept, fading, ("on the object",) if place == "scenes" else _MEASURES)
+                rows.append({"network": network.name, "photos": place, "method": asked, **compared})
                 print(json.dumps(rows[-1]), flush=True)
     out.write_text(json.dumps({"machine": describe_machine(threads), "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
@@ -135,29 +131,6 @@ def _draw_sheet(loaded: camtool.Loaded, path: Path) -> None:
     write_image(path, draw_captioned_images(squares, captions, columns=6, width=150), quality=80)
 
 
-def _compare_scenes(model: nn.Module, method: str) -> dict[str, Any]:
-    """Return the share of the heat on the objects of scenes, by both rules, and the paired gain with its error."""
-    drawn = (draw_scene(seed, size=SIZE) for seed in range(UNSEEN, UNSEEN + _SCENES))
-    shares = []
-    for scene in drawn:
-        inputs, item = prepare_images(scene.image[None]), scene.objects[0]
-        with torch.inference_mode():
-            if int(model(inputs).argmax()) != item.index:
-                continue
-        both = []
-        for rule in (_keep_heat, nullcontext):
-            with rule():
-                (result,) = camtool.explain(model, inputs, [item.index], method=method)
-                both.append(compute_energy_in_mask(result.heatmap, item.mask))
-            resampling.build_interpolation_matrix.cache_clear()
-        shares.append(both)
-    kept, fading = np.array(shares).T
-    gain = fading - kept
-    numbers = {"kept": kept.mean(), "fading": fading.mean(), "gain": gain.mean()}
-    numbers["error"] = gain.std(ddof=1) / np.sqrt(len(gain))
-    return {"count": len(gain), "on the object": {key: round(float(number), 3) for key, number in numbers.items()}}
-
-
 def _keep_heat() -> AbstractContextManager[Any]:
     """Draw as before: the outermost cells hold their values up to the border, in maps and in what they are made of."""
     resampling.build_interpolation_matrix.cache_clear()
@@ -165,34 +138,49 @@ def _keep_heat() -> AbstractContextManager[Any]:
     return patch.object(resampling, "weigh_cells", lambda *args, **_: weigh_cells(*args, holds=True))
 
 
-def _measure(
-    model: nn.Module, method: str, questions: Sequence[Question], rule: Callable[[], AbstractContextManager[Any]]
-) -> Maps:
+def _measure(network: Network, method: str, asked: Sequence[Removals], rule: Rule) -> Maps:
     """Return the measures of each question, ``(Q, measures)``."""
-    rows = []
+    return np.array([_judge(heat, removals) for heat, removals in _iterate_heat(network, method, asked, rule)])
+
+
+def _measure_on_objects(network: Network, method: str, asked: Sequence[Removals], rule: Rule) -> Maps:
+    """Return the share of the heat on the objects of scenes, ``(Q, 1)``."""
+    pairs = _iterate_heat(network, method, asked, rule)
+    return np.array([[compute_energy_in_mask(heat, _get_mask(removals))] for heat, removals in pairs])
+
+
+def _get_mask(removals: Removals) -> NDArray[np.bool_]:
+    assert removals.question.mask is not None
+    return removals.question.mask
+
+
+def _iterate_heat(
+    network: Network, method: str, asked: Sequence[Removals], rule: Rule
+) -> Iterator[tuple[Heat, Removals]]:
+    """Yield the heat by a rule for each question."""
+    explain = explain_by(method)
     with rule():
-        for question in questions:
-            (result,) = camtool.explain(model, question.inputs, [question.index], method=method)
-            rows.append(_judge(result.heatmap.astype(np.float64), question))
+        for removals in asked:
+            yield explain(network.model, removals.question), removals
     resampling.build_interpolation_matrix.cache_clear()
-    return np.array(rows)
 
 
-def _judge(heat: Maps, question: Question) -> list[float]:
+def _judge(heat: Heat, removals: Removals) -> list[float]:
+    maps = torch.from_numpy(heat)[None].double()
     return [
-        float(spearmanr(_average(heat, 4).ravel(), question.coarse.ravel())[0]),
-        *(_find_center(heat) - _find_center(question.fine.clip(0))),
+        float(compare_with_cell_drops(maps, torch.from_numpy(removals.coarse).reshape(1, -1))),
+        *(_find_center(_average(heat.astype(np.float64), 8)) - _find_center(removals.fine.clip(0))),
     ]
 
 
-def _compare(kept: Maps, fading: Maps) -> dict[str, Any]:
-    """Return the means of both rules, and for the first measures the paired gain with its standard error."""
+def _compare(kept: Maps, fading: Maps, measures: Sequence[str]) -> dict[str, Any]:
+    """Return the means of both rules, and for the first measure the paired gain with its standard error."""
     valid = np.isfinite(kept).all(1) & np.isfinite(fading).all(1)
     gains, entry = (fading - kept)[valid], {"count": int(valid.sum())}
     errors = gains.std(0, ddof=1) / np.sqrt(len(gains))
     spread = fading[valid].std(0, ddof=1) / np.sqrt(len(gains))
     numbers: dict[str, Any] = {}
-    for at, measure in enumerate(_MEASURES):
+    for at, measure in enumerate(measures):
         numbers[measure] = {"kept": kept[valid, at].mean(), "fading": fading[valid, at].mean()}
         numbers[measure] |= {"gain": gains[:, at].mean(), "error": errors[at]} if at == 0 else {"error": spread[at]}
     return entry | {
@@ -203,53 +191,38 @@ def _compare(kept: Maps, fading: Maps) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------------- questions
 
 
-def _ask(loaded: camtool.Loaded, folder: Path) -> dict[str, list[Question]]:
-    """Return the questions about the labeled photos, about those of packages, and about crops of both by edge."""
-    labeled = [(Image.open(path).convert("RGB"), index) for path, index in read_labels(folder)]
-    unseen = [(image, None) for _, image in read_package_photos()]
-    questions: dict[str, list[Question]] = {}
-    for place, photos in (("chosen on", labeled), ("unseen", unseen)):
-        for image, index in photos:
-            question = _ask_photo(loaded, image, index)
+def _ask(network: Network) -> dict[str, list[Removals]]:
+    """Return the questions about scenes, or about photos of each place and crops of them by edge."""
+    if network.transform is None:
+        nothing = np.zeros(0)
+        questions = network.list_questions(HELD_OUT, _SCENES)
+        return {"scenes": [Removals(question, nothing, nothing) for question in questions]}
+    asked: dict[str, list[Removals]] = {}
+    for place, name in ((TUNED, "chosen on"), (HELD_OUT, "unseen")):
+        for image, index in network.images.get(place, []):
+            question = network.ask(image, index)
             if question is None:
                 continue
-            questions.setdefault(place, []).append(question)
-            for edge, crop in _iterate_crops(image, question):
-                at_edge = _ask_photo(loaded, crop, question.index, _LEAST[1])
+            asked.setdefault(name, []).append(_remove_cells(network, question))
+            for edge, crop in _iterate_crops(image, asked[name][-1]):
+                at_edge = network.ask(crop, question.index, _LEAST_ON_CROPS)
                 if at_edge is not None:
-                    questions.setdefault(f"{place}, at the {edge} edge", []).append(at_edge)
-    return questions
+                    asked.setdefault(f"{name}, at the {edge} edge", []).append(_remove_cells(network, at_edge))
+    return asked
 
 
-def _ask_photo(
-    loaded: camtool.Loaded, image: Image.Image, index: int | None, least: float = _LEAST[0]
-) -> Question | None:
-    """Return the question about a photo and its class, by default the top one; None if the network does not see it."""
-    assert loaded.transform is not None
-    inputs = torch.as_tensor(loaded.transform(image))[None]
-    with torch.inference_mode():
-        probabilities = loaded.model(inputs)[0].softmax(0)
-    index = int(probabilities.argmax()) if index is None else index
-    if probabilities[index] < least:
-        return None
-    coarse, fine = (_remove(loaded.model, inputs, index, cells) for cells in (4, 8))
-    return Question(inputs.clone(), index, coarse, fine)
+def _remove_cells(network: Network, question: Question) -> Removals:
+    score = QuestionScore(network.folded, question)
+    coarse, fine = (
+        measure_cell_drops(score, question.inputs, cells=cells).double().reshape(cells, cells).numpy()
+        for cells in (4, 8)
+    )
+    return Removals(question, coarse, fine)
 
 
-@torch.inference_mode()
-def _remove(model: nn.Module, inputs: Tensor, index: int, cells: int) -> Maps:
-    """Return the drop of the logit without each cell, ``(cells, cells)``."""
-    side, drops = inputs.shape[-1] // cells, []
-    masks = torch.eye(cells * cells).reshape(-1, 1, cells, cells)
-    for part in masks.split(16):
-        large = part.repeat_interleave(side, 2).repeat_interleave(side, 3)
-        drops.append(model(inputs)[0, index] - model(inputs * (1 - large))[:, index])
-    return torch.cat(drops).double().reshape(cells, cells).numpy()
-
-
-def _iterate_crops(image: Image.Image, question: Question) -> Iterator[tuple[str, Image.Image]]:
+def _iterate_crops(image: Image.Image, removals: Removals) -> Iterator[tuple[str, Image.Image]]:
     """Yield crops that have the cell whose removal counts most at each edge, as far as the photo allows."""
-    row, column = np.unravel_index(int(question.coarse.argmax()), question.coarse.shape)
+    row, column = np.unravel_index(int(removals.coarse.argmax()), removals.coarse.shape)
     width, height = image.size
     shorter = min(width, height)
     # As most transforms do: 7/8 of the shorter side, from the middle.

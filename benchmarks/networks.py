@@ -27,6 +27,7 @@ from camtool.demo.camnet import SIZE, load_honest_model, prepare_images
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.hooks.folded_model import FoldedModel
 from camtool.maps import upcast
+from camtool.methods.registry import METHODS
 from camtool.targets import ClassScore, Region, Target
 from camtool.trust.metrics import faithfulness
 from camtool.trust.metrics.localization import compute_energy_in_mask
@@ -294,14 +295,14 @@ class Bench:
             drops["masks"] = faithfulness.measure_mask_drops(score, question.inputs)
         return drops
 
-    def measure(self, explain: Explain) -> Measured:
-        """Return each measure of a method, one value for each question."""
+    def measure(self, explain: Explain, without: Sequence[str] = ()) -> Measured:
+        """Return each measure of a method, one value for each question, without those that are named."""
         rows = [
-            self._judge(explain(self._model, question), question, drops)
+            self._judge(explain(self._model, question), question, drops, without)
             for question, drops in zip(self.questions, self._drops, strict=True)
         ]
         measured = {name: np.array([row[name] for row in rows]) for name in rows[0]} if rows else {}
-        if self.pointing:
+        if self.pointing and "pointing" not in without:
             shares = [
                 compute_energy_in_mask(explain(self._model, question), question.mask)
                 for question in self.pointing
@@ -310,7 +311,9 @@ class Bench:
             measured["pointing"] = np.array(shares, float)
         return measured
 
-    def _judge(self, heat: Heat, question: Question, drops: dict[str, Tensor]) -> dict[str, float]:
+    def _judge(
+        self, heat: Heat, question: Question, drops: dict[str, Tensor], without: Sequence[str]
+    ) -> dict[str, float]:
         maps = torch.from_numpy(np.ascontiguousarray(heat))[None].float()
         values: dict[str, Any] = {}
         for name, cells in (("cells", 4), ("fine", 7)):
@@ -318,15 +321,15 @@ class Bench:
                 values[name] = faithfulness.compare_with_cell_drops(maps, drops[name], cells=cells)
         if "masks" in drops:
             values["masks"] = faithfulness.compare_with_mask_drops(maps, drops["masks"])
-        if "insertion" in self._measures:
+        if "insertion" in self._measures and "insertion" not in without:
             score, inputs = QuestionScore(self._folded, question, "probability"), question.inputs
             values["insertion"] = faithfulness.compute_insertion(score, inputs, maps, steps=_STEPS)
             values["insertion"] -= faithfulness.compute_deletion(score, inputs, maps, steps=_STEPS, removal="blur")
         return {name: float(value) for name, value in values.items()}
 
 
-def explain_by(method: str, **options: Any) -> Explain:
-    """Return the function that explains a question by a method of camtool."""
+def explain_by(method: str | Callable[..., Tensor], **options: Any) -> Explain:
+    """Return the function that explains a question by a method of camtool or a function of evidence."""
 
     def explain(model: nn.Module, question: Question) -> Heat:
         (result,) = camtool.explain(model, question.inputs, [question.target], method=method, **options)
@@ -348,3 +351,46 @@ def summarize(values: NDArray[np.float64], reference: NDArray[np.float64] | None
         for number in (column.mean(), column.std(ddof=1) / len(column) ** 0.5 if len(column) > 1 else np.nan)
     ]
     return [round(float(number), 3) for number in numbers]
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def format_table(file: str, rows: dict[str, Any], names: Sequence[str], measure: str, *, is_gain: bool = False) -> str:
+    """Return a table in Markdown with methods as rows and networks as columns, with its mark.
+
+    Bold is more than two standard errors above the reference, italic more than two below it.
+
+    Args:
+        file: Name of the JSON file of the numbers.
+        rows: Name to network to measure to the numbers of :func:`summarize`.
+        names: The rows, in order.
+        measure: The measure.
+        is_gain: Print the gains over the reference, not the means.
+    """
+    columns = [key for key in TITLES if any(measure in rows.get(name, {}).get(key, {}) for name in names)]
+    lines = [f"<!-- numbers: benchmarks/{file} -->", "| | " + " | ".join(TITLES[key] for key in columns) + " |"]
+    lines.append("|---" * (len(columns) + 1) + "|")
+    for name in names:
+        entries = [rows.get(name, {}).get(key, {}).get(measure) for key in columns]
+        if any(entries):
+            label = f"`{name}`" if name in METHODS else name
+            lines.append(
+                " | ".join([f"| {label}", *(_format_entry(entry, is_gain=is_gain) for entry in entries)]) + " |"
+            )
+    return "\n".join(lines)
+
+
+def _format_entry(entry: list[float] | None, *, is_gain: bool) -> str:
+    if entry is None:
+        return "-"
+    mean, _, gain, error = entry
+    text = f"{gain:+.3f}" if is_gain else f"{mean:.3f}"
+    return text if abs(gain) <= 2 * error else f"**{text}**" if gain > 0 else f"*{text}*"
+
+
+def write_between(page: Path, mark: str, text: str) -> None:
+    """Replace what stands between ``<!-- MARK -->`` and ``<!-- /MARK -->`` in a page."""
+    start, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
+    before, _, rest = page.read_text(encoding="utf-8").partition(start)
+    page.write_text(f"{before}{start}\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")

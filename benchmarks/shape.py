@@ -1,40 +1,41 @@
-"""Other shapes of faithcam: ``python -m benchmarks shape --photos FOLDER --weights NAME=FILE``.
+"""Other shapes of faithcam: ``python -m benchmarks shape --weights NAME=FILE --scenes FOLDER``.
 
 Faithcam often shrinks to one spot. Would more depths, a floor under its gate, a softer gate, competition at each depth
 or FullGrad, whose heat is on whole objects, make it more faithful? Each variant is compared with faithcam on the same
-photos: gains are paired, with their standard errors.
-
-``cells`` is single deletion: Spearman's correlation of the heat in 4 x 4 cells with the drop of the logit without the
-cell; ``fine`` the same with 7 x 7 cells that are blurred; ``masks`` the metric ``faithfulness-correlation``;
-``insertion`` the area under the probability while the hottest pixels are inserted, less that while they are deleted;
-``pointing`` the share of the heat on the right photo of mosaics of four. The photos of ``--photos`` are those on which
-faithcam was tuned; those of installed packages were not.
+questions: gains are paired, with their standard errors. Networks, photos, scenes and measures are those of
+:mod:`benchmarks.networks`. Without networks nothing is measured: the tables of ``docs/faithcam.md`` are made from the
+JSON file.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import torch
 import typer
-from numpy.typing import NDArray
-from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 import camtool
-from benchmarks.package_photos import read_package_photos
+from benchmarks.faithcam import PAGE
+from benchmarks.networks import (
+    MEASURES,
+    Bench,
+    ScenesOption,
+    WeightsOption,
+    explain_by,
+    format_table,
+    read_networks,
+    summarize,
+    write_between,
+)
 from benchmarks.paired import describe_machine
-from benchmarks.photos import read_labels
 from camtool.evidence.contributions import trace_contributions
 from camtool.evidence.evidence import Evidence
 from camtool.geometry.resampling import draw_heat
-from camtool.hooks.folded_model import FoldedModel
 from camtool.maps import scale_by_peak
 from camtool.methods.families.competition import (
     _add_depths,
@@ -45,58 +46,52 @@ from camtool.methods.families.competition import (
     faithcam,
 )
 from camtool.methods.families.fullgrad import fullgrad
-from camtool.trust.metrics import ClassScore, faithfulness
-from camtool.trust.metrics.mosaics import compute_grid_pointing
 
 RESULTS = Path(__file__).with_suffix(".json")
 
-_LEAST = 0.1
-"""The least probability of the class on a photo."""
-
-_CONFIDENT = 0.5
-"""The least probability of photos in mosaics."""
-
-_MOSAICS = 16
-"""Most photos in mosaics, each in one as the photo that is explained."""
-
-_STEPS = 10
-"""Steps of insertion and deletion."""
-
-Maps = NDArray[np.float64]
-Method = Callable[..., Tensor]
+_TITLES = {
+    "cells": "Single deletion",
+    "fine": "49 blurred cells",
+    "masks": "Masks",
+    "insertion": "Insertion",
+    "pointing": "Pointing",
+}
 
 
 def main(
-    photos: Annotated[Path, typer.Option(help="Folder with photos and labels.csv, on which faithcam was tuned.")],
-    weights: Annotated[list[str], typer.Option(help="NAME=FILE of a torchvision architecture; may be repeated.")],
+    weights: WeightsOption = [],  # noqa: B006
+    scenes: ScenesOption = None,
+    most: Annotated[int, typer.Option(help="Most scenes of one object and photos; half as many scenes of two.")] = 40,
+    only: Annotated[list[str], typer.Option(help="Name of a variant; may be repeated.")] = [],  # noqa: B006
     threads: Annotated[int, typer.Option(help="Threads for torch.")] = 1,
-    most: Annotated[int, typer.Option(help="Most photos of each kind.")] = 40,
-    out: Annotated[Path, typer.Option(help="The JSON file.")] = RESULTS,
+    out: Annotated[Path, typer.Option(help="JSON file; what it holds of other rows is kept.")] = RESULTS,
 ) -> None:
-    """Measure, print, and write the numbers to a JSON file."""
+    """Measure, print the rows, and write them to a JSON file; without networks write the page's tables from it."""
+    rows = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else {}
+    if not weights and scenes is None:
+        names = [name for name in VARIANTS if name != "faithcam"]
+        tables = (
+            f"**{title}**\n\n{format_table('shape.json', rows, names, measure, is_gain=True)}"
+            for measure, title in _TITLES.items()
+        )
+        write_between(PAGE, "shape", "\n\n".join(tables))
+        return
     torch.set_num_threads(threads)
-    rows = []
-    for name, file in (pair.split("=", 1) for pair in weights):
-        loaded = camtool.load(name, file)
-        labeled = [(Image.open(path).convert("RGB"), index) for path, index in read_labels(photos)]
-        for place, images in (("tuned", labeled), ("unseen", [(image, None) for _, image in read_package_photos()])):
-            bench = Bench(loaded, images[:most])
-            reference = bench.measure(faithcam)
-            for variant, method in VARIANTS.items():
-                measured = reference if method is faithcam else bench.measure(method)
-                rows.append({"network": name, "photos": place, "variant": variant, **_compare(measured, reference)})
-                print(json.dumps(rows[-1]), flush=True)
-    out.write_text(json.dumps({"machine": describe_machine(threads), "rows": rows}, indent=1) + "\n", encoding="utf-8")
-
-
-def _compare(measured: dict[str, Maps], reference: dict[str, Maps]) -> dict[str, Any]:
-    """Return for each measure the mean, the mean of the paired gains, and its standard error."""
-    entry: dict[str, Any] = {"count": len(measured["cells"])}
-    for measure, values in measured.items():
-        gains = values - reference[measure]
-        error = gains.std(ddof=1) / np.sqrt(len(gains)) if len(gains) > 1 else np.nan
-        entry[measure] = [round(float(number), 3) for number in (values.mean(), gains.mean(), error)]
-    return entry
+    for network in read_networks(weights, None, scenes):
+        bench = Bench(network, measures=tuple(MEASURES), most=most, most_pointing=most // 2)
+        reference = bench.measure(explain_by(faithcam))
+        for variant in [name for name in VARIANTS if not only or name in only]:
+            method = VARIANTS[variant]
+            try:
+                measured = reference if method is faithcam else bench.measure(explain_by(method))
+            except camtool.MethodError as error:
+                print(network.name, variant, "does not fit:", error, flush=True)
+                continue
+            entry = {name: summarize(values, reference[name]) for name, values in measured.items()}
+            rows.setdefault(variant, {})[network.name] = {"questions": len(bench.questions), **entry}
+            print(network.name, variant, json.dumps(entry), flush=True)
+            result = {"machine": describe_machine(threads), "rows": rows}
+            out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 # ---------------------------------------------------------------------------------------------------------- variants
@@ -159,7 +154,7 @@ def _gate_fullgrad(evidence: Evidence, *, depths: int = 4, own: float = 0.0) -> 
     return own * first + (1 - own) * second
 
 
-VARIANTS: dict[str, Method | str] = {
+VARIANTS: dict[str, Callable[..., Tensor] | str] = {
     "faithcam": faithcam,
     "gradcam": "gradcam",
     "fullgrad": "fullgrad",
@@ -173,84 +168,6 @@ VARIANTS: dict[str, Method | str] = {
     "mean of both": partial(_gate_fullgrad, own=0.5),
 }
 """Names, and methods of camtool or functions of evidence."""
-
-
-# --------------------------------------------------------------------------------------------------------- measures
-
-
-@dataclass(frozen=True)
-class Question:
-    """A prepared photo ``(1, C, H, W)``, its class, its probability, and the drops of the logit without parts of it."""
-
-    inputs: Tensor
-    index: int
-    score: ClassScore
-    cells: Tensor
-    fine: Tensor
-    masks: Tensor
-
-
-class Bench:
-    """Photos that a network recognizes.
-
-    Args:
-        loaded: The network.
-        photos: Photos and their classes; None for the class of the highest probability.
-    """
-
-    def __init__(self, loaded: camtool.Loaded, photos: list[tuple[Image.Image, int | None]]) -> None:
-        self._model: nn.Module = loaded.model
-        self._questions, confident = list[Question](), list[tuple[float, Question]]()
-        for question, probability in self._ask(loaded, photos):
-            self._questions.append(question)
-            if probability >= _CONFIDENT and question.index not in {other.index for _, other in confident}:
-                confident.append((probability, question))
-        self._confident = [question for _, question in confident[:_MOSAICS]]
-
-    def _ask(
-        self, loaded: camtool.Loaded, photos: list[tuple[Image.Image, int | None]]
-    ) -> Iterator[tuple[Question, float]]:
-        assert loaded.transform is not None
-        folded = FoldedModel(self._model, torch.as_tensor(loaded.transform(photos[0][0]))[None])
-        for image, index in photos:
-            inputs = torch.as_tensor(loaded.transform(image))[None].clone()
-            with torch.inference_mode():
-                probabilities = self._model(inputs)[0].softmax(0)
-            label = int(probabilities.argmax()) if index is None else index
-            if probabilities[label] < _LEAST:
-                continue
-            score = ClassScore(folded, inputs, label, "logit")
-            cells = faithfulness.measure_cell_drops(score, inputs)
-            fine = faithfulness.measure_cell_drops(score, inputs, cells=7, removal="blur")
-            masks = faithfulness.measure_mask_drops(score, inputs)
-            probability = ClassScore(folded, inputs, label)
-            yield Question(inputs, label, probability, cells, fine, masks), float(probabilities[label])
-
-    def measure(self, method: Method | str) -> dict[str, Maps]:
-        """Return each measure of a method, one value for each photo or for each photo of a mosaic."""
-        rows = [self._judge(self._explain(method, question.inputs, [question.index]), question) for question in
-                self._questions]  # fmt: skip
-        classes = torch.tensor([question.index for question in self._confident])
-        images = torch.cat([question.inputs for question in self._confident])
-        pointing = compute_grid_pointing(
-            lambda mosaics, of: self._explain(method, mosaics, classes[of].tolist()), images, classes, grid=2, chunk=1
-        )
-        measured = {measure: np.array([row[measure] for row in rows]) for measure in rows[0]}
-        return measured | {"pointing": pointing.double().numpy()}
-
-    def _explain(self, method: Method | str, inputs: Tensor, classes: list[int]) -> Tensor:
-        results = camtool.explain(self._model, inputs, classes, method=method)
-        return torch.from_numpy(np.stack([result.heatmap for result in results]))
-
-    def _judge(self, maps: Tensor, question: Question) -> dict[str, float]:
-        inserted = faithfulness.compute_insertion(question.score, question.inputs, maps, steps=_STEPS)
-        deleted = faithfulness.compute_deletion(question.score, question.inputs, maps, steps=_STEPS, removal="blur")
-        return {
-            "cells": float(faithfulness.compare_with_cell_drops(maps, question.cells)),
-            "fine": float(faithfulness.compare_with_cell_drops(maps, question.fine, cells=7)),
-            "masks": float(faithfulness.compare_with_mask_drops(maps, question.masks)),
-            "insertion": float(inserted - deleted),
-        }
 
 
 if __name__ == "__main__":

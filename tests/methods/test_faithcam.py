@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import camtool
-from benchmarks.photos import read_photos
-from benchmarks.placement import correlate_cells, measure_drops, measure_pointing
-from benchmarks.rivals import read_confident_photos
+from benchmarks.networks import TUNED, Bench, explain_by, read_networks
 from camtool.demo.camnet import load_honest_model, prepare_images
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import MethodError
@@ -531,24 +529,12 @@ def test_energy_and_peak_on_scenes_are_at_least_those_of_the_others() -> None:
 def test_photos_are_explained_more_faithfully_and_classes_told_apart(
     name: str, deletion: float, pointing: float, shared: Path
 ) -> None:
-    loaded = camtool.load(name, shared / "models" / f"{name}-imagenet.safetensors")
-    photos = shared / "images"
-    images = [*read_photos(loaded, photos)]
-    drops = [measure_drops(loaded.model, image, index) for image, index in images]
-    ours, usual = (
-        np.mean([
-            correlate_cells(camtool.explain(loaded.model, image[None], index, method=method)[0].heatmap, drop)
-            for (image, index), drop in zip(images, drops, strict=True)
-        ])
-        for method in ("faithcam", "gradcam")
-    )  # fmt: skip
-    assert ours > max(usual, deletion)
-
-    def explain(image: Tensor, classes: list[int]) -> list[tuple[Any, Any]]:
-        results = camtool.explain(loaded.model, image[None], [classes], method="faithcam")[0]
-        return [(result.heatmap, result.heatmap) for result in results]
-
-    assert measure_pointing(explain, read_confident_photos(loaded, photos), 6).mean() > pointing
+    weights = shared / "models" / f"{name}-imagenet.safetensors"
+    (network,) = read_networks([f"{name}={weights}"], shared / "images")
+    bench = Bench(network, TUNED, ("cells", "pointing"))
+    ours, usual = (bench.measure(explain_by(method)) for method in ("faithcam", "gradcam"))
+    assert ours["cells"].mean() > max(usual["cells"].mean(), deletion)
+    assert ours["pointing"].mean() > pointing
 
 
 def test_faithcam_is_registered_with_its_needs() -> None:

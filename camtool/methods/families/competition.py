@@ -189,14 +189,18 @@ def faithcam(
 
     What was tried, and changed little or was worse: signed contributions; maps scaled by the peak or by the standard
     deviation; products of depths; positive parts of single channels; gradients of the log-probability; the mean of the
-    image in place of a blank one. More depths are a little more faithful, and cost more. ``python -m benchmarks
-    faithcam`` switches each choice off, one at a time.
+    image in place of a blank one. More depths predict a little better what random masks do, and cost more. ``python -m
+    benchmarks faithcam`` switches each choice off, one at a time.
 
     Limits: contributions are first-order, so a saturated score is explained badly. The contributions of a depth add up
     to the evidence S only as far as the network between is linear, and rectified maps do not add up to the score. A
     target without rivals, e.g. a regression value, competes with nothing, and its explanation says so. The rivals of a
     detection are detections of other objects, those of a segmenter's class the other classes in the image; each costs
     a backward pass through the head. Skip connections leave few depths in a U-Net.
+
+    It puts more heat on the right object than Grad-CAM on each of nine networks that were measured, but it is not more
+    faithful on all: it predicts the effect of random masks worse on two small convolutional networks for scenes and on
+    a U-Net, where the hottest pixels alone also restore less of the score.
 
     Args:
         evidence: The activations and gradients of the layer, and of its depths.
