@@ -182,7 +182,7 @@ def faithcam(
     image to the explained layer pass through it, see :mod:`camtool.layers.depths`. The layer itself is the last depth.
 
     Why it works: the contribution at one depth is a first-order estimate of what happens if a part of the image is
-    removed. The errors of different depths differ, so the sum is closer than any of them. Blank activations matter
+    removed. The errors of different depths differ, so on most networks the sum is closer. Blank activations matter
     where zero is not neutral: behind linear bottlenecks and in transformers, where some channels are large for any
     image. The gate is needed twice: a winning cell sees more of the image than its own place, and the backward pass
     spreads its evidence over all of that.
