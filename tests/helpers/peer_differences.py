@@ -78,6 +78,14 @@ PEER_DIFFERENCES = (
         "test_grad_cams_constant_dominates_gradcam_plus_plus_for_small_gradients",
     ),
     PeerDifference(
+        GRAD_CAM,
+        "Grad-CAM++",
+        "Σ A takes negative activations too: at layers without a ReLU the denominator may be negative, and so the "
+        "weight of a channel that speaks for the class.",
+        "Σ |A| is taken, which is Σ A where activations are behind a ReLU, as in the paper. Compared at such layers.",
+        "test_grad_cams_gradcam_plus_plus_weighs_by_negative_activations",
+    ),
+    PeerDifference(
         TORCHCAM,
         "Grad-CAM++",
         "alpha is divided in place on a copy made by indexing, so the division is lost and w = Σ relu(g)³.",

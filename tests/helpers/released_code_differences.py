@@ -31,7 +31,7 @@ RELEASED_CODE_DIFFERENCES = (
     ReleasedCodeDifference(
         "gradcam++",
         "The `alpha` of each channel are divided by their sum.",
-        "`alpha` is that of eq. 19. The difference is large at a layer with negative activations.",
+        "`alpha` is that of eq. 19, with Σ |A|.",
     ),
     ReleasedCodeDifference(
         "zoomcam",

@@ -604,10 +604,12 @@ def test_gradcam_plus_plus_does_not_underflow_like_the_literal_equation() -> Non
     close_to_peak(METHODS["gradcam++"](fake(A, g)), torch.tensor([expected]), 1e-6)
 
 
-def test_gradcam_plus_plus_with_noise_and_without_ignores_a_channel_of_denominator_zero() -> None:
-    """``2 + g Σ A`` is 0, as it never is where activations are rectified."""
-    A = torch.tensor([[[-1.0, -1.0], [1.0, 3.0]], [[0.0, -2.0], [1.0, 3.0]]])
-    evidence, expected = fake(A, torch.ones_like(A)), torch.tensor([[1.0, 3.0]] * 2) * 2 / (2 + 4)
+def test_gradcam_plus_plus_with_noise_and_without_counts_negative_activations_by_their_size() -> None:
+    """By ``2 + g Σ A`` the weights would be infinite in the first two maps, and -1 in the third one: upside down."""
+    A = torch.tensor([[[-1.0, -1.0], [1.0, 3.0]], [[0.0, -2.0], [1.0, 3.0]], [[1.0, -5.0], [1.0, 0.0]]])
+    # The weights are 2 / (2 + 2) and 2 / (2 + 4), twice; in the third map 2 / (2 + 6) and 2 / (2 + 1).
+    expected = torch.tensor([[-1 / 2 + 1 / 3, -1 / 2 + 1], [0 + 1 / 3, -1 + 1], [1 / 4 + 2 / 3, -5 / 4]]).relu()
+    evidence = fake(A, torch.ones_like(A))
     assert_close(METHODS["gradcam++"](evidence), expected)
     evidence.inputs, evidence.for_inputs = torch.rand(2, *IMAGES), lambda noisy: evidence
     assert_close(METHODS["smoothgradcam++"](evidence), expected)

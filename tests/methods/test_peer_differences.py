@@ -90,6 +90,17 @@ def test_grad_cams_constant_dominates_gradcam_plus_plus_for_small_gradients() ->
     assert difference(METHODS["gradcam++"](small), theirs) > 0.1
 
 
+def test_grad_cams_gradcam_plus_plus_weighs_by_negative_activations() -> None:
+    model, layer = network("densenet121"), "features.denseblock4"
+    seen = evidence(model, layer)
+    theirs = of_grad_cam(grad_cam.GradCAMPlusPlus, model, layer)
+    A, g = seen.activations, seen.gradients
+    alpha = g**2 / (2 * g**2 + g**3 * A.sum((2, 3), keepdim=True) + 1e-6)
+    assert (alpha[g > 0] < 0).any()
+    assert difference(sum_weighted_channels((alpha * g.relu()).sum((2, 3)), A), theirs) < 1e-3
+    assert difference(theirs, METHODS["gradcam++"](seen)) > 0.1
+
+
 def test_torchcams_gradcam_plus_plus_sums_cubes() -> None:
     model = network("resnet18")
     seen = evidence(model, "layer4")

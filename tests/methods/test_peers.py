@@ -49,8 +49,8 @@ IN_TORCHCAM = {"gradcam": torchcam.GradCAM, "xgradcam": torchcam.XGradCAM, "laye
 
 
 def layer_for(name: str, network_name: str) -> str:
-    """DenseNet's blocks are signed: Σ A may come near 0, where XGrad-CAM hangs on the peers' constants, and 2 + g Σ A
-    too, where Grad-CAM++ has a pole that makes much of rounding.
+    """DenseNet's blocks are signed: Σ A may come near 0, where XGrad-CAM hangs on the peers' constants; Grad-CAM++ has
+    another sum there.
     """
     if network_name == "densenet121" and name in ("gradcam++", "xgradcam"):
         return "features.transition3.relu"

@@ -13,7 +13,8 @@ from tests.oracles.base import Case, Map, Maps, faded, oracle, positions, relu, 
 def smooth_gradcam_plus_plus(case: Case, samples: int = 10, noise: float = 0.15, seed: int = 0) -> Map:
     """Omeiza et al. 2019: Grad-CAM++ with the means over noisy pictures of the derivatives' powers.
 
-    ``α = D2 / (2 D2 + Σ_ab A(a, b) D3)`` and ``w = Σ_ij α relu(D1)``, with the activations of the picture itself.
+    ``α = D2 / (2 D2 + Σ_ab A(a, b) D3)`` and ``w = Σ_ij α relu(D1)``, with the activations of the picture itself;
+    negative ones count by their size in the sum. ``α`` is 0 where its denominator is not positive.
     """
     A, x = case.A, case.x
     generator = torch.Generator().manual_seed(seed)  # the noise cannot be had but from where the package has it
@@ -31,12 +32,12 @@ def smooth_gradcam_plus_plus(case: Case, samples: int = 10, noise: float = 0.15,
     for k in range(len(A)):
         total, weight = 0.0, 0.0
         for a, b in positions(A[k]):
-            total += A[k][a][b]
+            total += abs(A[k][a][b])
         for i, j in positions(A[k]):
             D1 = sum(g[k][i][j] for g in gradients) / samples
             D2 = sum(g[k][i][j] ** 2 for g in gradients) / samples
             D3 = sum(g[k][i][j] ** 3 for g in gradients) / samples
-            if D2 != 0:
+            if 2 * D2 + total * D3 > 0:
                 weight += D2 / (2 * D2 + total * D3) * max(D1, 0.0)
         weights.append(weight)
     return relu(weighted_sum(weights, A))

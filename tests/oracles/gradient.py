@@ -34,13 +34,16 @@ def gradcam(case: Case) -> Map:
 
 @oracle("gradcam++")
 def gradcam_plus_plus(case: Case) -> Map:
-    """Chattopadhay et al. 2018, eq. 19: ``α = g² / (2 g² + Σ_ab A(a, b) g³)``, and ``w = Σ_ij α relu(g)``."""
+    """Chattopadhay et al. 2018, eq. 19: ``α = g² / (2 g² + Σ_ab A(a, b) g³)``, and ``w = Σ_ij α relu(g)``.
+
+    The paper's activations are behind a ReLU; those that are not count by their size in the sum.
+    """
     A, g = case.A, case.g
     weights = []
     for k in range(len(A)):
         total = 0.0
         for a, b in positions(A[k]):
-            total += A[k][a][b]
+            total += abs(A[k][a][b])
         weight = 0.0
         for i, j in positions(A[k]):
             derivative = g[k][i][j]

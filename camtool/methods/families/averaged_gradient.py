@@ -31,9 +31,9 @@ def smooth_gradcam_plus_plus(evidence: Evidence, *, samples: int = 10, noise: fl
     are the means of ``g``, ``g²`` and ``g³`` over the copies (Omeiza et al. 2019). As in Grad-CAM++ these are the
     derivatives of the exponential of the score. The activations are those of the image itself.
 
-    ``g`` is divided by its peak on the image, and ``α = 1 / (2 + Σ A · D3/D2)`` is computed: the same values, but
-    ``g²`` and ``g³`` do not vanish in single precision. ``α`` is 0 where its denominator is 0 or ``D1`` is not
-    positive.
+    ``g`` is divided by its peak on the image, and ``α = 1 / (2 + Σ |A| · D3/D2)`` is computed: the same values, but
+    ``g²`` and ``g³`` do not vanish in single precision. ``Σ |A|`` is taken, as in Grad-CAM++. ``α`` is 0 where its
+    denominator or ``D1`` is not positive.
 
     Args:
         evidence: The activations and gradients, and the model.
@@ -56,8 +56,8 @@ def smooth_gradcam_plus_plus(evidence: Evidence, *, samples: int = 10, noise: fl
     for inputs in iterate_noisy_copies(evidence.inputs, samples, noise, seed):
         g = evidence.for_inputs(inputs).gradients / unit
         D1, D2, D3 = D1 + g / samples, D2 + g**2 / samples, D3 + g**3 / samples
-    denominator = 2 + unit * (D3 / torch.where(D2 > 0, D2, 1)) * sum_over_positions(A)
-    usable = (D1 > 0) & (denominator.abs() > torch.finfo(A.dtype).eps)
+    denominator = 2 + unit * (D3 / torch.where(D2 > 0, D2, 1)) * sum_over_positions(A.abs())
+    usable = (D1 > 0) & (denominator > torch.finfo(A.dtype).eps)
     alpha = torch.where(usable, 1 / torch.where(usable, denominator, 1), 0)
     return sum_over_positions(alpha * D1.relu()) * unit
 

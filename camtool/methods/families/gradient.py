@@ -58,17 +58,16 @@ def gradcam_plus_plus(evidence: Evidence) -> Tensor:
     ``w_k = Σ α relu(g)`` with ``α = g² / (2 g² + g³ Σ A)``, summed over the positions (Chattopadhay et al. 2018, eq.
     19, which takes the exponential of the score). Canceling ``g²`` gives ``α = 1 / (2 + g Σ A)``: the same value
     without underflow of ``g²`` and ``g³`` in single precision. ``α`` is 0 where ``g`` is not positive, because the ReLU
-    removes these positions. ``α`` is also 0 where the denominator is 0; in the paper activations are rectified, so it
-    is at least 2 there.
+    removes these positions.
+
+    The paper has activations behind a ReLU. At layers that have negative ones (ConvNeXt, U-Nets, transformers) the
+    denominator could be negative, and the map upside down, so ``Σ |A|`` is taken there.
 
     Returns:
         The weights ``(R, C, 1, ...)``.
     """
-    A, g = evidence.activations, evidence.gradients
-    denominator = 2 + g * sum_over_positions(A)
-    usable = (g > 0) & (denominator.abs() > torch.finfo(g.dtype).eps)
-    alpha = torch.where(usable, 1 / torch.where(usable, denominator, 1), 0)
-    return sum_over_positions(alpha * g.relu())
+    A, g = evidence.activations, evidence.gradients.relu()
+    return sum_over_positions(g / (2 + g * sum_over_positions(A.abs())))
 
 
 @weighting("xgradcam", paper="arXiv 2008.02312", needs="gradients")
