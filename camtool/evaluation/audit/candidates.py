@@ -1,4 +1,4 @@
-"""What a candidate for a cue is: how strongly an image has it, and how images look without it, and with it.
+"""The candidate for a cue: how strongly an image has it, and how images look without it, and with it.
 
 A kind of candidates is one file with a function ``find_...(discovery) -> list of candidates`` in ``KINDS`` of
 :mod:`camtool.evaluation.audit.running`, and a subclass of :class:`CueCandidate`.
@@ -21,10 +21,13 @@ from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.trust.metrics.removal import impute_linear
 
 FILLS = ("inpainting", "an image of another class")
-"""What regions are covered with. Another image of the same class would bring the cue back."""
+"""The fills that cover regions. Another image of the same class would bring the cue back."""
 
 _MOST_OVERLAP = 0.25
 """Share of a control region that may be in the candidate's."""
+
+_SAME_CUE = 0.5
+"""Share of the smaller of two regions in the larger one from which on they are one cue."""
 
 _STEPS = 20
 """Places along each side at which a control region may lie."""
@@ -32,7 +35,7 @@ _STEPS = 20
 
 @dataclass(frozen=True, eq=False)
 class Discovery:
-    """What candidates are found in.
+    """The discovery half, in which candidates are found.
 
     Attributes:
         images: All images.
@@ -51,7 +54,7 @@ class Discovery:
 
 @dataclass(frozen=True, eq=False)
 class CueCandidate(ABC):
-    """What a class may be recognized by.
+    """A cue by which a class may be recognized.
 
     Attributes:
         target: The class.
@@ -116,6 +119,10 @@ class CueCandidate(ABC):
     def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> CueCandidate | None:
         """Return a candidate of the same size for the same class, which was drawn from another class."""
 
+    def is_same_cue(self, other: CueCandidate, images: AuditImages, indices: Sequence[int]) -> bool:
+        """Return True if two candidates of a class are one cue in these images, which have both."""
+        return False
+
     def isolate(self, images: AuditImages, donor: int) -> Tensor | None:
         """Return a blank input with the candidate of a donor alone, ``(C, H, W)``; None if impossible."""
         return None
@@ -162,6 +169,16 @@ class RegionCandidate(CueCandidate):
         shifts = draw_shifts(mask, controls, random)
         contents = [torch.roll(source.tensor, (-down, -across), (1, 2)) for down, across in shifts]
         return torch.stack([torch.where(mask, content, image) for content in contents])
+
+    def is_same_cue(self, other: CueCandidate, images: AuditImages, indices: Sequence[int]) -> bool:
+        """Return True if the smaller region lies in the larger one by half or more, on average over the images."""
+        if not isinstance(other, RegionCandidate):
+            return False
+        shares = []
+        for image in map(images.prepare, indices):
+            one, two = self.locate(images, image), other.locate(images, image)
+            shares.append(float((one & two).sum() / torch.minimum(one.sum(), two.sum()).clamp_min(1)))
+        return float(np.mean(shares)) >= _SAME_CUE
 
     def isolate(self, images: AuditImages, donor: int) -> Tensor:
         """Return the region of the donor on an input of its mean color."""

@@ -39,12 +39,12 @@ _LEAST_GRID = 7
 """Smallest side of the grid of an early layer."""
 
 PASSES_PER_MAP = 3
-"""What a map costs in forward passes: the answer, and a forward and a backward pass."""
+"""The cost of a map in forward passes: one for the answer, then a forward and a backward pass."""
 
 
 @dataclass(frozen=True, eq=False)
 class ImageRecord:
-    """What is kept of an image.
+    """The numbers that are kept of an image.
 
     Attributes:
         index: Its place among the images of the user.

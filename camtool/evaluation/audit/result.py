@@ -19,7 +19,7 @@ from camtool.runs.file_names import check_inside
 from camtool.runs.stored_files import parse_object
 
 Verdict: TypeAlias = Literal["object", "shortcut", "unsure"]
-"""What the user says about a finding: whether a model may use it is not for a test to say."""
+"""The user's word about a finding: no test can say whether a model may use it."""
 
 JSON_NAME, MARKDOWN_NAME, VERDICTS_NAME = "audit.json", "audit.md", "verdicts.json"
 
@@ -48,6 +48,7 @@ class Finding:
         accuracy: The accuracy on images of the class with it and without it; None without labels.
         by_group: Name of a column and value → images of the class, and those with it.
         verdict: What the user said; None if nothing.
+        also: The same cue by other candidates that were confirmed, in words.
     """
 
     key: str
@@ -69,6 +70,7 @@ class Finding:
     accuracy: tuple[float, float] | None = None
     by_group: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     verdict: Verdict | None = None
+    also: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -77,7 +79,9 @@ class Finding:
         if self.removal is not None:
             verb = "evening it out" if self.kind == "property" else "covering it"
             answers = _format_interval(self.removal)
-            effects.append(f"{verb} changes {answers} of the answers (controls {self.removal.controls:.0%})")
+            effects.append(
+                f"{verb} changes {answers} of the answers (controls {_format_percent(self.removal.controls)})"
+            )
         if self.transplant is not None:
             verb = "shifting it" if self.kind == "property" else "pasting it"
             effects.append(f"{verb} makes {_format_interval(self.transplant)} of other images '{self.label}'")
@@ -94,7 +98,7 @@ def _format_interval(effect: Effect) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Audit:
-    """What a model's answers were shown to depend on, and how far that can be trusted.
+    """The cues that a model's answers were shown to depend on, and how far that can be trusted.
 
         audit = camtool.audit(model, photos, labels)
         print(audit)
@@ -171,10 +175,10 @@ class Audit:
         count = format_count(len(self.findings), "finding")
         lines = ["# Audit", "", f"{format_count(self.image_count, 'image')}, {count} at q ≤ {self.level:g}."]
         if self.false_discovery_rate is not None:
-            decoys = format_count(self.surviving_decoys, "decoy")
+            decoys, rate = format_count(self.surviving_decoys, "decoy"), _format_percent(self.false_discovery_rate)
             lines[-1] += (
                 f" {decoys} of {len(self.decoys)} passed the same tests: the false-discovery rate is estimated as "
-                f"({self.surviving_decoys} + 1) / {len(self.findings)}, at most {self.false_discovery_rate:.0%}. It is "
+                f"({self.surviving_decoys} + 1) / {len(self.findings)}, at most {rate}. It is "
                 "coarse for few findings."
             )
         for number, finding in enumerate(self.findings, 1):
@@ -185,7 +189,7 @@ class Audit:
             lines += ["", "## Tested, not confirmed", ""]
             lines += [
                 f"* '{one.label}', {one.name} ({one.kind}): p = {one.p:.2g}, q = {one.q:.2g}; an effect on less than "
-                f"{_format_share(one.smallest_share)} of the answers would not have shown."
+                f"{_format_percent(one.smallest_share)} of the answers would not have shown."
                 for one in self.rejected
             ]
         for title, entries in (("Not tested", self.not_tested), ("Notes", self.notes)):
@@ -248,8 +252,11 @@ def _list_details(finding: Finding) -> list[str]:
     details = []
     if finding.facts:
         details.append(f"Suspicious: {', '.join(finding.facts)}.")
+    if finding.also:
+        details.append(f"Found as well as: {'; '.join(finding.also)}.")
     if finding.accuracy is not None and not math.isnan(sum(finding.accuracy)):
-        details.append(f"Accuracy with it {finding.accuracy[0]:.0%}, without it {finding.accuracy[1]:.0%}.")
+        with_it, without_it = map(_format_percent, finding.accuracy)
+        details.append(f"Accuracy with it {with_it}, without it {without_it}.")
     for group, (count, present) in finding.by_group.items():
         details.append(f"{group}: {present} of {format_count(count, 'image')} of the class.")
     for title, names in (("Examples", finding.images), ("Without it", finding.without)):
@@ -260,8 +267,8 @@ def _list_details(finding: Finding) -> list[str]:
     return [f"   * {detail}" for detail in details]
 
 
-def _format_share(share: float) -> str:
-    return f"{share:.0%}" if share <= 1 else "100%"
+def _format_percent(share: float) -> str:
+    return f"{100 * min(share, 1.0):.0f} %"
 
 
 def _to_record(finding: Finding) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -48,6 +48,9 @@ _MOST_IMAGES = 50
 """Images for each test of a candidate: with 19 controls and two fills they take 2,000 forward passes for covering."""
 
 _SHOWN = 20
+
+_COMPARED = 10
+"""Images in which the regions of two findings are compared."""
 
 _ALL = 0.9
 """Share of a class from which on a cue counts as one of all of the class: the threshold misses a few."""
@@ -326,20 +329,23 @@ class _Run:
             (outcome.p for (outcome, _), q in zip(outcomes, q_values, strict=True) if q <= self.level), default=0
         )
         limit = max(limit, self.level / max(1, len(outcomes)))
-        tested = [
-            (self._describe(bench, outcome, q, len(outcomes), verdicts), q <= self.level and outcome.is_large)
-            for (outcome, _), q in zip(outcomes, q_values, strict=True)
-            if not outcome.reason
-        ]
+        confirmed, rejected = list[tuple[Outcome, Finding]](), list[Finding]()
+        for (outcome, _), q in zip(outcomes, q_values, strict=True):
+            if not outcome.reason:
+                finding = self._describe(bench, outcome, q, len(outcomes), verdicts)
+                if q <= self.level and outcome.is_large:
+                    confirmed.append((outcome, finding))
+                else:
+                    rejected.append(finding)
         self.not_tested += [
             f"{self._name_candidate(outcome.candidate)}: {outcome.reason}." for outcome, _ in outcomes if outcome.reason
         ]
         decoys = [decoy for _, decoy in outcomes if decoy is not None]
         surviving = sum(decoy.p <= limit and decoy.is_large for decoy in decoys)
-        findings = rank_findings([finding for finding, is_confirmed in tested if is_confirmed])
+        findings = rank_findings(self._join_cues(confirmed))
         return Audit(
             findings,
-            tuple(finding for finding, is_confirmed in tested if not is_confirmed),
+            tuple(rejected),
             tuple(self._describe(bench, decoy, 1.0, len(outcomes), {}) for decoy in decoys),
             surviving,
             estimate_false_discovery_rate(surviving, len(findings)),
@@ -350,6 +356,19 @@ class _Run:
             PASSES_PER_MAP * image_count + bench.passes,
             self.seed,
         )
+
+    def _join_cues(self, confirmed: Sequence[tuple[Outcome, Finding]]) -> list[Finding]:
+        """Return one finding for each cue: the clearest, which names the others."""
+        joined = list[tuple[Outcome, Finding]]()
+        for outcome, finding in sorted(confirmed, key=lambda pair: (pair[0].p, -len(pair[0].present))):
+            for place, (other, first) in enumerate(joined):
+                if _is_same_cue(self.images, other, outcome):
+                    name = f"{finding.name} ({finding.kind}, {finding.present} images)"
+                    joined[place] = other, replace(first, also=(*first.also, name))
+                    break
+            else:
+                joined.append((outcome, finding))
+        return [finding for _, finding in joined]
 
     def _describe(
         self, bench: Bench, outcome: Outcome, q: float, tests: int, verdicts: Mapping[str, Verdict]
@@ -412,6 +431,14 @@ class _Run:
 
     def _name_image(self, index: int) -> str:
         return self.images.name(index)
+
+
+def _is_same_cue(images: AuditImages, one: Outcome, other: Outcome) -> bool:
+    """Return True for candidates of a class that most of the same images have, in regions that overlap."""
+    both = sorted({*one.present} & {*other.present})
+    if one.candidate.target != other.candidate.target or 2 * len(both) < min(len(one.present), len(other.present)):
+        return False
+    return bool(both) and one.candidate.is_same_cue(other.candidate, images, both[:_COMPARED])
 
 
 def _find_targets(labels: Sequence[int | str] | None, names: Sequence[str] | None, count: int) -> list[int] | None:

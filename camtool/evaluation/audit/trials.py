@@ -40,7 +40,7 @@ Remember = Callable[[str, Callable[[], list[float]]], list[float]]
 
 
 class Effect(NamedTuple):
-    """What a change did to the answers.
+    """The effect of a change on the answers.
 
     Attributes:
         images: The number of images.
@@ -162,7 +162,7 @@ class Bench:
         for rows, what in ((used, "images of the class that have it"), (recipients, "images of other classes")):
             groups = len({self.groups[row] for row in rows})
             if groups < LEAST_GROUPS:
-                reason = f"only {groups} independent {what} in the confirmation half, {LEAST_GROUPS} are needed"
+                reason = f"independent {what} in the confirmation half: {groups}; {LEAST_GROUPS} are needed"
                 return replace(outcome, reason=reason)
         removals = self._try(candidate, used, others, is_removal=True)
         transplants = self._try(candidate, recipients, np.asarray(used), is_removal=False)

@@ -15,7 +15,9 @@ from camtool.demo.shapes import LABELS
 from camtool.errors import MetricError
 from camtool.evaluation.audit import running
 from camtool.evaluation.audit.candidates import describe_place, draw_shifts
+from camtool.evaluation.audit.images import GRID
 from camtool.evaluation.audit.photo_properties import PROPERTIES, compress, measure_blockiness
+from camtool.evaluation.audit.place import PlaceCandidate
 
 SIDE = 40
 RED, GREEN, BLUE = range(3)
@@ -67,7 +69,7 @@ def test_the_corner_that_the_network_reads_is_the_only_finding(result):
     assert finding.facts[:3] == ("same place in all images", "at the border", "small")
     assert finding.sentence.startswith(
         "15 of 15 'red' images: the lower right corner; covering it changes 100 % (80 to 100) of the answers "
-        "(controls 0%), pasting it makes 100 % (88 to 100) of other images 'red'; q = "
+        "(controls 0 %), pasting it makes 100 % (88 to 100) of other images 'red'; q = "
     )
     assert result.surviving_decoys == 0
     assert all(decoy.label == "red" or decoy.p == 1 for decoy in result.decoys)
@@ -293,6 +295,26 @@ def test_the_bundled_cheat_is_caught_at_its_corner():
     assert (finding.label, finding.name) == ("heart", "the lower right corner")
     assert finding.removal.answers.low > 0.5
     assert finding.transplant.answers.low > 0.5
+
+
+def test_a_cue_that_two_candidates_show_is_one_finding(monkeypatch):
+    """A second kind finds the right half of the corner again, and the whole left edge, which is no cue."""
+
+    def find_again(discovery):
+        cells = np.zeros((GRID, GRID), bool)
+        cells[7:, 8:] = True
+        edge = np.zeros((GRID, GRID), bool)
+        edge[:, 0] = True
+        return [PlaceCandidate(RED, name, 1.0, each) for name, each in (("again", cells), ("the edge", edge))]
+
+    monkeypatch.setitem(running.KINDS, "again", find_again)
+    images, classes = draw_images()
+    names = ["red", "green", "blue"]
+    result = camtool.audit(build_net(), images, classes, class_names=names, method="gradcam", kinds=["place", "again"])
+    (finding,) = result.findings
+    assert {finding.name, finding.also[0].partition(" (")[0]} == {"the lower right corner", "again"}
+    assert "Found as well as: " in result.to_markdown()
+    assert "the edge" in [one.name for one in result.rejected] or any("the edge" in one for one in result.not_tested)
 
 
 @pytest.mark.slow
