@@ -37,6 +37,7 @@ from benchmarks.networks import (
     ScenesOption,
     WeightsOption,
     format_table,
+    format_tables,
     read_networks,
     summarize,
     write_between,
@@ -294,26 +295,23 @@ def _measure_costs(turns: int) -> dict[str, dict[str, float]]:
     return costs
 
 
-def _write_tables(rows: dict[str, Any], names: Sequence[str], measures: Sequence[str], *, is_gain: bool = False) -> str:
-    """Return a table for each measure: the means of rows on each network, or their gains."""
-    tables = (
-        f"**{_MEASURES[measure]}**\n\n{format_table('faithcam.json', rows, names, measure, is_gain=is_gain)}"
-        for measure in measures
-    )
-    return "\n\n".join(tables)
-
-
 def _write_pages(rows: dict[str, Any]) -> None:
     """Write the tables of README and of the page."""
+    file = _OUT.name
     few = ("gradcam, stretched", "gradcam", "rivalcam", "faithcam")
     choices = [name for name in ABLATIONS if name != "faithcam"]
     tuned = {
         name: {_strip(key): entry for key, entry in row.items() if _strip(key) != key} for name, row in rows.items()
     }
-    write_between(README, "measured", format_table("faithcam.json", rows, few, "pointing"))
-    write_between(PAGE, "measured", _write_tables(rows, ["faithcam", *OTHERS, *PEER_ROWS], [*_MEASURES]))
-    write_between(PAGE, "tuned", _write_tables(tuned, ("faithcam", "gradcam"), ("cells", "pointing")))
-    write_between(PAGE, "choices", _write_tables(rows, choices, ("cells", "masks", "pointing"), is_gain=True))
+    write_between(README, "measured", format_table(file, rows, few, "pointing"))
+    write_between(PAGE, "measured", format_tables(file, rows, ["faithcam", *OTHERS, *PEER_ROWS], _MEASURES))
+    write_between(PAGE, "tuned", format_tables(file, tuned, ("faithcam", "gradcam"), _choose("cells", "pointing")))
+    titles = _choose("cells", "masks", "pointing")
+    write_between(PAGE, "choices", format_tables(file, rows, choices, titles, is_gain=True))
+
+
+def _choose(*measures: str) -> dict[str, str]:
+    return {measure: _MEASURES[measure] for measure in measures}
 
 
 def _strip(key: str) -> str:

@@ -7,7 +7,7 @@ the network recognizes in it; :class:`Bench` judges maps that answer it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -379,6 +379,16 @@ def format_table(file: str, rows: dict[str, Any], names: Sequence[str], measure:
                 " | ".join([f"| {label}", *(_format_entry(entry, is_gain=is_gain) for entry in entries)]) + " |"
             )
     return "\n".join(lines)
+
+
+def format_tables(
+    file: str, rows: dict[str, Any], names: Sequence[str], titles: Mapping[str, str], *, is_gain: bool = False
+) -> str:
+    """Return a table for each measure under its title, see :func:`format_table`."""
+    return "\n\n".join(
+        f"**{title}**\n\n{format_table(file, rows, names, measure, is_gain=is_gain)}"
+        for measure, title in titles.items()
+    )
 
 
 def _format_entry(entry: list[float] | None, *, is_gain: bool) -> str:

@@ -20,7 +20,7 @@ from benchmarks.networks import (
     ScenesOption,
     WeightsOption,
     explain_by,
-    format_table,
+    format_tables,
     read_networks,
     summarize,
     write_between,
@@ -47,11 +47,7 @@ def main(
     rows = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else {}
     if not weights and scenes is None:
         names = [row for asked in METHODS for row in (f"{asked}, stretched", asked)]
-        tables = (
-            f"**{title}**\n\n{format_table('placement.json', rows, names, measure)}"
-            for measure, title in _MEASURES.items()
-        )
-        write_between(PAGE, "measured", "\n\n".join(tables))
+        write_between(PAGE, "measured", format_tables("placement.json", rows, names, _MEASURES))
         return
     torch.set_num_threads(threads)
     for network in read_networks(weights, None, scenes):

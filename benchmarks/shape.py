@@ -27,7 +27,7 @@ from benchmarks.networks import (
     ScenesOption,
     WeightsOption,
     explain_by,
-    format_table,
+    format_tables,
     read_networks,
     summarize,
     write_between,
@@ -70,11 +70,7 @@ def main(
     rows = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else {}
     if not weights and scenes is None:
         names = [name for name in VARIANTS if name != "faithcam"]
-        tables = (
-            f"**{title}**\n\n{format_table('shape.json', rows, names, measure, is_gain=True)}"
-            for measure, title in _TITLES.items()
-        )
-        write_between(PAGE, "shape", "\n\n".join(tables))
+        write_between(PAGE, "shape", format_tables("shape.json", rows, names, _TITLES, is_gain=True))
         return
     torch.set_num_threads(threads)
     for network in read_networks(weights, None, scenes):
