@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -22,7 +22,7 @@ GENERATOR = "camtool report"
 """Content of the page's meta element ``generator``, by which a report is known."""
 
 # In this order the parts become one script.
-_SCRIPTS = ("dom.js", "data.js", "filters.js", "sidebar.js", "grid.js", "viewer.js", "main.js")
+_SCRIPTS = ("dom.js", "theme.js", "data.js", "filters.js", "sidebar.js", "grid.js", "viewer.js", "main.js")
 
 _MAX_TEXT = 300
 """Characters of a value of run.json that the page shows; a list of labels may hold thousands."""
@@ -33,34 +33,44 @@ def render_page(
 ) -> str:
     """Return the page as HTML.
 
-    All text is escaped: by Jinja in the markup, as JSON in the data. The script makes no markup out of text. A content
-    security policy allows this script and this style alone.
-
     Args:
         payload: The data, see :func:`camtool.runs.report.payload.build_payload`.
         summary: The numbers at the top.
         run: What made the results, as in ``run.json``.
         notices: Sentences about what the page leaves out.
     """
-    # The parts of the script are in one function, so that their names stay inside.
-    parts = "\n".join(_read_file(name) for name in _SCRIPTS)
-    script = f"(() => {{\n'use strict';\n{parts}}})();\n"
-    style = _read_file("report.css") + _color_legend(run)
-    return (
-        _get_environment()
-        .get_template("index.html")
-        .render(
-            generator=GENERATOR,
-            policy=_build_policy(script, style),
-            script=Markup(script),
-            style=Markup(style),
-            data=Markup(encode_json(payload)),
-            title=_find_title(run),
-            summary=summary,
-            details=describe_run(run),
-            notices=[escape_hidden(notice) for notice in notices],
-        )
+    return render_template(
+        "index.html",
+        _SCRIPTS,
+        read_template("report.css") + _color_legend(run),
+        payload,
+        generator=GENERATOR,
+        title=_find_title(run),
+        summary=summary,
+        details=describe_run(run),
+        notices=[escape_hidden(notice) for notice in notices],
     )
+
+
+def render_template(template: str, scripts: Sequence[str], style: str, data: Any, **values: Any) -> str:
+    """Return a page as HTML.
+
+    All text is escaped: by Jinja in the markup, as JSON in the data. The script makes no markup out of text. A content
+    security policy allows this script and this style alone.
+
+    Args:
+        template: The name of its template.
+        scripts: The names of the parts that become one script, in this order.
+        style: The style.
+        data: What the script reads, as JSON.
+        **values: What the template reads.
+    """
+    # The parts of the script are in one function, so that their names stay inside.
+    parts = "\n".join(map(read_template, scripts))
+    script = f"(() => {{\n'use strict';\n{parts}}})();\n"
+    marked = {"script": Markup(script), "style": Markup(style), "data": Markup(encode_json(data))}
+    policy = _build_policy(script, style)
+    return _get_environment().get_template(template).render(policy=policy, **marked, **values)
 
 
 def _color_legend(run: Mapping[str, Any]) -> str:
@@ -109,7 +119,7 @@ def _find_title(run: Mapping[str, Any]) -> str:
 
 def _get_environment() -> Environment:
     environment = Environment(
-        loader=FunctionLoader(_read_file),
+        loader=FunctionLoader(read_template),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -119,7 +129,8 @@ def _get_environment() -> Environment:
     return environment
 
 
-def _read_file(name: str) -> str:
+def read_template(name: str) -> str:
+    """Return the text of a file of the page: a template, a style or a part of the script."""
     return (files("camtool.runs.report") / "templates" / name).read_text(encoding="utf-8")
 
 

@@ -51,27 +51,6 @@ function showView(view) {
   scrollTo({ top: 0 });
 }
 
-// ----------------------------------------------------------------------------------------------------------- theme
-
-const systemDark = matchMedia('(prefers-color-scheme: dark)');
-
-function isDark() {
-  const chosen = document.documentElement.dataset.theme;
-  return chosen ? chosen === 'dark' : systemDark.matches;
-}
-
-function updateTheme() {
-  $('theme').setAttribute('aria-label', isDark() ? 'Switch to light colors' : 'Switch to dark colors');
-  $('theme').replaceChildren(makeIcon(isDark() ? 'sun' : 'moon'));
-}
-
-$('theme').addEventListener('click', () => {
-  document.documentElement.dataset.theme = isDark() ? 'light' : 'dark';
-  remember('theme', document.documentElement.dataset.theme);
-  updateTheme();
-});
-systemDark.addEventListener('change', updateTheme);
-
 // ---------------------------------------------------------------------------------------------------------- events
 
 $('search').addEventListener('input', oncePerFrame(() => {
@@ -141,10 +120,7 @@ addEventListener('hashchange', () => {
   if (location.hash !== buildHash(openRow)) followAddress();
 });
 
-const chosenTheme = recall('theme');
-if (chosenTheme === 'dark' || chosenTheme === 'light') document.documentElement.dataset.theme = chosenTheme;
 $('tile-size').value = recall('tile-size') ?? 220;
-updateTheme();
 buildSidebar(showChange);
 buildFailures();
 $('layout').classList.toggle('no-filters', facets.length === 0);
