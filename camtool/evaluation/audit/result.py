@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from camtool.arguments.checks import check_choice
 from camtool.arguments.messages import format_count, suggest_names
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import MetricError
+from camtool.evaluation.audit.report.page import PAGE_NAME, check_page, render_audit
+from camtool.evaluation.audit.report.pictures import read_pictures
+from camtool.evaluation.audit.statistics import Interval, compute_share
 from camtool.evaluation.audit.trials import Effect
 from camtool.rendering.image_writing import open_atomically
 from camtool.runs.file_names import check_inside
@@ -22,6 +25,19 @@ Verdict: TypeAlias = Literal["object", "shortcut", "unsure"]
 """The user's word about a finding: no test can say whether a model may use it."""
 
 JSON_NAME, MARKDOWN_NAME, VERDICTS_NAME = "audit.json", "audit.md", "verdicts.json"
+
+
+class WorstGroup(NamedTuple):
+    """The group of images with the lowest accuracy: its name, the share of right answers, the number of images."""
+
+    name: str
+    accuracy: Interval
+    images: int
+
+    def __str__(self) -> str:
+        low, high = (f"{100 * number:.0f}" for number in self.accuracy[1:])
+        right = f"{_format_percent(self.accuracy.mean)} ({low} to {high})"
+        return f"{self.name}: {right} of {format_count(self.images, 'image')} right"
 
 
 @dataclass(frozen=True)
@@ -49,6 +65,7 @@ class Finding:
         by_group: Name of a column and value → images of the class, and those with it.
         verdict: What the user said; None if nothing.
         also: The same cue by other candidates that were confirmed, in words.
+        accuracy_by_group: As ``accuracy``, for each of ``by_group``; NaN where there is no image.
     """
 
     key: str
@@ -71,6 +88,27 @@ class Finding:
     by_group: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     verdict: Verdict | None = None
     also: tuple[str, ...] = ()
+    accuracy_by_group: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def worst_group(self) -> WorstGroup | None:
+        """The images of the class, by cue and by each column, with the lowest accuracy; None without labels.
+
+        Of several it is the one with the most images.
+        """
+        groups = {name: (*self.accuracy_by_group[name], *self.by_group[name]) for name in self.accuracy_by_group}
+        if not groups and self.accuracy is not None:
+            groups = {"": (*self.accuracy, self.class_count, self.present)}
+        parts = [
+            (accuracy, number, f"{name}, {cue}".removeprefix(", "))
+            for name, (with_it, without_it, count, present) in groups.items()
+            for accuracy, number, cue in ((with_it, present, "with it"), (without_it, count - present, "without it"))
+            if number
+        ]
+        if not parts:
+            return None
+        accuracy, number, name = min(parts, key=lambda part: (part[0], -part[1]))
+        return WorstGroup(name, compute_share(accuracy * number, number), number)
 
     @property
     def sentence(self) -> str:
@@ -117,6 +155,7 @@ class Audit:
         passes: Forward passes.
         seed: The seed.
         command: A command or a call that repeats it.
+        folder: The folder that it was written to, which may hold pictures; None if there is none.
     """
 
     findings: tuple[Finding, ...]
@@ -131,6 +170,7 @@ class Audit:
     passes: int
     seed: int
     command: str = ""
+    folder: Path | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return f"<Audit of {format_count(self.image_count, 'image')}: {format_count(len(self.findings), 'finding')}>"
@@ -165,7 +205,8 @@ class Audit:
 
     def to_json(self) -> str:
         """Return everything as JSON; infinite and unknown numbers are null."""
-        content = asdict(self)
+        content = asdict(replace(self, folder=None))
+        del content["folder"]
         for kind in ("findings", "rejected", "decoys"):
             content[kind] = [_to_record(finding) for finding in getattr(self, kind)]
         return json.dumps(_replace_infinite(content), indent=1, allow_nan=False) + "\n"
@@ -200,21 +241,25 @@ class Audit:
         return "\n".join(lines) + "\n"
 
     def save(self, folder: str | Path) -> Path:
-        """Write ``audit.json``, ``audit.md`` and the verdicts to a folder, and return it.
+        """Write ``audit.json``, ``audit.md``, the page ``index.html`` and the verdicts to a folder, and return it.
 
-        Verdicts of other findings that are in the folder are kept.
+        Verdicts of other findings that are in the folder are kept. The page shows the pictures that are there.
 
         Raises:
-            CamtoolError: A file in the folder is a link that leads out of it, or its verdicts cannot be read.
+            CamtoolError: A file in the folder is a link that leads out of it, its verdicts cannot be read, or there is
+                another ``index.html``.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         verdicts = {finding.key: finding.verdict for finding in self.findings if finding.verdict is not None}
         files = {JSON_NAME: self.to_json(), MARKDOWN_NAME: self.to_markdown()}
+        check_page(folder)
         for name in (*files, VERDICTS_NAME):
             check_inside(folder, Path(name))
+        known = {**read_verdicts(folder / VERDICTS_NAME), **verdicts}
         if verdicts:
-            files[VERDICTS_NAME] = json.dumps({**read_verdicts(folder / VERDICTS_NAME), **verdicts}, indent=1) + "\n"
+            files[VERDICTS_NAME] = json.dumps(known, indent=1) + "\n"
+        files[PAGE_NAME] = render_audit(json.loads(files[JSON_NAME]), read_pictures(folder), known)
         for name, text in files.items():
             with open_atomically(folder / name) as stream:
                 stream.write(text.encode())
@@ -238,6 +283,51 @@ def read_verdicts(path: Path | None) -> dict[str, Verdict]:
     return content
 
 
+def read_audit(path: str | Path) -> Audit:
+    """Return the audit in a file ``audit.json``, or in the folder of one, with the verdicts beside it.
+
+    Raises:
+        MetricError: There is no such file, or it holds something else.
+    """
+    path = Path(path)
+    path = path / JSON_NAME if path.is_dir() else path
+    try:
+        content = parse_object(read_regular(path))
+        known: dict[str, Any] = {one.name: content[one.name] for one in fields(Audit) if one.name != "folder"}
+        for kind in ("findings", "rejected", "decoys"):
+            known[kind] = tuple(map(_read_finding, known[kind]))
+        audit = Audit(**_to_tuples(known))
+        audit.to_markdown()  # fails where a value has another type
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MetricError(f"audit: {path} cannot be read: {error}; give an audit.json that an audit wrote.") from error
+    verdicts = read_verdicts(path.parent / VERDICTS_NAME)
+    findings = tuple(replace(one, verdict=verdicts.get(one.key, one.verdict)) for one in audit.findings)
+    return replace(audit, findings=findings, folder=path.parent)
+
+
+def _read_finding(record: Mapping[str, Any]) -> Finding:
+    values = {one.name: record[one.name] for one in fields(Finding)}
+    for name in ("removal", "transplant"):
+        if values[name] is not None:
+            pairs = {key: Interval(*_read_numbers(values[name][key])) for key in ("answers", "probability")}
+            values[name] = Effect(**{**values[name], **pairs})
+    if values["smallest_share"] is None:
+        values["smallest_share"] = math.inf
+    values["accuracy"] = values["accuracy"] and (*_read_numbers(values["accuracy"]),)
+    values["by_group"] = {name: (*counts,) for name, counts in values["by_group"].items()}
+    groups = values["accuracy_by_group"].items()
+    values["accuracy_by_group"] = {name: (*_read_numbers(shares),) for name, shares in groups}
+    return Finding(**_to_tuples(values))
+
+
+def _to_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def _read_numbers(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]
+
+
 def rank_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return findings in the order of suspicion: those with most suspicious facts first, then the largest effects."""
 
@@ -258,13 +348,23 @@ def _list_details(finding: Finding) -> list[str]:
         with_it, without_it = map(_format_percent, finding.accuracy)
         details.append(f"Accuracy with it {with_it}, without it {without_it}.")
     for group, (count, present) in finding.by_group.items():
-        details.append(f"{group}: {present} of {format_count(count, 'image')} of the class.")
+        details.append(
+            f"{group}: {present} of {format_count(count, 'image')} of the class{_list_accuracies(finding, group)}."
+        )
+    if finding.worst_group is not None:
+        details.append(f"Worst group: {finding.worst_group}.")
     for title, names in (("Examples", finding.images), ("Without it", finding.without)):
         if names:
             details.append(f"{title}: {', '.join(names[:5])}.")
     if finding.verdict is not None:
         details.append(f"Verdict: {finding.verdict}.")
     return [f"   * {detail}" for detail in details]
+
+
+def _list_accuracies(finding: Finding, group: str) -> str:
+    pairs = zip(("with it", "without it"), finding.accuracy_by_group.get(group, ()), strict=False)
+    texts = [f"{_format_percent(share)} {cue}" for cue, share in pairs if not math.isnan(share)]
+    return f"; accuracy {', '.join(texts)}" if texts else ""
 
 
 def _format_percent(share: float) -> str:
@@ -278,7 +378,9 @@ def _to_record(finding: Finding) -> dict[str, Any]:
         else {**effect._asdict(), "answers": [*effect.answers], "probability": [*effect.probability]}
         for name, effect in (("removal", finding.removal), ("transplant", finding.transplant))
     }
-    return {**asdict(finding), **effects, "sentence": finding.sentence}
+    worst = finding.worst_group
+    group = None if worst is None else {**worst._asdict(), "accuracy": [*worst.accuracy]}
+    return {**asdict(finding), **effects, "worst_group": group, "sentence": finding.sentence}
 
 
 def _replace_infinite(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -23,6 +23,8 @@ from camtool.evaluation.audit.images import PASSES_PER_MAP, AuditImages, ImageRe
 from camtool.evaluation.audit.patch import find_patches
 from camtool.evaluation.audit.place import find_places
 from camtool.evaluation.audit.property_shift import find_properties
+from camtool.evaluation.audit.report.page import check_page
+from camtool.evaluation.audit.report.pictures import Drawing, Shown
 from camtool.evaluation.audit.result import VERDICTS_NAME, Audit, Finding, Verdict, rank_findings, read_verdicts
 from camtool.evaluation.audit.split import group_images, split_in_halves
 from camtool.evaluation.audit.statistics import (
@@ -128,11 +130,14 @@ def audit(
     sources = [*images]
     probe = AuditImages(subject, sources, targets, method, batch_size)
     state = _State(subject, sources, settings, None if out is None else Path(out))
-    run = _Run(probe, names, columns, group, passes, level, controls, seed, state, targets is not None)
-    path = Path(out) / VERDICTS_NAME if out is not None else None
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        check_page(folder)
+    run = _Run(probe, names, columns, group, passes, level, controls, seed, state, targets is not None, folder)
+    path = folder / VERDICTS_NAME if folder is not None else None
     result = run.run(chosen, read_verdicts(path if verdicts is None else Path(verdicts)))
-    if out is not None:
-        result.save(Path(out))
+    if folder is not None:
+        result.save(folder)
     return result
 
 
@@ -198,6 +203,7 @@ class _Run:
         seed: The seed.
         state: What was computed before.
         has_labels: True if the user gave the classes.
+        folder: The folder for pictures of the findings; None for none.
         not_tested: What was left out, and why.
         notes: What the user should know.
     """
@@ -212,6 +218,7 @@ class _Run:
     seed: int
     state: _State
     has_labels: bool
+    folder: Path | None = None
     not_tested: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -343,6 +350,10 @@ class _Run:
         decoys = [decoy for _, decoy in outcomes if decoy is not None]
         surviving = sum(decoy.p <= limit and decoy.is_large for decoy in decoys)
         findings = rank_findings(self._join_cues(confirmed))
+        if self.folder is not None:
+            by_key = {finding.key: outcome for outcome, finding in reversed(confirmed)}
+            shown = [Shown(one.key, by_key[one.key].candidate, by_key[one.key].present) for one in findings]
+            Drawing(bench, self.folder, self._name_image, self._name_class).write(shown)
         return Audit(
             findings,
             tuple(rejected),
@@ -355,6 +366,7 @@ class _Run:
             self.level,
             PASSES_PER_MAP * image_count + bench.passes,
             self.seed,
+            folder=self.folder,
         )
 
     def _join_cues(self, confirmed: Sequence[tuple[Outcome, Finding]]) -> list[Finding]:
@@ -410,18 +422,28 @@ class _Run:
             (accuracy[0], accuracy[1]) if self.has_labels else None,
             self._count_by_group(of_class, present),
             verdicts.get(key),
+            accuracy_by_group=self._measure_by_group(of_class, present),
         )
+
+    def _measure_by_group(self, records: Sequence[ImageRecord], present: set[int]) -> dict[str, tuple[float, float]]:
+        """Return the accuracy with and without a cue by column and value; nothing without labels."""
+        right: dict[str, tuple[list[bool], list[bool]]] = {}
+        for name, record in self._iterate_groups(records) if self.has_labels else ():
+            right.setdefault(name, ([], []))[record.index not in present].append(record.answer == record.target)
+        mean = {name: [float(np.mean(part)) if part else np.nan for part in parts] for name, parts in right.items()}
+        return {name: (with_it, without_it) for name, (with_it, without_it) in mean.items()}
 
     def _count_by_group(self, records: Sequence[ImageRecord], present: set[int]) -> dict[str, tuple[int, int]]:
         counts: dict[str, tuple[int, int]] = {}
-        for column, values in self.columns.items():
-            if column == self.group or len({*map(str, values)}) > _SHOWN:
-                continue
-            for record in records:
-                name = f"{column} {values[record.index]}"
-                count, having = counts.get(name, (0, 0))
-                counts[name] = count + 1, having + (record.index in present)
+        for name, record in self._iterate_groups(records):
+            count, having = counts.get(name, (0, 0))
+            counts[name] = count + 1, having + (record.index in present)
         return counts
+
+    def _iterate_groups(self, records: Sequence[ImageRecord]) -> Iterator[tuple[str, ImageRecord]]:
+        for column, values in self.columns.items():
+            if column != self.group and len({*map(str, values)}) <= _SHOWN:
+                yield from ((f"{column} {values[record.index]}", record) for record in records)
 
     def _name_class(self, target: int) -> str:
         return self.names[target] if self.names is not None and target < len(self.names) else f"class {target}"

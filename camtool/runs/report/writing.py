@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.messages import add_article, suggest_names
 from camtool.errors import CamtoolError
 from camtool.rendering.image_writing import open_atomically
 from camtool.runs.report.page import GENERATOR, render_page
@@ -72,8 +72,7 @@ def write_report(
     target = source.parent if source.is_file() else source
     page = target / PAGE
     contents = _read_contents(source, max_rows)
-    if page.is_symlink() or (page.exists() and not _is_report(page)):
-        raise CamtoolError(f"{str(page)!r} exists and is not a report; move it, and run camtool report.")
+    check_replaceable(page, GENERATOR)
     directory = contents.run.get("directory")
     settings = PictureSettings(
         target, Path(directory) if isinstance(directory, str) else None, photos, copy_photos, is_quick
@@ -106,8 +105,23 @@ def _read_contents(source: Path, max_rows: int) -> ReportContents:
     )
 
 
-def _is_report(page: Path) -> bool:
+def check_replaceable(page: Path, generator: str) -> None:
+    """Check that there is no page, or one that the same command wrote.
+
+    Args:
+        page: The page.
+        generator: The command, as in the page's meta element.
+
+    Raises:
+        CamtoolError: There is something else.
+    """
+    name = generator.rpartition(" ")[2]
+    if page.is_symlink() or (page.exists() and not _is_written_by(page, generator)):
+        raise CamtoolError(f"{str(page)!r} exists and is not {add_article(name)}; move it, and run {generator}.")
+
+
+def _is_written_by(page: Path, generator: str) -> bool:
     if not page.is_file():
         return False
     with page.open("rb") as stream:
-        return f'<meta name="generator" content="{GENERATOR}">'.encode() in stream.read(_HEAD_BYTES)
+        return f'<meta name="generator" content="{generator}">'.encode() in stream.read(_HEAD_BYTES)

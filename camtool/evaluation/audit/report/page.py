@@ -1,0 +1,189 @@
+"""The page of an audit: findings with their effects and pictures, and the user's verdicts; one HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from camtool.arguments.messages import format_count
+from camtool.runs.file_names import check_inside
+from camtool.runs.report.page import read_template, render_template
+from camtool.runs.report.writing import check_replaceable
+from camtool.runs.text_escapes import escape_hidden
+
+PAGE_NAME = "index.html"
+
+_GENERATOR = "camtool audit"
+
+_SCRIPTS = ("dom.js", "theme.js", "audit.js")
+
+_PICTURES = {
+    "covered": ("Covered", "As the model sees it, with the region outlined; then without the cue."),
+    "pasted": (
+        "Given to other classes",
+        "An image of another class; then with the cue of a finding's image, outlined.",
+    ),
+    "without": ("Of the class, without it", ""),
+    "otherwise": ("With it, answered otherwise", ""),
+    "similar": ("Most like it in other classes", "Not answered as the class."),
+    "mistaken": ("Mistaken for the class", "Of other classes, with this class as the answer."),
+}
+"""Kind of pictures → title and explanation."""
+
+_PAIRS = ("covered", "pasted")
+
+
+def check_page(folder: Path) -> None:
+    """Check that the page of an audit can be written to a folder.
+
+    Raises:
+        CamtoolError: There is a page that is not an audit's, or a link leads out of the folder.
+    """
+    check_inside(folder, Path(PAGE_NAME))
+    check_replaceable(folder / PAGE_NAME, _GENERATOR)
+
+
+def render_audit(content: Mapping[str, Any], pictures: Mapping[str, Any], verdicts: Mapping[str, str]) -> str:
+    """Return the page as HTML.
+
+    Args:
+        content: What ``audit.json`` holds.
+        pictures: The pictures, see :func:`camtool.evaluation.audit.report.pictures.read_pictures`.
+        verdicts: All verdicts in the folder, also those of other findings.
+    """
+    findings = content["findings"]
+    shown = _escape(content)
+    return render_template(
+        "audit.html",
+        _SCRIPTS,
+        read_template("report.css") + read_template("audit.css"),
+        {"keys": [finding["key"] for finding in findings], "verdicts": verdicts},
+        generator=_GENERATOR,
+        title=f"{format_count(len(findings), 'finding')} in {format_count(content['image_count'], 'image')}",
+        audit=shown,
+        findings=[
+            _describe(finding, _escape(_choose_pictures(pictures.get(original["key"], {}))))
+            for finding, original in zip(shown["findings"], findings, strict=True)
+        ],
+        rejected=[_describe(finding, []) for finding in shown["rejected"]],
+        decoys=[_describe(finding, []) for finding in shown["decoys"]],
+        rate=_format_percent(content["false_discovery_rate"]),
+    )
+
+
+def _escape(value: Any) -> Any:
+    """Return JSON with all hidden characters of its texts as escapes."""
+    if isinstance(value, Mapping):
+        return {escape_hidden(name): _escape(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_escape(entry) for entry in value]
+    return escape_hidden(value) if isinstance(value, str) else value
+
+
+def _choose_pictures(kinds: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the kinds of pictures that a finding has, with titles, and the answers as texts."""
+    return [
+        {
+            "title": title,
+            "hint": hint,
+            "is_pair": kind in _PAIRS,
+            "entries": [
+                {**entry, "answers": [_format_answer(answer) for answer in entry["answers"]]} for entry in kinds[kind]
+            ],
+        }
+        for kind, (title, hint) in _PICTURES.items()
+        if kinds.get(kind)
+    ]
+
+
+def _format_answer(answer: Mapping[str, Any]) -> tuple[str, str]:
+    return answer["label"], _format_percent(answer["probability"])
+
+
+def _describe(finding: Mapping[str, Any], pictures: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a finding with what the page shows of it: effects, numbers and accuracies in words."""
+    is_property = finding["kind"] == "property"
+    remove, give = ("Evening it out", "Shifting others") if is_property else ("Covering it", "Pasting it")
+    named = (
+        (remove, "changes the answer", finding["removal"]),
+        (give, f"makes others '{finding['label']}'", finding["transplant"]),
+    )
+    effects = [_describe_effect(f"{verb} {what}", verb, effect) for verb, what, effect in named if effect is not None]
+    return {
+        **finding,
+        "effects": effects,
+        "numbers": _list_numbers(finding, effects),
+        "smallest": _format_percent(finding["smallest_share"]),
+        "accuracies": _list_accuracies(finding),
+        "pictures": pictures,
+    }
+
+
+def _describe_effect(title: str, verb: str, effect: Mapping[str, Any]) -> dict[str, Any]:
+    mean, low, high = (100 * share for share in effect["answers"])
+    shift, least, most = (100 * share for share in effect["probability"])
+    controls = 100 * effect["controls"]
+    return {
+        "title": title,
+        "verb": verb,
+        "mean": mean,
+        "low": low,
+        "high": high,
+        "width": high - low,
+        "controls": controls,
+        "value": f"{mean:.0f} %",
+        "interval": f"{low:.0f} to {high:.0f}",
+        "of_controls": f"{controls:.0f} %",
+        "images": _count_images(effect),
+        "probability": f"{shift:+.0f} points ({least:+.0f} to {most:+.0f})",
+    }
+
+
+def _count_images(effect: Mapping[str, Any]) -> str:
+    """Return the number of images, and of independent groups where these are fewer."""
+    groups = f" in {format_count(effect['groups'], 'group')}" if effect["groups"] < effect["images"] else ""
+    return f"{format_count(effect['images'], 'image')}{groups}"
+
+
+def _list_numbers(finding: Mapping[str, Any], effects: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    numbers = [("Images with it", f"{finding['present']} of {finding['class_count']} of the class")]
+    numbers += [("q, corrected for all candidates", f"{finding['q']:.2g}")]
+    numbers += [(f"{effect['verb']}: probability beyond controls", effect["probability"]) for effect in effects]
+    if finding["area"] is not None:
+        numbers.append(("Share of the input", _format_percent(finding["area"])))
+    if finding["smallest_share"] is not None:
+        numbers.append(
+            ("Smallest effect that would have shown", f"{_format_percent(finding['smallest_share'])} of answers")
+        )
+    return numbers
+
+
+def _list_accuracies(finding: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return rows of accuracies with the cue and without it: of all images of the class, and by group."""
+    if finding["accuracy"] is None:
+        return []
+    rows = {"": (*finding["accuracy"], finding["class_count"], finding["present"])}
+    rows |= {name: (*shares, *finding["by_group"][name]) for name, shares in finding["accuracy_by_group"].items()}
+    worst = finding["worst_group"] and finding["worst_group"]["name"]
+    return [
+        {
+            "name": name or "All of the class",
+            "cells": [
+                {
+                    "text": _format_percent(share),
+                    "images": format_count(number, "image"),
+                    "is_worst": f"{name}, {cue}".removeprefix(", ") == worst,
+                }
+                for share, number, cue in (
+                    (with_it, present, "with it"),
+                    (without_it, count - present, "without it"),
+                )
+            ],
+        }
+        for name, (with_it, without_it, count, present) in rows.items()
+    ]
+
+
+def _format_percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * min(share, 1.0):.0f} %"

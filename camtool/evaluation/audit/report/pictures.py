@@ -1,0 +1,235 @@
+"""Pictures of findings: images with the cue outlined and covered, the cue on other images, and counterexamples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from camtool.evaluation.audit.candidates import CueCandidate, RegionCandidate
+from camtool.evaluation.audit.images import ImageRecord
+from camtool.evaluation.audit.trials import Bench
+from camtool.inputs.prepared_inputs import PreparedInput
+from camtool.rendering.image_writing import open_atomically, write_image
+from camtool.rendering.regions import draw_contours, find_contours
+from camtool.runs.file_names import check_inside, is_inside
+from camtool.runs.stored_files import parse_object
+
+FOLDER, LIST_NAME = "index_files", "pictures.json"
+"""The folder of the pictures, and the file that lists them by finding."""
+
+_EXAMPLES, _OTHERS = 4, 3
+"""Images with the cue, and images of each other kind, for one finding."""
+
+_MOST_FINDINGS = 40
+"""Findings with pictures: 20 pictures of 10 KB each."""
+
+_SIDE, _SMALL = 288, 128
+"""The longest side of a picture, and that of inputs which are enlarged."""
+
+_PRESENT = 0.95
+"""An image of another class is like those with the cue if it has it more strongly than this share of the others."""
+
+_QUALITY = 88
+
+Pixels: TypeAlias = NDArray[np.uint8]
+Entry: TypeAlias = "dict[str, Any]"
+"""A picture or a pair of them: ``name``, ``files`` and ``answers``, and ``label``, the class of the image."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A finding to draw.
+
+    Attributes:
+        key: The key of the finding.
+        candidate: What was tested.
+        present: Images of the class that have it, by number.
+    """
+
+    key: str
+    candidate: CueCandidate
+    present: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Draws findings.
+
+    Attributes:
+        bench: The images, the model and what was computed.
+        folder: The folder of the audit.
+        name_image: Returns the name of an image.
+        name_class: Returns the name of a class.
+    """
+
+    bench: Bench
+    folder: Path
+    name_image: Callable[[int], str]
+    name_class: Callable[[int], str]
+
+    def write(self, findings: Sequence[Shown]) -> None:
+        """Write the pictures, and the list of them; pictures of an earlier list that are in no list any more go.
+
+        Raises:
+            CamtoolError: A link leads out of the folder.
+        """
+        check_inside(self.folder, Path(FOLDER) / LIST_NAME)
+        before = read_pictures(self.folder)
+        pictures = {one.key: self._draw(one, str(number)) for number, one in enumerate(findings[:_MOST_FINDINGS], 1)}
+        (self.folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        with open_atomically(self.folder / FOLDER / LIST_NAME) as stream:
+            stream.write((json.dumps(pictures, indent=1) + "\n").encode())
+        for name in {*_list_files(before)} - {*_list_files(pictures)}:
+            (self.folder / name).unlink(missing_ok=True)
+
+    def _draw(self, shown: Shown, number: str) -> dict[str, list[Entry]]:
+        target, records = shown.candidate.target, {record.index: record for record in self.bench.records}
+        with_it = [records[index] for index in shown.present]
+        right = [record for record in with_it if record.answer == target]
+        others = [record for record in self.bench.records if record.target != target]
+        similar = self._find_similar(shown.candidate, others)
+        unlike = [record for record in others if record not in similar and record.answer != target]
+        covered = self._change(shown.candidate, right[:_EXAMPLES], others[:1], number, is_removal=True)
+        pasted = self._change(shown.candidate, unlike[:_OTHERS], right[:1], number, is_removal=False)
+        of_class = [record for record in self.bench.records if record.target == target]
+        rest = {
+            "without": [record for record in of_class if record.index not in {*shown.present}],
+            "otherwise": [record for record in with_it if record.answer != target],
+            "similar": [record for record in similar if record.answer != target],
+            "mistaken": [record for record in others if record.answer == target],
+        }
+        kinds = {"covered": [*covered], "pasted": [*pasted]}
+        for kind, chosen in rest.items():
+            is_outlined = kind in ("otherwise", "similar")
+            kinds[kind] = [
+                self._show(shown.candidate, record, f"{number}-{kind}-{place}", is_outlined=is_outlined)
+                for place, record in enumerate(chosen[:_OTHERS], 1)
+            ]
+        return kinds
+
+    def _find_similar(self, candidate: CueCandidate, others: Sequence[ImageRecord]) -> list[ImageRecord]:
+        """Return the images of other classes that are most like those with the cue, the most similar first."""
+        bench = self.bench
+        values = bench.remember(
+            f"{candidate.key} strengths", lambda: [candidate.measure(bench.images, record) for record in bench.records]
+        )
+        strengths = {record.index: value for record, value in zip(bench.records, values, strict=True)}
+        limit = np.quantile([strengths[record.index] for record in others], _PRESENT)
+        similar = [record for record in others if strengths[record.index] > limit]
+        return sorted(similar, key=lambda record: -strengths[record.index])
+
+    def _change(
+        self,
+        candidate: CueCandidate,
+        records: Sequence[ImageRecord],
+        partners: Sequence[ImageRecord],
+        number: str,
+        *,
+        is_removal: bool,
+    ) -> Iterator[Entry]:
+        """Yield a pair for each image: as it is, with the region outlined, and changed."""
+        images, change = self.bench.images, candidate.remove if is_removal else candidate.transplant
+        kind = "covered" if is_removal else "pasted"
+        for place, record in enumerate(records if partners else (), 1):
+            image = images.prepare(record.index)
+            random = np.random.default_rng(0)
+            variants = change(images, record.index, partners[0].index, 1, random)
+            if variants is None or variants.shape[-3:] != image.tensor.shape:
+                continue
+            changed = variants.reshape(-1, *image.tensor.shape)[0]  # by the first fill, before the controls
+
+            def score(before: Tensor = image.tensor, after: Tensor = changed) -> list[float]:
+                best = images.score(torch.stack([before, after])).softmax(1).max(1)
+                return [*map(float, best.indices), *best.values.tolist()]
+
+            *answers, first, second = self.bench.remember(f"{candidate.key} {kind} {record.index}", score)
+            source = images.prepare(partners[0].index) if not is_removal else image
+            outline = self._locate(candidate, source)
+            yield {
+                **self._name(record),
+                "files": [
+                    self._write(f"{number}-{kind}-{place}", image, image.tensor, outline if is_removal else None),
+                    self._write(f"{number}-{kind}-{place}-after", image, changed, None if is_removal else outline),
+                ],
+                "answers": [
+                    {"label": self.name_class(int(answer)), "probability": share}
+                    for answer, share in zip(answers, (first, second), strict=True)
+                ],
+            }
+
+    def _show(self, candidate: CueCandidate, record: ImageRecord, name: str, *, is_outlined: bool) -> Entry:
+        image = self.bench.images.prepare(record.index)
+        outline = self._locate(candidate, image) if is_outlined else None
+        answers = [{"label": self.name_class(record.answer), "probability": None}]
+        return {**self._name(record), "files": [self._write(name, image, image.tensor, outline)], "answers": answers}
+
+    def _name(self, record: ImageRecord) -> Entry:
+        return {"name": self.name_image(record.index), "label": self.name_class(record.target)}
+
+    def _locate(self, candidate: CueCandidate, image: PreparedInput) -> Tensor | None:
+        return candidate.locate(self.bench.images, image) if isinstance(candidate, RegionCandidate) else None
+
+    def _write(self, name: str, image: PreparedInput, tensor: Tensor, mask: Tensor | None) -> str:
+        """Write a picture, and return its path below the folder."""
+        pixels = resize(_to_pixels(image, tensor))
+        if mask is not None:
+            size = pixels.shape[1::-1]
+            region = Image.fromarray(mask.cpu().numpy()).resize(size, Image.Resampling.NEAREST)
+            pixels = draw_contours(pixels, find_contours(np.asarray(region, np.float32), threshold=0.5))
+        path = Path(FOLDER) / f"{name}.jpg"
+        check_inside(self.folder, path)
+        write_image(self.folder / path, pixels, quality=_QUALITY)
+        return path.as_posix()
+
+
+def resize(pixels: Pixels) -> Pixels:
+    """Return pixels ``(H, W, 3)`` in the size of a picture: small ones are enlarged by a whole number."""
+    longest = max(pixels.shape[:2])
+    if longest <= _SMALL:
+        factor = _SIDE // longest
+        return pixels.repeat(factor, 0).repeat(factor, 1)
+    if longest <= _SIDE:
+        return pixels
+    height, width = (max(1, round(side * _SIDE / longest)) for side in pixels.shape[:2])
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
+
+
+def _to_pixels(image: PreparedInput, tensor: Tensor) -> Pixels:
+    """Return an input of the model as pixels ``(H, W, 3)``: in its own range where black and white are unknown."""
+    values, black, white = tensor.detach().float().cpu(), image.black, image.white
+    if black is None or white is None:
+        low, high = (float(bound) for bound in image.tensor.float().aminmax())
+        values = (values - low) / max(high - low, 1e-12)
+    else:
+        low, high = (bound.float().cpu()[:, None, None] for bound in (black, white))
+        values = (values - low) / (high - low)
+    colors = values[:3] if len(values) >= 3 else values[:1].expand(3, -1, -1)
+    return (colors.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
+
+
+def read_pictures(folder: Path) -> dict[str, dict[str, list[Entry]]]:
+    """Return the pictures that are in the folder of an audit, by finding and kind; none if there is no list of them."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        content = parse_object((folder / FOLDER / LIST_NAME).read_bytes())
+        if all(map(_is_picture, _list_files(content))):
+            return content
+    return {}
+
+
+def _is_picture(name: Any) -> bool:
+    return isinstance(name, str) and is_inside(name) and Path(name).parent == Path(FOLDER) and name.endswith(".jpg")
+
+
+def _list_files(pictures: dict[str, dict[str, list[Entry]]]) -> list[str]:
+    entries = [entry for kinds in pictures.values() for group in kinds.values() for entry in group]
+    return [name for entry in entries for name in entry["files"]]
