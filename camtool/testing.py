@@ -6,14 +6,19 @@
     def test_the_model_ignores_the_watermark():
         camtool.testing.assert_ignores(model, photos, "bottom-right")
 
+    def test_the_model_has_no_unknown_shortcuts():
+        audit = camtool.audit(model, photos, labels, out="audit")
+        camtool.testing.assert_no_shortcuts(audit, known="verdicts.json")
+
 The first one looks at heat, which shows where evidence may be, and is no proof. The second one removes pixels and runs
-the model again. A failure is an ``AssertionError`` with the numbers and the path of a picture of the worst image.
+the model again. The third one tests what an audit reported. A failure is an ``AssertionError`` with the numbers and the
+path of a picture of the worst image.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
 from os import PathLike
 from pathlib import Path
@@ -26,8 +31,11 @@ from torch import Tensor
 
 from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.explain_arguments import match_targets
-from camtool.arguments.messages import format_percent
+from camtool.arguments.messages import format_count, format_percent
 from camtool.errors import CamtoolError, ImageError, MetricError
+from camtool.evaluation.audit import Audit, read_audit, read_verdicts
+from camtool.evaluation.audit.report.pictures import find_picture
+from camtool.evaluation.audit.result import check_verdicts
 from camtool.evaluation.subject import LabeledBatch, Subject
 from camtool.explaining.explainer import explain
 from camtool.explaining.explanation import Explanation
@@ -99,6 +107,43 @@ def assert_looks_at(
             f"mean {format_percent(float(np.mean(shares)))}. The worst is images[{worst}], {result.label!r}, with "
             f"{format_percent(shares[worst])} in a mask that covers {format_percent(float(mask.mean()))} of the photo: "
             f"{path}"
+        )
+
+
+def assert_no_shortcuts(
+    audit: Audit | str | PathLike[str], known: Mapping[str, str] | str | PathLike[str] | None = None
+) -> None:
+    """Check that the user has called each finding of an audit the object.
+
+    A finding without a verdict fails, and so does one that is a shortcut or unsure. No finding passes, which does not
+    mean that there is no shortcut: see ``audit.not_tested``.
+
+    Args:
+        audit: What :func:`camtool.audit` returned, or the path of its ``audit.json`` or of its folder.
+        known: Verdicts by the key of a finding, or the path of a ``verdicts.json``; they replace those in the audit.
+
+    Raises:
+        AssertionError: A finding is not called the object.
+        MetricError: The audit or the verdicts cannot be read.
+    """
+    __tracebackhide__ = True
+    result = audit if isinstance(audit, Audit) else read_audit(audit)
+    verdicts = (
+        check_verdicts(known) if isinstance(known, Mapping) else read_verdicts(None if known is None else Path(known))
+    )
+    suspects = [one for one in result.findings if verdicts.get(one.key, one.verdict) != "object"]
+    if suspects:
+        picture = find_picture(result.folder, suspects[0].key)
+        absent = "There are no pictures; camtool.audit(..., out=FOLDER) writes them."
+        lines = [
+            f"{place}. {one.sentence} Verdict: {verdicts.get(one.key, one.verdict) or 'none'}. Key: {one.key!r}"
+            for place, one in enumerate(suspects, 1)
+        ]
+        count = f"{len(suspects)} of {format_count(len(result.findings), 'finding')}"
+        raise AssertionError(
+            "\n".join(
+                [f"{count} without the verdict 'object':", *lines, f"The first one: {picture}" if picture else absent]
+            )
         )
 
 

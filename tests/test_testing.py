@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from torch import Tensor, nn
 import camtool
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import CamtoolError
-from camtool.testing import assert_ignores, assert_looks_at
+from camtool.testing import assert_ignores, assert_looks_at, assert_no_shortcuts
+from tests.evaluation.audit.results import build_audit, write_pictures
 from tests.hooks.state.test_no_trace import unchanged
 
 CORNER = (slice(6, 8), slice(6, 8))
@@ -215,3 +218,40 @@ def test_what_does_not_fit_is_named() -> None:
     ]:
         with pytest.raises(CamtoolError, match=message):
             call()
+
+
+# ------------------------------------------------------------------------------------------- findings of an audit
+
+
+def test_findings_without_the_verdict_object_fail(tmp_path: Path) -> None:
+    audit = build_audit()
+    first, second = (finding.key for finding in audit.findings)
+    text = read_failure(assert_no_shortcuts, audit, {first: "object", second: "unsure"})
+    assert text == (
+        "1 of 2 findings without the verdict 'object':\n"
+        "1. 20 of 25 'star' images: a patch; covering it changes 75 % (50 to 90) of the answers (controls 10 %), "
+        "pasting it makes 50 % (33 to 67) of other images 'star'; q = 0.002. Verdict: unsure. "
+        "Key: 'star: patch: a patch'\n"
+        "There are no pictures; camtool.audit(..., out=FOLDER) writes them."
+    )
+    assert_no_shortcuts(audit, {first: "object", second: "object"})
+    assert_no_shortcuts(replace(audit, findings=()))
+    write_pictures(tmp_path, first, second)
+    audit.mark(first, "object").save(tmp_path)
+    for given in (tmp_path, str(tmp_path / "audit.json")):
+        text = read_failure(assert_no_shortcuts, given)
+        assert "Verdict: none. Key: 'star" in text
+        picture = Path(text.rpartition(": ")[2])
+        assert read_size(picture) == (64, 48)
+        assert picture.parent == tmp_path / "index_files"
+    # Verdicts that are given count more than those in the folder.
+    assert "2 of 2 findings" in read_failure(assert_no_shortcuts, tmp_path, {first: "shortcut"})
+    (tmp_path / "known.json").write_text(json.dumps({second: "object"}))
+    assert_no_shortcuts(tmp_path, tmp_path / "known.json")
+
+
+def test_verdicts_and_audits_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CamtoolError, match="verdicts: 'a' must be one of 'object', 'shortcut', 'unsure'"):
+        assert_no_shortcuts(build_audit(), {"a": "yes"})
+    with pytest.raises(CamtoolError, match=r"audit: .*audit.json cannot be read"):
+        assert_no_shortcuts(tmp_path / "audit.json")

@@ -51,6 +51,12 @@ def audit_model(
     kind: Annotated[list[str] | None, typer.Option("--kind", "--kinds", metavar="NAME", help="Kinds of cues.")] = None,
     method: Annotated[str, typer.Option(metavar="NAME", help="Method of the maps.")] = "faithcam",
     limit: photo_options.Limit = None,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT", help="'finding': exit code 1 if a finding has not the verdict 'object', e.g. in CI."
+        ),
+    ] = None,
     out: Out = Path("audit"),
     batch_size: model_options.BatchSize = 32,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of all that is random.")] = 0,
@@ -58,14 +64,17 @@ def audit_model(
 ) -> None:
     """Audit a classifier on a folder of photos: does it recognize classes by something that it should not use?
 
-    It goes on where it stopped if it is called again with the same folder for its results.
+    It goes on where it stopped if it is called again with the same folder for its results. The page in that folder
+    shows the findings, and takes your verdicts: object, shortcut or unsure.
     """
-    from camtool.arguments.checks import check_not_url
+    from camtool.arguments.checks import check_choice, check_not_url
     from camtool.errors import ImageError
     from camtool.evaluation.audit import audit
     from camtool.runs.job_list import plan_run, select_jobs
 
     check_not_url("folder", folder, ImageError)
+    if fail_on is not None:
+        check_choice("--fail-on", fail_on, ["finding"], error=CamtoolError)
     plan = plan_run([folder], recursive=truth is not None, out=out)
     plan = select_jobs(plan, limit=limit, shuffle=False, seed=seed)
     photos = [Path(job.source) for job in plan.jobs]
@@ -96,7 +105,8 @@ def audit_model(
             terminal.print_line(f"[bold]{terminal.escape(finding.sentence)}[/]")
         if not result.findings:
             terminal.print_line(f"No finding at q ≤ {level:g}, which does not mean that there is no shortcut.")
-        terminal.print_line(f"Numbers, and what was not tested: [bold]{terminal.escape(str(out / 'audit.md'))}[/]")
+        terminal.print_line(f"Pictures, and what was not tested: [bold]{terminal.escape(str(out / 'index.html'))}[/]")
+    raise typer.Exit(1 if fail_on and result.suspects else 0)
 
 
 def _read_classes(truth: str | None, plan: Any, photos: list[Path], labels: Any) -> list[int] | None:

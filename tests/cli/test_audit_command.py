@@ -11,6 +11,7 @@ from PIL import Image
 
 from camtool.cli import app
 from camtool.demo.scenes import UNSEEN, draw_scene
+from tests.evaluation.audit.results import build_audit, build_finding
 
 COMMON = ("--model", "demo", "--kinds", "place", "--method", "gradcam")
 
@@ -64,6 +65,7 @@ def test_json_is_printed(run_command):
         (("--truth", "nothing.csv"), "--truth nothing.csv: there is no such file"),
         (("--metadata", "photos/arrow/0.png"), "--metadata photos/arrow/0.png is no text"),
         (("--group", "patient"), "metadata has no column 'patient'"),
+        (("--fail-on", "shortcuts"), "--fail-on must be one of 'finding'"),
         (("--kinds", "patches"), "Did you mean 'patch'"),
     ],
 )
@@ -78,3 +80,15 @@ def test_photos_without_a_class_are_named(run_command, tmp_path):
     finished = run_command("photos", *COMMON, "--truth", "labels.csv")
     assert finished.code == 2
     assert "has no row for photos" in " ".join(finished.err.split())
+
+
+@pytest.mark.parametrize(("verdict", "code"), [(None, 1), ("shortcut", 1), ("unsure", 1), ("object", 0)])
+def test_the_exit_code_tells_of_findings(run_command, monkeypatch, tmp_path, verdict, code):
+    found = build_audit(build_finding(verdict=verdict))
+    monkeypatch.setattr("camtool.evaluation.audit.audit", lambda *arguments, **options: found)
+    assert run_command("photos/arrow", *COMMON).code == 0
+    finished = run_command("photos/arrow", *COMMON, "--fail-on", "finding")
+    assert finished.code == code
+    assert finished.out.splitlines()[-1] == "Pictures, and what was not tested: audit/index.html"
+    assert "camtool audit photos/arrow --model demo" in (tmp_path / "audit/index.html").read_text(encoding="utf-8")
+    assert run_command("photos/arrow", *COMMON, "--fail-on", "finding", "--json").code == code

@@ -278,9 +278,18 @@ def read_verdicts(path: Path | None) -> dict[str, Verdict]:
         content = parse_object(read_regular(path))
     except ValueError as error:
         raise MetricError(f"verdicts: {path} cannot be read: {error}; give a file that an audit wrote.") from error
-    for key, verdict in content.items():
-        check_choice(f"verdicts: {path}: {key!r}", verdict, get_args(Verdict), error=MetricError)
-    return content
+    return check_verdicts(content, f"verdicts: {path}")
+
+
+def check_verdicts(verdicts: Mapping[str, Any], name: str = "verdicts") -> dict[str, Verdict]:
+    """Return verdicts by key.
+
+    Raises:
+        MetricError: One is no verdict.
+    """
+    for key, verdict in verdicts.items():
+        check_choice(f"{name}: {key!r}", verdict, get_args(Verdict), error=MetricError)
+    return {**verdicts}
 
 
 def read_audit(path: str | Path) -> Audit:

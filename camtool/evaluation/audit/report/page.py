@@ -19,17 +19,23 @@ _GENERATOR = "camtool audit"
 _SCRIPTS = ("dom.js", "theme.js", "audit.js")
 
 _PICTURES = {
-    "covered": ("Covered", "As the model sees it, with the region outlined; then without the cue."),
-    "pasted": (
-        "Given to other classes",
-        "An image of another class; then with the cue of a finding's image, outlined.",
-    ),
+    "covered": ("Covered", "As the model sees it, with the region outlined; then with the region inpainted."),
+    "pasted": ("Pasted onto other classes", "As the model sees it; then with the cue of another image, outlined."),
     "without": ("Of the class, without it", ""),
     "otherwise": ("With it, answered otherwise", ""),
     "similar": ("Most like it in other classes", "Not answered as the class."),
-    "mistaken": ("Mistaken for the class", "Of other classes, with this class as the answer."),
+    "mistaken": ("Mistaken for the class", "Of other classes, answered as this one."),
 }
 """Kind of pictures → title and explanation."""
+
+_OF_KIND = {
+    "property": {
+        "covered": ("Evened out", "As the model sees it; then shifted to the mean of the other classes."),
+        "pasted": ("Given to other classes", "As the model sees it; then shifted to the mean of the class."),
+    },
+    "concept": {"covered": ("With it", "Outlined where it is strongest. It is removed from activations, not pixels.")},
+}
+"""Kind of candidates → titles and explanations that differ."""
 
 _PAIRS = ("covered", "pasted")
 
@@ -63,7 +69,7 @@ def render_audit(content: Mapping[str, Any], pictures: Mapping[str, Any], verdic
         title=f"{format_count(len(findings), 'finding')} in {format_count(content['image_count'], 'image')}",
         audit=shown,
         findings=[
-            _describe(finding, _escape(_choose_pictures(pictures.get(original["key"], {}))))
+            _describe(finding, _escape(_choose_pictures(pictures.get(original["key"], {}), finding["kind"])))
             for finding, original in zip(shown["findings"], findings, strict=True)
         ],
         rejected=[_describe(finding, []) for finding in shown["rejected"]],
@@ -81,7 +87,7 @@ def _escape(value: Any) -> Any:
     return escape_hidden(value) if isinstance(value, str) else value
 
 
-def _choose_pictures(kinds: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def _choose_pictures(kinds: Mapping[str, Sequence[Mapping[str, Any]]], of_kind: str) -> list[dict[str, Any]]:
     """Return the kinds of pictures that a finding has, with titles, and the answers as texts."""
     return [
         {
@@ -92,7 +98,7 @@ def _choose_pictures(kinds: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[d
                 {**entry, "answers": [_format_answer(answer) for answer in entry["answers"]]} for entry in kinds[kind]
             ],
         }
-        for kind, (title, hint) in _PICTURES.items()
+        for kind, (title, hint) in {**_PICTURES, **_OF_KIND.get(of_kind, {})}.items()
         if kinds.get(kind)
     ]
 

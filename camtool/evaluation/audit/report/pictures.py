@@ -144,7 +144,9 @@ class Drawing:
             image = images.prepare(record.index)
             random = np.random.default_rng(0)
             variants = change(images, record.index, partners[0].index, 1, random)
-            if variants is None or variants.shape[-3:] != image.tensor.shape:
+            if variants is None or variants.shape[-3:] != image.tensor.shape:  # e.g. activations, which have no picture
+                if is_removal:
+                    yield self._show(candidate, record, f"{number}-{kind}-{place}", is_outlined=True)
                 continue
             changed = variants.reshape(-1, *image.tensor.shape)[0]  # by the first fill, before the controls
 
@@ -224,6 +226,15 @@ def read_pictures(folder: Path) -> dict[str, dict[str, list[Entry]]]:
         if all(map(_is_picture, _list_files(content))):
             return content
     return {}
+
+
+def find_picture(folder: Path | None, key: str) -> Path | None:
+    """Return a picture of a finding: one that has another answer when it is covered, or else the first."""
+    kinds = {} if folder is None else read_pictures(folder).get(key, {})
+    entries = sorted(
+        kinds.get("covered", []), key=lambda entry: entry["answers"][0]["label"] == entry["answers"][-1]["label"]
+    )
+    return folder / entries[0]["files"][0] if folder is not None and entries else None
 
 
 def _is_picture(name: Any) -> bool:

@@ -1,0 +1,208 @@
+"""The page of an audit and its pictures, accuracy by group, and an audit that is read from its file."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from camtool.errors import CamtoolError, MetricError
+from camtool.evaluation.audit import read_audit, read_verdicts, running
+from camtool.evaluation.audit.report.pictures import find_picture, read_pictures, resize
+from tests.evaluation.audit.results import build_audit, build_finding, write_pictures
+from tests.evaluation.audit.test_audit import RED, SIDE, build_net, draw_images, run_audit
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("audit")
+    return run_audit(out=folder), folder
+
+
+def read_pixels(path):
+    with Image.open(path) as picture:
+        return np.asarray(picture.convert("RGB")).astype(int)
+
+
+def test_examples_are_shown_before_and_after(audited):
+    result, folder = audited
+    assert result.folder == folder
+    images, _ = draw_images()
+    kinds = read_pictures(folder)[result.findings[0].key]
+    assert [len(kinds[kind]) for kind in ("covered", "pasted", "without", "otherwise")] == [4, 3, 0, 0]
+    for entry in kinds["covered"]:
+        number = int(entry["name"].removeprefix("image "))
+        probability, answer = build_net()(images[number][None]).detach().softmax(1)[0].max(0)
+        assert (entry["label"], entry["answers"][0]["label"], int(answer)) == ("red", "red", RED)
+        assert entry["answers"][0]["probability"] == pytest.approx(float(probability), abs=1e-5)
+        assert entry["answers"][1]["label"] != "red"
+        before, after = (read_pixels(folder / file) for file in entry["files"])
+        # 40 pixels are enlarged by 7: the square begins at 28, and nothing else is changed.
+        assert before.shape == after.shape == (280, 280, 3)
+        assert np.abs(before - after)[:150, :150].max() <= 12  # JPEG
+        assert before[210:266, 210:266, RED].mean() > 200
+        assert after[210:266, 210:266, RED].mean() < 60
+    for entry in kinds["pasted"]:
+        assert [answer["label"] == "red" for answer in entry["answers"]] == [False, True]
+        assert read_pixels(folder / entry["files"][1])[210:266, 210:266, RED].mean() > 150
+
+
+def test_the_page_shows_the_finding_and_its_pictures(audited):
+    result, folder = audited
+    text = (folder / "index.html").read_text(encoding="utf-8")
+    assert result.findings[0].sentence.replace("'", "&#39;") in text
+    sources = re.findall(r'<img src="([^"]+)"', text)
+    assert len(sources) >= 14
+    assert all((folder / source).is_file() for source in sources)
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+
+
+def test_pictures_of_findings_that_are_gone_are_removed(tmp_path):
+    run_audit(out=tmp_path)
+    (tmp_path / "index_files/mine.jpg").write_bytes(b"mine")
+    before = {path.name for path in (tmp_path / "index_files").iterdir()}
+    assert len(before) > 10
+    assert run_audit(out=tmp_path, passes=300).findings == ()
+    assert {path.name for path in (tmp_path / "index_files").iterdir()} == {"mine.jpg", "pictures.json"}
+    assert "No finding does not mean no shortcut" in (tmp_path / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"), [((40, 20), (280, 140)), ((200, 288), (200, 288)), ((900, 600), (288, 192))]
+)
+def test_sizes_of_pictures(size, shown):
+    assert resize(np.zeros((*size, 3), np.uint8)).shape == (*shown, 3)
+
+
+def test_another_page_is_not_overwritten(tmp_path, monkeypatch):
+    (tmp_path / "index.html").write_text("<p>mine</p>")
+    monkeypatch.setattr(running.AuditImages, "iterate_records", lambda *arguments: pytest.fail("it began"))
+    with pytest.raises(CamtoolError, match=r"index.html' exists and is not an audit; move it"):
+        run_audit(out=tmp_path)
+    assert (tmp_path / "index.html").read_text() == "<p>mine</p>"
+
+
+@pytest.mark.parametrize(
+    "file", ["../secret.jpg", "/etc/secret.jpg", "secret.jpg", "index_files/a.svg", "file:a.jpg", 3]
+)
+def test_files_elsewhere_are_no_pictures(tmp_path, file):
+    write_pictures(tmp_path, "a")
+    assert read_pictures(tmp_path)["a"]["covered"]
+    path = tmp_path / "index_files/pictures.json"
+    content = json.loads(path.read_text())
+    content["a"]["covered"][0]["files"][1] = file
+    path.write_text(json.dumps(content))
+    assert read_pictures(tmp_path) == {}
+    assert find_picture(tmp_path, "a") is None
+    path.write_text("[1")
+    assert read_pictures(tmp_path) == {}
+
+
+def test_no_text_becomes_markup(tmp_path):
+    bad = "</script><img src=x onerror=alert(1)>\u202e"
+    finding = build_finding(
+        key=bad, name=bad, label=bad, facts=(bad,), also=(bad,), by_group={bad: (2, 1)}, accuracy_by_group={bad: (1, 0)}
+    )
+    write_pictures(tmp_path, bad, name=bad)
+    build_audit(finding, notes=(bad,), not_tested=(bad,), command=bad).save(tmp_path)
+    text = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "<img src=x" not in text
+    assert "\u202e" not in text
+    assert text.count("</script>") == 2
+    assert text.count("&lt;img src=x") > 8
+
+
+# ------------------------------------------------------------------------------------------------ accuracy by group
+
+
+def test_accuracy_by_group_is_counted_image_by_image():
+    images, classes = draw_images()
+    sites = ["a" if number % 2 else "b" for number in range(90)]
+    for number in range(0, 90, 9):  # a third of the red images has a pale square elsewhere, in a green one
+        images[number, RED] = 0
+        images[number, :2, :12, :12] = torch.tensor([0.3, 0.9])[:, None, None]
+    (finding,) = run_audit(images, classes, metadata={"site": sites}).findings
+    answers = build_net()(images).argmax(1).tolist()
+    shares = {}
+    for names, column in ((finding.images, 0), (finding.without, 1)):
+        for site in "ab":
+            numbers = [int(name.split()[1]) for name in names]
+            right = [answers[number] == RED for number in numbers if sites[number] == site]
+            shares.setdefault(f"site {site}", [math.nan, math.nan])[column] = np.mean(right) if right else math.nan
+    assert finding.class_count == len(finding.images) + len(finding.without)
+    np.testing.assert_equal({name: list(pair) for name, pair in finding.accuracy_by_group.items()}, shares)
+    assert finding.accuracy[1] == 0
+    worst = finding.worst_group
+    assert (worst.name[-12:], worst.accuracy.mean) == (", without it", 0)
+    assert (
+        f"Worst group: {worst.name}: 0 % (0 to " in run_audit(images, classes, metadata={"site": sites}).to_markdown()
+    )
+
+
+def test_the_worst_group_has_the_lowest_accuracy_and_then_the_most_images():
+    finding = build_finding()
+    # 0.6 with it: 5 of site b; 0.6 without it: 5, too, so the first. By hand, Wilson for 3 of 5: 0.231 to 0.882.
+    assert (finding.worst_group.name, finding.worst_group.images) == ("site b, with it", 5)
+    np.testing.assert_allclose(finding.worst_group.accuracy, (0.6, 0.2307, 0.8824), atol=1e-3)
+    more = replace(finding, by_group={"site a": (15, 15), "site b": (12, 5)})
+    assert (more.worst_group.name, more.worst_group.images) == ("site b, without it", 7)
+    alone = replace(finding, by_group={}, accuracy_by_group={})
+    assert (alone.worst_group.name, alone.worst_group.images) == ("without it", 5)
+    assert replace(alone, accuracy=None).worst_group is None
+
+
+# -------------------------------------------------------------------------------------------------- audits from files
+
+
+def test_an_audit_is_read_as_it_was_written(tmp_path):
+    audit = build_audit()
+    audit.save(tmp_path)
+    for path in (tmp_path, tmp_path / "audit.json"):
+        again = read_audit(path)
+        assert again.to_json() == audit.to_json()
+        assert again.to_markdown() == audit.to_markdown()
+        assert repr(again.findings) == repr(audit.findings)
+        assert again.folder == tmp_path
+    assert again.rejected[0].smallest_share == math.inf
+    assert math.isnan(again.rejected[1].accuracy[0])
+
+
+def test_verdicts_beside_the_file_are_read(tmp_path):
+    build_audit().save(tmp_path)
+    key = "star: patch: a patch"
+    (tmp_path / "verdicts.json").write_text(json.dumps({key: "object", "other": "unsure"}))
+    audit = read_audit(tmp_path)
+    assert [finding.verdict for finding in audit.findings] == [None, "object"]
+    audit.mark(audit.findings[0].key, "shortcut").save(tmp_path)
+    assert read_verdicts(tmp_path / "verdicts.json") == {
+        key: "object",
+        "other": "unsure",
+        "heart: place: the lower right corner": "shortcut",
+    }
+
+
+@pytest.mark.parametrize("change", [{"findings": 3}, {"findings": [{}]}, {"level": "a"}, {"rejected": None}, None])
+def test_other_files_are_refused(tmp_path, change):
+    build_audit().save(tmp_path)
+    path = tmp_path / "audit.json"
+    path.write_text("[]" if change is None else json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(MetricError, match=r"audit: .*audit.json cannot be read: .*; give an audit.json"):
+        read_audit(path)
+    with pytest.raises(MetricError, match="cannot be read"):
+        read_audit(tmp_path / "nothing.json")
+
+
+def test_the_colors_of_unnormalized_inputs_are_stretched(tmp_path):
+    """Inputs from -3 to 5 have no black and white: the smallest value is drawn black, the largest white."""
+    images, classes = draw_images()
+    audited = run_audit(images * 8 - 3 + torch.zeros(1), classes, out=tmp_path)
+    for finding in audited.findings:
+        pixels = read_pixels(find_picture(tmp_path, finding.key))
+        assert pixels.shape == (7 * SIDE, 7 * SIDE, 3)
+        assert pixels.max() > 240
