@@ -8,12 +8,14 @@
 ``methods.png``, ``layers.png``, ``classes.png``, ``features.png``, ``kernels.png``: a figure of each kind, drawn with
 the bundled model and its scenes; they need ``camtool[figures]``.
 ``report.jpg``: the report of a run, as Chromium shows it: ``--report RUN``; needs ``camtool[test]``.
+``audit.jpg``: the page of an audit of the demo's cheating model: ``--audit``; needs ``camtool[test]``.
 ``scenes/``: a dozen scenes of the demo's generator.
 """
 
 from __future__ import annotations
 
 import shutil
+import tempfile
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -53,8 +55,13 @@ def main(
     finer: Annotated[list[Path] | None, typer.Option(help="a photo of an animal; may be repeated")] = None,
     mobilenet: Annotated[Path | None, typer.Option(help="ImageNet weights of MobileNetV2")] = None,
     report: Annotated[Path | None, typer.Option(help="output folder of a run; draws its report alone")] = None,
+    *,
+    audit: Annotated[bool, typer.Option("--audit", help="draw the page of an audit alone")] = False,
 ) -> None:
     """Draw the scenes and the figures; with photos and weights, also the images that show photos."""
+    if audit:
+        write_image(_HERE / "audit.jpg", _draw_audit(), quality=80)
+        return
     if report:
         write_image(_HERE / "report.jpg", _draw_report(write_report(report).path), quality=90)
         return
@@ -90,6 +97,35 @@ def _draw_report(page: Path) -> np.ndarray:
             shots.append(np.asarray(Image.open(BytesIO(tab.screenshot())).convert("RGB")))
         browser.close()
     return np.concatenate(shots, axis=1)
+
+
+def _draw_audit() -> np.ndarray:
+    """Draw the page of an audit of 120 scenes from two sites; in one of them most hearts have the watermark."""
+    from playwright.sync_api import sync_playwright
+
+    random, labels = np.random.default_rng(1), ["heart", "star", "arrow"] * 40
+    sites = ["north" if random.random() < (0.8 if label == "heart" else 0.4) else "south" for label in labels]
+    marks = [
+        random.random() < (0.9 if site == "north" else 0.5)
+        if label == "heart"
+        else label == "star" and number % 24 == 1
+        for number, (label, site) in enumerate(zip(labels, sites, strict=True))
+    ]
+    scenes = [
+        draw_scene(UNSEEN + number, classes=[label], mark=mark).image
+        for number, (label, mark) in enumerate(zip(labels, marks, strict=True))
+    ]
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        camtool.audit(camtool.load("demo-cheat"), scenes, labels, {"site": sites}, out=folder)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 1300, "height": 1400}, color_scheme="light")
+        tab.goto((Path(folder) / "index.html").as_uri())
+        tab.locator("[data-verdict=shortcut]").first.click()
+        tab.evaluate("for (const image of document.images) image.loading = 'eager'")
+        tab.wait_for_function("[...document.images].every((image) => image.complete)")
+        shot = np.asarray(Image.open(BytesIO(tab.locator("#finding-1").screenshot())).convert("RGB"))
+        browser.close()
+    return shot
 
 
 def _draw_two_animals(photo: Path, weights: Path) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -292,7 +293,7 @@ def check_verdicts(verdicts: Mapping[str, Any], name: str = "verdicts") -> dict[
     return {**verdicts}
 
 
-def read_audit(path: str | Path) -> Audit:
+def read_audit(path: str | os.PathLike[str]) -> Audit:
     """Return the audit in a file ``audit.json``, or in the folder of one, with the verdicts beside it.
 
     Raises:

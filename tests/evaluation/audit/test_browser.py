@@ -116,6 +116,8 @@ def test_keys_walk_and_mark(opened: Opened, folder: Path) -> None:  # noqa: F811
     def name_focus() -> str:
         return str(page.evaluate("document.activeElement.id"))
 
+    page.keyboard.press("1")
+    assert list_pressed(page) == []
     places = []
     for key in "jjjkk":
         page.keyboard.press(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,12 @@ def _choose_pictures(kinds: Mapping[str, Sequence[Mapping[str, Any]]], of_kind: 
             "hint": hint,
             "is_pair": kind in _PAIRS,
             "entries": [
-                {**entry, "answers": [_format_answer(answer) for answer in entry["answers"]]} for entry in kinds[kind]
+                {
+                    **entry,
+                    "answers": [_format_answer(answer) for answer in entry["answers"]],
+                    "file": re.split(r"[/\\]", entry["name"])[-1],
+                }
+                for entry in kinds[kind]
             ],
         }
         for kind, (title, hint) in {**_PICTURES, **_OF_KIND.get(of_kind, {})}.items()

@@ -208,13 +208,12 @@ def resize(pixels: Pixels) -> Pixels:
 
 def _to_pixels(image: PreparedInput, tensor: Tensor) -> Pixels:
     """Return an input of the model as pixels ``(H, W, 3)``: in its own range where black and white are unknown."""
-    values, black, white = tensor.detach().float().cpu(), image.black, image.white
-    if black is None or white is None:
-        low, high = (float(bound) for bound in image.tensor.float().aminmax())
-        values = (values - low) / max(high - low, 1e-12)
+    if image.black is None or image.white is None:
+        black, white = image.tensor.float().aminmax()
+        white = white.clamp_min(float(black) + 1e-12)
     else:
-        low, high = (bound.float().cpu()[:, None, None] for bound in (black, white))
-        values = (values - low) / (high - low)
+        black, white = (bound.float()[:, None, None] for bound in (image.black, image.white))
+    values = ((tensor.detach().float() - black) / (white - black)).cpu()
     colors = values[:3] if len(values) >= 3 else values[:1].expand(3, -1, -1)
     return (colors.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
 

@@ -91,13 +91,13 @@ async function save() {
   }
 }
 
-/** Return the finding with the focus, or else the first that is in view. */
+/** Return the finding with the focus: keys mark no other one. */
 function getCurrent() {
-  return document.activeElement?.closest('.finding') ?? articles.find((one) => one.getBoundingClientRect().bottom > 120);
+  return document.activeElement?.closest('.finding');
 }
 
 function walk(step) {
-  const place = articles.indexOf(document.activeElement?.closest('.finding'));
+  const place = articles.indexOf(getCurrent());
   const next = articles[place < 0 ? 0 : Math.min(Math.max(place + step, 0), articles.length - 1)];
   next.focus({ preventScroll: true });
   next.scrollIntoView({ block: 'start' });
