@@ -49,9 +49,8 @@ def draw_images(count=90, seed=0):
 def run_audit(images=None, classes=None, **options):
     if images is None:
         images, classes = draw_images()
-    return camtool.audit(
-        build_net(), images, classes, class_names=["red", "green", "blue"], method="gradcam", kinds=["place"], **options
-    )
+    options = {"class_names": ["red", "green", "blue"], "method": "gradcam", "kinds": ["place"], **options}
+    return camtool.audit(build_net(), images, classes, **options)
 
 
 @pytest.fixture(scope="module")

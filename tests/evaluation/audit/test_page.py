@@ -16,7 +16,7 @@ from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.audit import read_audit, read_verdicts, running
 from camtool.evaluation.audit.report.pictures import find_picture, read_pictures, resize
 from tests.evaluation.audit.results import build_audit, build_finding, write_pictures
-from tests.evaluation.audit.test_audit import RED, SIDE, build_net, draw_images, run_audit
+from tests.evaluation.audit.test_audit import RED, SIDE, build_net, draw_images, run_audit, to_tensor
 
 
 @pytest.fixture(scope="module")
@@ -206,3 +206,31 @@ def test_the_colors_of_unnormalized_inputs_are_stretched(tmp_path):
         pixels = read_pixels(find_picture(tmp_path, finding.key))
         assert pixels.shape == (7 * SIDE, 7 * SIDE, 3)
         assert pixels.max() > 240
+
+
+def test_a_property_is_shown_shifted_and_without_an_outline(tmp_path):
+    random, photos = np.random.default_rng(0), []
+    for number in range(60):  # green photos are yellower than blue ones, and nothing else tells them apart
+        photo = random.integers(60, 120, (SIDE, SIDE, 3))
+        photo[..., RED] //= 3
+        photo[..., 1 + number % 2] += 30
+        photos.append(photo.astype(np.uint8))
+    classes = [1 + number % 2 for number in range(60)]
+    result = run_audit(photos, classes, kinds=["property"], transform=to_tensor, out=tmp_path)
+    (finding,) = (one for one in result.findings if one.label == "green" and "yellower" in one.name)
+    kinds = read_pictures(tmp_path)[finding.key]
+
+    def measure_blue(file):
+        pixels = read_pixels(tmp_path / file).mean((0, 1))
+        return pixels[2] - pixels[1]
+
+    for entry in kinds["covered"]:
+        number = int(entry["name"].removeprefix("image "))
+        before, after = map(measure_blue, entry["files"])
+        assert before == pytest.approx(photos[number][..., 2].mean() - photos[number][..., 1].mean(), abs=1.5)  # JPEG
+        assert before < after - 20
+    assert [answer["label"] for answer in kinds["covered"][0]["answers"]] == ["green", "blue"]
+    text = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "<h3>Evened out</h3>" in text
+    assert "<h3>Covered</h3>" not in text
+    assert "Evening it out changes the answer" in text

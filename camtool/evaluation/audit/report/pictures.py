@@ -207,10 +207,13 @@ def resize(pixels: Pixels) -> Pixels:
 
 
 def _to_pixels(image: PreparedInput, tensor: Tensor) -> Pixels:
-    """Return an input of the model as pixels ``(H, W, 3)``: in its own range where black and white are unknown."""
+    """Return an input of the model as pixels ``(H, W, 3)``.
+
+    Where black and white are unknown they are 0 and 1, or the smallest and the largest value if these are outside.
+    """
     if image.black is None or image.white is None:
-        black, white = image.tensor.float().aminmax()
-        white = white.clamp_min(float(black) + 1e-12)
+        low, high = image.tensor.float().aminmax()
+        black, white = low.clamp_max(0), high.clamp_min(1)
     else:
         black, white = (bound.float()[:, None, None] for bound in (image.black, image.white))
     values = ((tensor.detach().float() - black) / (white - black)).cpu()
