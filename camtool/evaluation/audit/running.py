@@ -24,7 +24,7 @@ from camtool.evaluation.audit.patch import find_patches
 from camtool.evaluation.audit.place import find_places
 from camtool.evaluation.audit.property_shift import find_properties
 from camtool.evaluation.audit.report.page import check_page
-from camtool.evaluation.audit.report.pictures import Drawing, Shown
+from camtool.evaluation.audit.report.pictures import FindingPictures, write_pictures
 from camtool.evaluation.audit.result import VERDICTS_NAME, Audit, Finding, Verdict, rank_findings, read_verdicts
 from camtool.evaluation.audit.split import group_images, split_in_halves
 from camtool.evaluation.audit.statistics import (
@@ -352,8 +352,9 @@ class _Run:
         findings = rank_findings(self._join_cues(confirmed))
         if self.folder is not None:
             by_key = {finding.key: outcome for outcome, finding in reversed(confirmed)}
-            shown = [Shown(one.key, by_key[one.key].candidate, by_key[one.key].present) for one in findings]
-            Drawing(bench, self.folder, self._name_image, self._name_class).write(shown)
+            shown = [(one.key, by_key[one.key].candidate, by_key[one.key].present) for one in findings]
+            naming = self._name_image, self._name_class
+            write_pictures(self.folder, [FindingPictures(self.folder, bench, *one, *naming) for one in shown])
         return Audit(
             findings,
             tuple(rejected),

@@ -38,6 +38,9 @@ _OF_KIND = {
 }
 """Kind of candidates → titles and explanations that differ."""
 
+_VERBS = {"property": ("Evening it out", "Shifting it"), "concept": ("Removing it", "Adding it")}
+"""Kind of candidates → what removing and giving it is called, where it is not covering and pasting."""
+
 _PAIRS = ("covered", "pasted")
 
 
@@ -115,8 +118,7 @@ def _format_answer(answer: Mapping[str, Any]) -> tuple[str, str]:
 
 def _describe(finding: Mapping[str, Any], pictures: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a finding with what the page shows of it: effects, numbers and accuracies in words."""
-    is_property = finding["kind"] == "property"
-    remove, give = ("Evening it out", "Shifting others") if is_property else ("Covering it", "Pasting it")
+    remove, give = _VERBS.get(finding["kind"], ("Covering it", "Pasting it"))
     named = (
         (remove, "changes the answer", finding["removal"]),
         (give, f"makes others '{finding['label']}'", finding["transplant"]),

@@ -47,79 +47,57 @@ Entry: TypeAlias = "dict[str, Any]"
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A finding to draw.
+class FindingPictures:
+    """The pictures of a finding.
 
     Attributes:
+        folder: The folder of the audit.
+        bench: The images of its class and of others, the model, and what was computed.
         key: The key of the finding.
         candidate: What was tested.
         present: Images of the class that have it, by number.
-    """
-
-    key: str
-    candidate: CueCandidate
-    present: Sequence[int]
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """Draws findings.
-
-    Attributes:
-        bench: The images, the model and what was computed.
-        folder: The folder of the audit.
         name_image: Returns the name of an image.
         name_class: Returns the name of a class.
     """
 
-    bench: Bench
     folder: Path
+    bench: Bench
+    key: str
+    candidate: CueCandidate
+    present: Sequence[int]
     name_image: Callable[[int], str]
     name_class: Callable[[int], str]
 
-    def write(self, findings: Sequence[Shown]) -> None:
-        """Write the pictures, and the list of them; pictures of an earlier list that are in no list any more go.
-
-        Raises:
-            CamtoolError: A link leads out of the folder.
-        """
-        check_inside(self.folder, Path(FOLDER) / LIST_NAME)
-        before = read_pictures(self.folder)
-        pictures = {one.key: self._draw(one, str(number)) for number, one in enumerate(findings[:_MOST_FINDINGS], 1)}
-        (self.folder / FOLDER).mkdir(parents=True, exist_ok=True)
-        with open_atomically(self.folder / FOLDER / LIST_NAME) as stream:
-            stream.write((json.dumps(pictures, indent=1) + "\n").encode())
-        for name in {*_list_files(before)} - {*_list_files(pictures)}:
-            (self.folder / name).unlink(missing_ok=True)
-
-    def _draw(self, shown: Shown, number: str) -> dict[str, list[Entry]]:
-        target, records = shown.candidate.target, {record.index: record for record in self.bench.records}
-        with_it = [records[index] for index in shown.present]
+    def draw(self, number: int) -> dict[str, list[Entry]]:
+        """Write the pictures of the finding with a number, and return them by kind."""
+        target, records = self.candidate.target, {record.index: record for record in self.bench.records}
+        with_it = [records[index] for index in self.present]
         right = [record for record in with_it if record.answer == target]
-        others = [record for record in self.bench.records if record.target != target]
-        similar = self._find_similar(shown.candidate, others)
-        unlike = [record for record in others if record not in similar and record.answer != target]
-        covered = self._change(shown.candidate, right[:_EXAMPLES], others[:1], number, is_removal=True)
-        pasted = self._change(shown.candidate, unlike[:_OTHERS], right[:1], number, is_removal=False)
         of_class = [record for record in self.bench.records if record.target == target]
+        others = [record for record in self.bench.records if record.target != target]
+        similar = self._find_similar(others)
+        unlike = [record for record in others if record not in similar and record.answer != target]
+        kinds = {
+            "covered": [*self._change(right[:_EXAMPLES], others[:1], f"{number}-covered", is_removal=True)],
+            "pasted": [*self._change(unlike[:_OTHERS], right[:1], f"{number}-pasted", is_removal=False)],
+        }
         rest = {
-            "without": [record for record in of_class if record.index not in {*shown.present}],
+            "without": [record for record in of_class if record.index not in {*self.present}],
             "otherwise": [record for record in with_it if record.answer != target],
             "similar": [record for record in similar if record.answer != target],
             "mistaken": [record for record in others if record.answer == target],
         }
-        kinds = {"covered": [*covered], "pasted": [*pasted]}
         for kind, chosen in rest.items():
             is_outlined = kind in ("otherwise", "similar")
             kinds[kind] = [
-                self._show(shown.candidate, record, f"{number}-{kind}-{place}", is_outlined=is_outlined)
+                self._show(record, f"{number}-{kind}-{place}", is_outlined=is_outlined)
                 for place, record in enumerate(chosen[:_OTHERS], 1)
             ]
         return kinds
 
-    def _find_similar(self, candidate: CueCandidate, others: Sequence[ImageRecord]) -> list[ImageRecord]:
+    def _find_similar(self, others: Sequence[ImageRecord]) -> list[ImageRecord]:
         """Return the images of other classes that are most like those with the cue, the most similar first."""
-        bench = self.bench
+        bench, candidate = self.bench, self.candidate
         values = bench.remember(
             f"{candidate.key} strengths", lambda: [candidate.measure(bench.images, record) for record in bench.records]
         )
@@ -129,24 +107,18 @@ class Drawing:
         return sorted(similar, key=lambda record: -strengths[record.index])
 
     def _change(
-        self,
-        candidate: CueCandidate,
-        records: Sequence[ImageRecord],
-        partners: Sequence[ImageRecord],
-        number: str,
-        *,
-        is_removal: bool,
+        self, records: Sequence[ImageRecord], partners: Sequence[ImageRecord], name: str, *, is_removal: bool
     ) -> Iterator[Entry]:
         """Yield a pair for each image: as it is, with the region outlined, and changed."""
-        images, change = self.bench.images, candidate.remove if is_removal else candidate.transplant
-        kind = "covered" if is_removal else "pasted"
+        images, candidate = self.bench.images, self.candidate
+        change = candidate.remove if is_removal else candidate.transplant
         for place, record in enumerate(records if partners else (), 1):
             image = images.prepare(record.index)
             random = np.random.default_rng(0)
             variants = change(images, record.index, partners[0].index, 1, random)
             if variants is None or variants.shape[-3:] != image.tensor.shape:  # e.g. activations, which have no picture
                 if is_removal:
-                    yield self._show(candidate, record, f"{number}-{kind}-{place}", is_outlined=True)
+                    yield self._show(record, f"{name}-{place}", is_outlined=True)
                 continue
             changed = variants.reshape(-1, *image.tensor.shape)[0]  # by the first fill, before the controls
 
@@ -154,14 +126,16 @@ class Drawing:
                 best = images.score(torch.stack([before, after])).softmax(1).max(1)
                 return [*map(float, best.indices), *best.values.tolist()]
 
-            *answers, first, second = self.bench.remember(f"{candidate.key} {kind} {record.index}", score)
+            *answers, first, second = self.bench.remember(
+                f"{candidate.key} shown {name.partition('-')[2]} {record.index}", score
+            )
             source = images.prepare(partners[0].index) if not is_removal else image
-            outline = self._locate(candidate, source)
+            outline = self._locate(source)
             yield {
                 **self._name(record),
                 "files": [
-                    self._write(f"{number}-{kind}-{place}", image, image.tensor, outline if is_removal else None),
-                    self._write(f"{number}-{kind}-{place}-after", image, changed, None if is_removal else outline),
+                    self._write(f"{name}-{place}", image, image.tensor, outline if is_removal else None),
+                    self._write(f"{name}-{place}-after", image, changed, None if is_removal else outline),
                 ],
                 "answers": [
                     {"label": self.name_class(int(answer)), "probability": share}
@@ -169,17 +143,17 @@ class Drawing:
                 ],
             }
 
-    def _show(self, candidate: CueCandidate, record: ImageRecord, name: str, *, is_outlined: bool) -> Entry:
+    def _show(self, record: ImageRecord, name: str, *, is_outlined: bool) -> Entry:
         image = self.bench.images.prepare(record.index)
-        outline = self._locate(candidate, image) if is_outlined else None
+        outline = self._locate(image) if is_outlined else None
         answers = [{"label": self.name_class(record.answer), "probability": None}]
         return {**self._name(record), "files": [self._write(name, image, image.tensor, outline)], "answers": answers}
 
     def _name(self, record: ImageRecord) -> Entry:
         return {"name": self.name_image(record.index), "label": self.name_class(record.target)}
 
-    def _locate(self, candidate: CueCandidate, image: PreparedInput) -> Tensor | None:
-        return candidate.locate(self.bench.images, image) if isinstance(candidate, RegionCandidate) else None
+    def _locate(self, image: PreparedInput) -> Tensor | None:
+        return self.candidate.locate(self.bench.images, image) if isinstance(self.candidate, RegionCandidate) else None
 
     def _write(self, name: str, image: PreparedInput, tensor: Tensor, mask: Tensor | None) -> str:
         """Write a picture, and return its path below the folder."""
@@ -192,6 +166,22 @@ class Drawing:
         check_inside(self.folder, path)
         write_image(self.folder / path, pixels, quality=_QUALITY)
         return path.as_posix()
+
+
+def write_pictures(folder: Path, findings: Sequence[FindingPictures]) -> None:
+    """Write the pictures of findings, and the list of them; those of an earlier list that are in it no more go.
+
+    Raises:
+        CamtoolError: A link leads out of the folder.
+    """
+    check_inside(folder, Path(FOLDER) / LIST_NAME)
+    before = read_pictures(folder)
+    pictures = {one.key: one.draw(number) for number, one in enumerate(findings[:_MOST_FINDINGS], 1)}
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    with open_atomically(folder / FOLDER / LIST_NAME) as stream:
+        stream.write((json.dumps(pictures, indent=1) + "\n").encode())
+    for name in {*_list_files(before)} - {*_list_files(pictures)}:
+        (folder / name).unlink(missing_ok=True)
 
 
 def resize(pixels: Pixels) -> Pixels:
