@@ -162,8 +162,8 @@ def test_names_and_roles_tell_what_is_drawn(opened: Opened, folder: Path) -> Non
     assert [[cell.replace("\n", " ").strip() for cell in row] for row in rows] == [
         ["Accuracy", "with it", "without it"],
         ["All of the class", "90 % 20 images", "60 % 5 images"],
-        ["site a", "100 % 15 images", "0 images"],
         ["site b", "60 % 5 images worst group", "60 % 5 images"],
+        ["site a", "100 % 15 images", "0 images"],
     ]
     assert page.locator("img:not([alt]), img[alt='']").count() == 0
     assert all(has_pixels(page, "img"))

@@ -174,13 +174,13 @@ def _list_numbers(finding: Mapping[str, Any], effects: Sequence[Mapping[str, Any
 
 
 def _list_accuracies(finding: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return rows of accuracies with the cue and without it: of all images of the class, and by group."""
+    """Return rows of accuracies with the cue and without it: of the class, then by group, with the worst one first."""
     if finding["accuracy"] is None:
         return []
     rows = {"": (*finding["accuracy"], finding["class_count"], finding["present"])}
     rows |= {name: (*shares, *finding["by_group"][name]) for name, shares in finding["accuracy_by_group"].items()}
     worst = finding["worst_group"] and finding["worst_group"]["name"]
-    return [
+    table: list[dict[str, Any]] = [
         {
             "name": name or "All of the class",
             "cells": [
@@ -197,6 +197,7 @@ def _list_accuracies(finding: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for name, (with_it, without_it, count, present) in rows.items()
     ]
+    return table[:1] + sorted(table[1:], key=lambda row: not any(cell["is_worst"] for cell in row["cells"]))
 
 
 def _format_percent(share: float | None) -> str:

@@ -114,34 +114,34 @@ class FindingPictures:
         change = candidate.remove if is_removal else candidate.transplant
         for place, record in enumerate(records if partners else (), 1):
             image = images.prepare(record.index)
-            random = np.random.default_rng(0)
-            variants = change(images, record.index, partners[0].index, 1, random)
+            variants = change(images, record.index, partners[0].index, 1, np.random.default_rng(0))
             if variants is None or variants.shape[-3:] != image.tensor.shape:  # e.g. activations, which have no picture
                 if is_removal:
                     yield self._show(record, f"{name}-{place}", is_outlined=True)
                 continue
             changed = variants.reshape(-1, *image.tensor.shape)[0]  # by the first fill, before the controls
-
-            def score(before: Tensor = image.tensor, after: Tensor = changed) -> list[float]:
-                best = images.score(torch.stack([before, after])).softmax(1).max(1)
-                return [*map(float, best.indices), *best.values.tolist()]
-
-            *answers, first, second = self.bench.remember(
-                f"{candidate.key} shown {name.partition('-')[2]} {record.index}", score
-            )
-            source = images.prepare(partners[0].index) if not is_removal else image
-            outline = self._locate(source)
+            outline = self._locate(image if is_removal else images.prepare(partners[0].index))
             yield {
                 **self._name(record),
                 "files": [
                     self._write(f"{name}-{place}", image, image.tensor, outline if is_removal else None),
                     self._write(f"{name}-{place}-after", image, changed, None if is_removal else outline),
                 ],
-                "answers": [
-                    {"label": self.name_class(int(answer)), "probability": share}
-                    for answer, share in zip(answers, (first, second), strict=True)
-                ],
+                "answers": self._answer(f"{name.partition('-')[2]} {record.index}", image.tensor, changed),
             }
+
+    def _answer(self, name: str, before: Tensor, after: Tensor) -> list[Entry]:
+        """Return the answers to an image and to the changed one, with their probabilities."""
+
+        def score() -> list[float]:
+            best = self.bench.images.score(torch.stack([before, after])).softmax(1).max(1)
+            return [*map(float, best.indices), *best.values.tolist()]
+
+        *classes, first, second = self.bench.remember(f"{self.candidate.key} shown {name}", score)
+        return [
+            {"label": self.name_class(int(index)), "probability": share}
+            for index, share in zip(classes, (first, second), strict=True)
+        ]
 
     def _show(self, record: ImageRecord, name: str, *, is_outlined: bool) -> Entry:
         image = self.bench.images.prepare(record.index)
