@@ -1,7 +1,7 @@
 """Audits of networks whose shortcuts are known: ``python -m benchmarks audit``.
 
 ``camtool.audit`` looks at 600 scenes that the networks of ``benchmarks/planted.py`` were not trained on, with the cue
-as often as in training. Rules were chosen on networks with an even index; those with an odd one are held out.
+as often as in training. The rules of the audit were chosen on the first 29 networks; the others are held out.
 
 * An *alarm* is any finding at q = 0.02, of any class. In an honest network each one counts as false, also if it is a
   part of an object that the network truly needs.
@@ -9,6 +9,10 @@ as often as in training. Rules were chosen on networks with an even index; those
   with the cue than without. A used cue is *detected* if a finding is of the cue.
 * A finding is *true* if it is of the cue and the cue is used. Networks in which that is unclear are left out.
 * The *IoU* is that of the region of the finding and the planted region, the mean over the 40 scenes.
+
+Beside it, on the same maps in 10 x 10 cells, if they are installed: the SpRAy detector of ShortKit-ML with its own
+settings says for all maps and classes together whether there is a shortcut. CoRelAy clusters and does not decide; so
+what is measured is the balanced share of the class's scenes whose cluster, of two, tells whether they have the cue.
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,17 +31,10 @@ import torch
 import typer
 
 import camtool
+from benchmarks import planted
 from benchmarks.networks import write_between
 from benchmarks.paired import describe_machine
-from benchmarks.planted import (
-    CACHE,
-    RESULTS as TRUTH,
-    Network,
-    get_weights_path,
-    load_planted,
-    plan_networks,
-    read_entries,
-)
+from benchmarks.planted import Network, get_weights_path, load_planted, plan_networks, read_entries
 from benchmarks.planted_scenes import KINDS, CueScene
 from camtool.evaluation.audit import running
 from camtool.evaluation.audit.candidates import CueCandidate, Discovery, RegionCandidate
@@ -46,19 +46,22 @@ from camtool.models import Loaded
 RESULTS = Path(__file__).with_suffix(".json")
 PAGE = Path(__file__).parents[1] / "docs" / "audit.md"
 
-SCENES, PASSES, LEVEL = 600, 20_000, 0.02
+SCENES, PASSES, LEVEL = 600, 10_000, 0.02
 PLACED = ("watermark", "moving watermark", "border", "companion")
 """Kinds of cues whose region says where they are. A texture is all but the object, and a position is the object."""
 
 _PAIRS, _TRACKS = 40, 0.8
+_TUNED = 29
+"""Networks on which the rules were chosen, from the first of the order."""
+
 _TWINS = 6_000_000_000
 _BANDS = {"90 or 100": (90, 100), "70": (70,), "50": (50,)}
 
 
 def main(
     only: Annotated[int, typer.Option(help="Number of networks, from the first of the order; 0 for all.")] = 0,
-    cache: Annotated[Path, typer.Option(help="Folder of the weights.")] = CACHE,
-    truth: Annotated[Path, typer.Option(help="The JSON file of what the networks use.")] = TRUTH,
+    cache: Annotated[Path, typer.Option(help="Folder of the weights.")] = planted.CACHE,
+    truth: Annotated[Path, typer.Option(help="The JSON file of what the networks use.")] = planted.RESULTS,
     threads: Annotated[int, typer.Option(help="Threads for torch.")] = 1,
     out: Annotated[Path, typer.Option(help="The JSON file. Networks in it are kept.")] = RESULTS,
     page: Annotated[bool, typer.Option("--page", help="Write the table to the page, and audit nothing.")] = False,  # noqa: FBT002
@@ -67,26 +70,36 @@ def main(
     torch.set_num_threads(threads)
     stored = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
     entries = {entry["index"]: entry for entry in stored.get("networks", ())}
+    for module, name in (("shortcut_detect", "ShortKit-ML"), ("corelay", "CoRelAy")):
+        if find_spec(module) is None:
+            print(f"{name} is not installed and is left out.")
     known = read_entries(truth)
     for network in () if page else plan_networks()[: only or None]:
         if network.index in entries or network.index not in known or not get_weights_path(network, cache).exists():
             continue
         entries[network.index] = audit_network(network, known[network.index]["used"], cache)
         print(_format(entries[network.index]), flush=True)
-        ordered = [entries[index] for index in sorted(entries)]
-        recipe = {"scenes": SCENES, "passes": PASSES, "level": LEVEL, "camtool": camtool.__version__}
-        result = {"machine": describe_machine(threads), "recipe": recipe, "summary": summarize(ordered)}
-        temporary = out.with_suffix(".part")
-        temporary.write_text(json.dumps(result | {"networks": ordered}, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(out)
+        _write(out, entries, describe_machine(threads))
     if page:
-        write_between(PAGE, "audits", format_table(stored["summary"]))
+        summary = _write(out, entries, stored["machine"])
+        write_between(PAGE, "audits", format_table(summary))
+
+
+def _write(out: Path, entries: Mapping[int, Mapping[str, Any]], machine: Any) -> dict[str, Any]:
+    """Write all numbers to a file, and return their summary."""
+    ordered = [entries[index] for index in sorted(entries)]
+    recipe = {"scenes": SCENES, "passes": PASSES, "level": LEVEL, "camtool": camtool.__version__}
+    result = {"machine": machine, "recipe": recipe, "summary": summarize(ordered), "networks": ordered}
+    temporary = out.with_suffix(".part")
+    temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(out)
+    return summarize(ordered)
 
 
 def audit_network(network: Network, used: bool | None, cache: Path) -> dict[str, Any]:  # noqa: FBT001
     """Return what an audit of a network finds, and which of it is true."""
     loaded, draw, labels = load_planted(network, cache)
-    scenes, started, candidates = draw(SCENES), time.process_time(), dict[str, CueCandidate]()
+    scenes, started, candidates = draw(SCENES), time.process_time(), _Candidates()
     with _Recording(candidates, labels):
         audit = camtool.audit(
             loaded,
@@ -96,10 +109,11 @@ def audit_network(network: Network, used: bool | None, cache: Path) -> dict[str,
             level=LEVEL,
         )
     seconds = time.process_time() - started
+    heats = next(iter(candidates.heats.values()), {})
     twins = [(draw_twin(network, number, True), draw_twin(network, number, False)) for number in range(_PAIRS)]
     findings = []
     for finding in audit.findings:
-        ours = finding.target == network.label and network.kind != ""
+        ours = finding.target == network.label
         judged = judge(loaded, candidates[finding.key], twins) if ours else {"tracks": None, "iou": None}
         effects = {
             name: None if effect is None else [round(effect.answers.mean, 3), round(effect.probability.mean, 3)]
@@ -124,15 +138,48 @@ def audit_network(network: Network, used: bool | None, cache: Path) -> dict[str,
         "left out": len(audit.not_tested),
         "decoys": [len(audit.decoys), audit.surviving_decoys],
         "false-discovery rate": audit.false_discovery_rate,
+        "peers": run_peers(
+            [heats[index] for index in sorted(heats)], [scenes[index] for index in sorted(heats)], network
+        ),
         "passes": audit.passes,
         "seconds": round(seconds, 1),
     }
 
 
-class _Recording:
-    """A block in which the candidates of audits are kept by the key of their finding."""
+def run_peers(maps: Sequence[Any], scenes: Sequence[CueScene], network: Network) -> dict[str, bool | float]:
+    """Return what ShortKit-ML and CoRelAy say about maps, of those that are installed."""
+    results: dict[str, bool | float] = {}
+    labels, stacked = np.array([scene.label for scene in scenes]), np.stack(maps)
+    with suppress(ImportError):
+        spray = import_module("shortcut_detect.xai.spray_detector")
+        detector = spray.SpRAyDetector(downsample_size=None).fit(stacked, labels=labels)
+        results["shortkit"] = bool(detector.shortcut_detected_)
+    own = labels == network.label
+    marked = np.array([scene.is_planted for scene in scenes])[own]
+    with suppress(ImportError):
+        processors = import_module("corelay.processor.embedding"), import_module("corelay.processor.clustering")
+        if 0 < marked.sum() < len(marked):
+            pipeline = import_module("corelay.pipeline.spectral").SpectralClustering(
+                embedding=processors[0].EigenDecomposition(n_eigval=8), clustering=processors[1].KMeans(n_clusters=2)
+            )
+            clusters = np.asarray(pipeline(stacked[own].reshape(int(own.sum()), -1))) == 1
+            balanced = (float(clusters[marked].mean()) + float((~clusters[~marked]).mean())) / 2
+            results["corelay"] = round(max(balanced, 1 - balanced), 3)
+    return results
 
-    def __init__(self, candidates: dict[str, CueCandidate], labels: Sequence[str]) -> None:
+
+class _Candidates(dict[str, CueCandidate]):
+    """The candidates of an audit by the key of their finding, and the heat in its images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heats: dict[str, Mapping[int, Any]] = {}
+
+
+class _Recording:
+    """A block in which the candidates of audits are kept."""
+
+    def __init__(self, candidates: _Candidates, labels: Sequence[str]) -> None:
         self._candidates, self._labels, self._kinds = candidates, labels, dict(running.KINDS)
 
     def __enter__(self) -> None:
@@ -140,6 +187,7 @@ class _Recording:
 
             def keep(discovery: Discovery, find: running.Find = find) -> Sequence[CueCandidate]:
                 made = find(discovery)
+                self._candidates.heats["all"] = discovery.images.heats
                 self._candidates.update({f"{self._labels[one.target]}: {one.kind}: {one.name}": one for one in made})
                 return made
 
@@ -188,12 +236,12 @@ def _format(entry: Mapping[str, Any]) -> str:
 
 def summarize(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return shares with their Wilson intervals of 95 %, for all networks and for those that are held out."""
-    parts = {"all": entries, "held out": [entry for entry in entries if entry["index"] % 2]}
+    parts = {"all": entries, "held out": [entry for entry in entries if entry["index"] >= _TUNED]}
     return {name: _summarize(part) for name, part in parts.items()}
 
 
 def _summarize(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    used = [entry for entry in entries if entry["used"]]
+    used = [entry for entry in entries if entry["used"] and not entry["honest"]]
     honest = [entry for entry in entries if entry["honest"]]
     rows = {
         f"{name} % prevalence": _share(map(_is_detected, (one for one in used if one["prevalence"] in prevalences)))
@@ -204,7 +252,12 @@ def _summarize(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     overlaps = [one["iou"] for one in detected if one["iou"] is not None]
     known = [entry for entry in entries if entry["used"] is not None or entry["honest"]]
     findings = [(entry, one) for entry in known for one in entry["findings"]]
-    false = [not (one["of the cue"] and entry["used"]) for entry, one in findings]
+    flagged = {
+        name: _share(entry["peers"]["shortkit"] for entry in part if "shortkit" in entry["peers"])
+        for name, part in (("used", used), ("honest", honest))
+    }
+    clusters = [entry["peers"]["corelay"] for entry in used if "corelay" in entry["peers"]]
+    false = [not one["of the cue"] or not entry["used"] or entry["honest"] for entry, one in findings]
     elsewhere = sum(one["class"] != entry["class"] for entry, one in findings if not entry["honest"])
     printed = [entry["false-discovery rate"] for entry in known if entry["findings"]]
     return {
@@ -215,6 +268,9 @@ def _summarize(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "planted, not used, with an alarm": _share(
             bool(entry["findings"]) for entry in entries if entry["used"] is False and not entry["honest"]
         ),
+        "ShortKit-ML, flagged, used": flagged["used"],
+        "ShortKit-ML, flagged, honest": flagged["honest"],
+        "CoRelAy, balanced share": round(float(np.mean(clusters)), 3) if clusters else None,
         "findings of other classes": elsewhere,
         "false findings": _share(false),
         "printed rate": round(float(np.mean(printed)), 3) if printed else None,
@@ -248,9 +304,11 @@ def format_table(summary: Mapping[str, Any]) -> str:
         "honest networks with an alarm",
         "planted, not used, with an alarm",
         "false findings",
+        "ShortKit-ML, flagged, used",
+        "ShortKit-ML, flagged, honest",
     ):
         lines.append(f"| {name} | {' | '.join(_format_share(part[name]) for part in parts)} |")
-    for name in ("mean IoU", "printed rate", "findings of other classes"):
+    for name in ("mean IoU", "printed rate", "findings of other classes", "CoRelAy, balanced share"):
         lines.append(f"| {name} | {' | '.join('-' if part[name] is None else str(part[name]) for part in parts)} |")
     return "\n".join(lines)
 

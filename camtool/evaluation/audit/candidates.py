@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import ClassVar
 
 import numpy as np
@@ -28,6 +29,9 @@ _MOST_OVERLAP = 0.25
 
 _SAME_CUE = 0.5
 """Share of the smaller of two regions in the larger one from which on they are one cue."""
+
+DECOYS = 9
+"""Decoys of each candidate."""
 
 _STEPS = 20
 """Places along each side at which a control region may lie."""
@@ -64,6 +68,8 @@ class CueCandidate(ABC):
 
     kind: ClassVar[str]
     fills: ClassVar[tuple[str, ...]]
+    present: ClassVar[float] = 0.95
+    """An image has it if it has it more strongly than this share of the images of other classes."""
 
     target: int
     name: str
@@ -72,7 +78,11 @@ class CueCandidate(ABC):
     @property
     def key(self) -> str:
         """The name of the candidate in files: two audits of a model that find the same give it the same name."""
-        return f"{self.target} {self.kind} {self.name}"
+        return f"{self.target} {self.kind} {self.name} {blake2b(self.encode(), digest_size=6).hexdigest()}"
+
+    @abstractmethod
+    def encode(self) -> bytes:
+        """Return what differs between candidates of a class that have one name."""
 
     @property
     def area(self) -> float | None:
@@ -114,6 +124,16 @@ class CueCandidate(ABC):
             controls: The number of controls.
             random: Draws the controls.
         """
+
+    def compare_moves(
+        self, images: AuditImages, record: ImageRecord, others: Sequence[ImageRecord], random: np.random.Generator
+    ) -> list[Tensor] | None:
+        """Return an image unchanged and without it, then images of other classes unchanged and changed alike.
+
+        These are the controls where a change of the same image would remove the cue too, e.g. each move of an object
+        from its place. Each entry is ``(2, C, H, W)``. None where the controls are in the same image.
+        """
+        return None
 
     @abstractmethod
     def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> CueCandidate | None:

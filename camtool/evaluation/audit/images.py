@@ -92,6 +92,8 @@ class AuditImages:
         self.subject, self._sources, self._labels = subject, sources, labels
         self._method, self._batch_size = method, batch_size
         self._folded: dict[torch.Size, FoldedModel] = {}
+        self.heats: dict[int, NDArray[np.float64]] = {}
+        self._last: tuple[int, str, Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -139,6 +141,12 @@ class AuditImages:
         with Cleanup(), guard(model), torch.no_grad():
             (found,) = find_layers(model, inputs, [layer])
             return found.layout.to_grid(observe(model, [layer], inputs, grad=False).calls[layer][-1].detach())
+
+    def read_activations_of(self, index: int, layer: str) -> Tensor:
+        """Return the activations ``(C, h, w)`` of a layer for an image; the last ones are kept."""
+        if self._last is None or self._last[:2] != (index, layer):
+            self._last = index, layer, self.read_activations(self.prepare(index).tensor[None], layer)[0]
+        return self._last[2]
 
     def iterate_records(self, indices: Sequence[int]) -> Iterator[tuple[int, ImageRecord | str]]:
         """Yield the number of each image with its record, or with why it cannot be read.

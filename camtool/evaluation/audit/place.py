@@ -1,7 +1,8 @@
-"""Candidates of the kind *place*: the heat of a class is at a place of the photo where the other classes have none."""
+"""Candidates of the kinds *place*, *border* and *position*: where the heat is, a frame, and where the object is."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from camtool.evaluation.audit.candidates import Discovery, RegionCandidate, describe_place
+from camtool.evaluation.audit.candidates import CueCandidate, Discovery, RegionCandidate, describe_place
 from camtool.evaluation.audit.images import GRID, AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import average_groups, run_maximum_test
 from camtool.inputs.prepared_inputs import PreparedInput
@@ -22,6 +23,12 @@ _LEAST_OF_PEAK = 0.3
 """Share of the largest difference of heat down to which cells belong to a region: its tails are left out."""
 
 _MOST_PER_CLASS = 3
+
+_DRAWS = 5
+"""Draws of which a decoy is that which is least like its candidate."""
+
+_FLAT = 0.05
+"""Standard deviation of a row of a frame, as a share of that of the image: compression leaves a little."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +48,10 @@ class PlaceCandidate(RegionCandidate):
         """Share of the input that it covers."""
         return float(self.cells.mean())
 
+    def encode(self) -> bytes:
+        """Return the cells."""
+        return self.cells.tobytes()
+
     def measure(self, images: AuditImages, record: ImageRecord) -> float:
         """Return the share of the heat that is in the region."""
         return float(record.heat[self.cells].sum())
@@ -52,15 +63,19 @@ class PlaceCandidate(RegionCandidate):
         return torch.from_numpy(self.cells[np.ix_(rows, columns)]).to(image.tensor.device)
 
     def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> PlaceCandidate:
-        """Return the region at the place where another class, drawn at random, has most heat."""
+        """Return the region at a place that is drawn with the heat of another class as its probability."""
         others = [record for record in discovery.records if record.target != self.target]
         target = random.choice(sorted({record.target for record in others}))
         heat = np.mean([record.heat for record in others if record.target == target], 0)
         rows, columns = np.nonzero(self.cells)
-        goal = np.array(np.unravel_index(int(heat.argmax()), heat.shape))
         low, high = np.array([-rows.min(), -columns.min()]), GRID - 1 - np.array([rows.max(), columns.max()])
-        down, across = np.clip(goal - np.rint([rows.mean(), columns.mean()]).astype(int), low, high).tolist()
-        cells = np.roll(self.cells, (down, across), (0, 1))
+        shifted = []
+        for drawn in np.searchsorted(heat.cumsum(), random.random(_DRAWS) * heat.sum()).tolist():
+            goal = np.array(np.unravel_index(min(drawn, heat.size - 1), heat.shape))
+            step = np.clip(goal - np.rint([rows.mean(), columns.mean()]).astype(int), low, high).tolist()
+            shifted.append(np.roll(self.cells, step, (0, 1)))
+        # In the place of the candidate it would be no false one.
+        cells = min(shifted, key=lambda one: int((one & self.cells).sum()))
         return PlaceCandidate(self.target, describe_place(cells), self.promise, cells)
 
     def list_facts(self) -> list[str]:
@@ -83,6 +98,177 @@ def find_places(discovery: Discovery) -> list[PlaceCandidate]:
         difference = (values[is_class].mean(0) - values[~is_class].mean(0)).reshape(GRID, GRID)
         regions = _find_regions(difference, z > tested.critical)[:_MOST_PER_CLASS]
         candidates += [PlaceCandidate(target, describe_place(cells), float(z[cells].max()), cells) for cells in regions]
+    return candidates
+
+
+@dataclass(frozen=True, eq=False)
+class PositionCandidate(CueCandidate):
+    """The position of what is hot: the whole content of images is moved, and what leaves one side enters the other.
+
+    Attributes:
+        center: Down and across from 0 to 1, the mean center of the heat of the class.
+        goals: ``(N, 2)``, the centers in images of other classes.
+    """
+
+    kind: ClassVar[str] = "position"
+    fills: ClassVar[tuple[str, ...]] = ("a move to where the other classes are",)
+    present: ClassVar[float] = 0.8
+
+    center: NDArray[np.float64]
+    goals: NDArray[np.float64]
+
+    def encode(self) -> bytes:
+        """Return the center."""
+        return self.center.tobytes()
+
+    def count_columns(self, controls: int) -> int:
+        """Return one more than the number of controls."""
+        return controls + 1
+
+    def measure(self, images: AuditImages, record: ImageRecord) -> float:
+        """Return minus the distance of the center of the heat from that of the class."""
+        return -float(np.linalg.norm(compute_center(record.heat) - self.center))
+
+    def compare_moves(
+        self, images: AuditImages, record: ImageRecord, others: Sequence[ImageRecord], random: np.random.Generator
+    ) -> list[Tensor]:
+        """Move what is hot in each image to the center of another one."""
+        pairs = []
+        for one in (record, *others):
+            image = images.prepare(one.index).tensor
+            goal = self.goals[int(random.integers(len(self.goals)))]
+            pairs.append(torch.stack([image, _move(image, goal - compute_center(one.heat))]))
+        return pairs
+
+    def remove(
+        self, images: AuditImages, index: int, other: int, controls: int, random: np.random.Generator
+    ) -> Tensor | None:
+        """Return None: see :meth:`compare_moves`."""
+        return None
+
+    def transplant(
+        self, images: AuditImages, index: int, donor: int, controls: int, random: np.random.Generator
+    ) -> Tensor:
+        """Move what is hot to the place of the class, and to places of others."""
+        image, start = images.prepare(index).tensor, compute_center(images.heats[index])
+        goals = self.goals[random.integers(len(self.goals), size=controls)]
+        return torch.stack([_move(image, goal - start) for goal in (self.center, *goals)])
+
+    def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> PositionCandidate:
+        """Return the center in an image of another class, one that is not near."""
+        drawn = self.goals[random.integers(len(self.goals), size=_DRAWS)]
+        center = drawn[np.linalg.norm(drawn - self.center, axis=1).argmax()]
+        return PositionCandidate(self.target, _name_position(center), self.promise, center, self.goals)
+
+    def list_facts(self) -> list[str]:
+        """Return that the place is the same everywhere."""
+        return ["same place in all images"]
+
+
+def compute_center(heat: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the center ``(2,)`` of the hotter half of the heat, down and across from 0 to 1; the middle without."""
+    hot = np.where(heat >= heat.max() / 2, heat, 0)
+    at = (np.arange(GRID) + 0.5) / GRID
+    return np.array([hot.sum(1) @ at, hot.sum(0) @ at]) / hot.sum() if hot.sum() > 0 else np.full(2, 0.5)
+
+
+def _move(image: Tensor, step: NDArray[np.float64]) -> Tensor:
+    height, width = image.shape[-2:]
+    return torch.roll(image, (round(step[0] * height), round(step[1] * width)), (1, 2))
+
+
+def _name_position(center: NDArray[np.float64]) -> str:
+    cells = np.zeros((GRID, GRID), bool)
+    cells[tuple(np.minimum((center * GRID).astype(int), GRID - 1))] = True
+    return f"the object in {describe_place(cells)}"
+
+
+def find_positions(discovery: Discovery) -> list[PositionCandidate]:
+    """Return the classes whose heat has another center than that of the others, by a permuted maximum statistic."""
+    candidates, centers = [], np.stack([compute_center(record.heat) for record in discovery.records])
+    for target in discovery.targets:
+        values, is_class = average_units(np.concatenate([centers, -centers], 1), discovery, target)
+        tested = run_maximum_test(values, is_class, alpha=_ALPHA, seed=discovery.seed)
+        if tested.p.min() <= _ALPHA:
+            of_class = np.array([record.target == target for record in discovery.records])
+            center = np.median(centers[of_class], 0)
+            candidates.append(
+                PositionCandidate(target, _name_position(center), float(tested.z.max()), center, centers[~of_class])
+            )
+    return candidates
+
+
+@dataclass(frozen=True, eq=False)
+class FrameCandidate(RegionCandidate):
+    """A frame of one color along sides of the input.
+
+    Attributes:
+        widths: ``(4,)``, pixels at the upper, lower, left and right side; 0 for a side without.
+    """
+
+    kind: ClassVar[str] = "border"
+
+    widths: NDArray[np.int_]
+
+    def encode(self) -> bytes:
+        """Return the widths."""
+        return self.widths.astype(np.int64).tobytes()
+
+    def measure(self, images: AuditImages, record: ImageRecord) -> float:
+        """Return the share of the widths that is of one color in an image."""
+        measured = np.minimum(measure_frame(images.prepare(record.index).tensor), self.widths)
+        return float(measured.sum() / self.widths.sum())
+
+    def locate(self, images: AuditImages, image: PreparedInput) -> Tensor:
+        """Return the frame of an image, or where it would be."""
+        measured, region = measure_frame(image.tensor), torch.zeros(image.tensor.shape[-2:], dtype=torch.bool)
+        usual = np.where((measured > 0) & (self.widths > 0), np.minimum(measured, 2 * self.widths), self.widths)
+        top, bottom, left, right = usual.tolist()
+        region[:top] = region[:, :left] = True
+        region[region.shape[0] - bottom :] = region[:, region.shape[1] - right :] = True
+        return region.to(image.tensor.device)
+
+    def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> PlaceCandidate:
+        """Return as many cells as the frame has at a place where another class has heat."""
+        cells = np.zeros((GRID, GRID), bool)
+        side = max(1, round(GRID * float(self.widths.sum()) ** 0.5 / 16))
+        cells[: min(side, 4), : min(side, 4)] = True
+        return PlaceCandidate(self.target, "", self.promise, cells).make_decoy(discovery, random)
+
+    def list_facts(self) -> list[str]:
+        """Return that the place is the same everywhere, at the border."""
+        return ["same place in all images", "at the border"]
+
+
+def measure_frame(image: Tensor) -> NDArray[np.int_]:
+    """Return the pixels of one color at the upper, lower, left and right side of an input ``(C, H, W)``.
+
+    A row counts if its standard deviation is below a twentieth of that of the image; at most a quarter of a side does.
+    """
+    limit, counts = _FLAT * image.std(), []
+    for axis in (2, 1):
+        flat = (image.std(axis) < limit).all(0)
+        most = len(flat) // 4
+        counts += [int(part[:most].long().cumprod(0).sum()) for part in (flat, flat.flip(0))]
+    return np.array(counts)
+
+
+def find_frames(discovery: Discovery) -> list[FrameCandidate]:
+    """Return the classes whose images have a frame, or a wider one than those of other classes."""
+    candidates = []
+    widths = np.stack([measure_frame(discovery.images.prepare(one.index).tensor) for one in discovery.records])
+    for target in discovery.targets:
+        values, is_class = average_units(widths.astype(float), discovery, target)
+        tested = run_maximum_test(values, is_class, alpha=_ALPHA, seed=discovery.seed)
+        of_class = widths[[record.target == target for record in discovery.records]]
+        usual = [
+            int(np.median(column[column > 0])) if p <= _ALPHA else 0
+            for column, p in zip(of_class.T, tested.p, strict=True)
+        ]
+        if any(usual):
+            sides = [side for side, width in zip(("upper", "lower", "left", "right"), usual, strict=True) if width]
+            name = f"a frame of one color ({'all sides' if len(sides) == 4 else ', '.join(sides)})"
+            candidates.append(FrameCandidate(target, name, float(tested.z.max()), np.array(usual)))
     return candidates
 
 

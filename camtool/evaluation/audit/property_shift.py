@@ -33,11 +33,17 @@ class PropertyCandidate(CueCandidate):
 
     kind: ClassVar[str] = "property"
     fills: ClassVar[tuple[str, ...]] = ("a shift to the mean of the other classes",)
+    present: ClassVar[float] = 0.5
+    # Photos differ in brightness or tint for many reasons, so few of a class are beyond nearly all others.
 
     number: int
     sign: int
     of_class: float
     of_others: float
+
+    def encode(self) -> bytes:
+        """Return the two means."""
+        return np.array([self.of_class, self.of_others]).tobytes()
 
     def count_columns(self, controls: int) -> int:
         """Return 2: a change has one control."""

@@ -14,6 +14,7 @@ from camtool.arguments.checks import check_choice
 from camtool.arguments.messages import format_count, suggest_names
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import MetricError
+from camtool.evaluation.audit.candidates import DECOYS
 from camtool.evaluation.audit.report.page import PAGE_NAME, check_page, render_audit
 from camtool.evaluation.audit.report.pictures import read_pictures
 from camtool.evaluation.audit.statistics import Interval, compute_share
@@ -47,14 +48,14 @@ class Finding:
 
     Attributes:
         key: Its name in files of verdicts, e.g. ``"heart: place: the lower right corner"``.
-        kind: ``"place"``, ``"patch"`` or ``"property"``.
+        kind: ``"place"``, ``"border"``, ``"position"``, ``"patch"`` or ``"property"``.
         label: The class.
         target: The index of the class.
         name: What it is, in words.
         area: Share of the model's input that it covers; None if it has no place.
         present: Images of the confirmation half that have it, of ``class_count`` of the class.
         class_count: Images of the class in the confirmation half.
-        removal: The effect of removing it, with the fill that shows it less; None if that was not possible.
+        removal: The effect of removing it, with the fill that shows it more; None if that was not possible.
         transplant: The effect of giving it to images of other classes; None if that was not possible.
         p: The p-value of the whole claim.
         q: The Benjamini-Hochberg value among all candidates that were tested.
@@ -116,13 +117,13 @@ class Finding:
         """The finding in one sentence, with its numbers."""
         has, effects = f"{self.present} of {self.class_count} '{self.label}' images: {self.name}", []
         if self.removal is not None:
-            verb = "evening it out" if self.kind == "property" else "covering it"
+            verb = {"property": "evening it out", "position": "moving it away"}.get(self.kind, "covering it")
             answers = _format_interval(self.removal)
             effects.append(
                 f"{verb} changes {answers} of the answers (controls {_format_percent(self.removal.controls)})"
             )
         if self.transplant is not None:
-            verb = "shifting it" if self.kind == "property" else "pasting it"
+            verb = {"property": "shifting it", "position": "moving them there"}.get(self.kind, "pasting it")
             effects.append(f"{verb} makes {_format_interval(self.transplant)} of other images '{self.label}'")
         return f"{has}; {', '.join(effects)}; q = {self.q:.2g}."
 
@@ -148,7 +149,8 @@ class Audit:
         rejected: The candidates that were tested and not confirmed.
         decoys: The decoys: candidates that are false by construction, with the same tests.
         surviving_decoys: How many decoys passed like findings.
-        false_discovery_rate: ``(surviving decoys + 1) / findings``; None without findings.
+        false_discovery_rate: ``(surviving decoys + 1) / 9 / findings``, as each candidate has nine; None without
+            findings.
         not_tested: What was left out, and why.
         notes: What the user should know about images and groups.
         image_count: The images that were read.
@@ -220,7 +222,7 @@ class Audit:
             decoys, rate = format_count(self.surviving_decoys, "decoy"), _format_percent(self.false_discovery_rate)
             lines[-1] += (
                 f" {decoys} of {len(self.decoys)} passed the same tests: the false-discovery rate is estimated as "
-                f"({self.surviving_decoys} + 1) / {len(self.findings)}, at most {rate}. It is "
+                f"({self.surviving_decoys} + 1) / {DECOYS} / {len(self.findings)}, at most {rate}. It is "
                 "coarse for few findings."
             )
         for number, finding in enumerate(self.findings, 1):

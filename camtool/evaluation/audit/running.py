@@ -18,10 +18,10 @@ import camtool
 from camtool.arguments.checks import check_choice, check_count, check_number
 from camtool.arguments.messages import format_count, suggest_names
 from camtool.errors import MetricError
-from camtool.evaluation.audit.candidates import CueCandidate, Discovery
+from camtool.evaluation.audit.candidates import DECOYS, CueCandidate, Discovery
 from camtool.evaluation.audit.images import PASSES_PER_MAP, AuditImages, ImageRecord
 from camtool.evaluation.audit.patch import find_patches
-from camtool.evaluation.audit.place import find_places
+from camtool.evaluation.audit.place import find_frames, find_places, find_positions
 from camtool.evaluation.audit.property_shift import find_properties
 from camtool.evaluation.audit.report.page import check_page
 from camtool.evaluation.audit.report.pictures import FindingPictures, write_pictures
@@ -40,10 +40,16 @@ from camtool.progress import Stage, follow_loop
 from camtool.runs.file_names import check_inside
 
 Find: TypeAlias = Callable[[Discovery], Sequence[CueCandidate]]
-Pair: TypeAlias = "tuple[CueCandidate, CueCandidate | None]"
-"""A candidate and its decoy."""
+Pair: TypeAlias = "tuple[CueCandidate, list[CueCandidate]]"
+"""A candidate and its decoys."""
 
-KINDS: dict[str, Find] = {"place": find_places, "patch": find_patches, "property": find_properties}
+KINDS: dict[str, Find] = {
+    "place": find_places,
+    "border": find_frames,
+    "position": find_positions,
+    "patch": find_patches,
+    "property": find_properties,
+}
 """Name of a kind of candidates → function that finds them in the discovery half."""
 
 _MOST_IMAGES = 50
@@ -57,11 +63,13 @@ _COMPARED = 10
 _ALL = 0.9
 """Share of a class from which on a cue counts as one of all of the class: the threshold misses a few."""
 
+_NOT_PAID = "the passes do not suffice, so it counts as surviving"
+
 _STATE_NAME = "state.jsonl"
 
 _NEVER_TESTED = (
     "Cues that all classes share, and cues outside of what the model sees of a photo.",
-    "Size and aspect of the photos, and concepts of several forms.",
+    "Size and aspect of the files before the transform (not tested by intervention), and concepts of several forms.",
 )
 
 
@@ -225,6 +233,7 @@ class _Run:
     def run(self, kinds: Mapping[str, Find], verdicts: Mapping[str, Verdict]) -> Audit:
         """Return the result: records, halves, candidates, tests, findings."""
         records = self._record_all()
+        self.images.heats.update({record.index: record.heat for record in records})
         groups = self._group(records)
         classes = [record.target for record in records]
         confirms = split_in_halves(np.stack([record.hash for record in records]), groups, classes, self.seed)
@@ -236,11 +245,11 @@ class _Run:
         discovery = Discovery(self.images, found, found_groups, usable, self.seed)
         candidates = [candidate for find in kinds.values() for candidate in find(discovery)] if usable else []
         random = np.random.default_rng(self.seed)
-        pairs = [(candidate, candidate.make_decoy(discovery, random)) for candidate in candidates]
+        pairs = [(candidate, _make_decoys(candidate, discovery, random)) for candidate in candidates]
         pairs, most = self._share_passes(pairs, len(records))
         bench = Bench(self.images, tested, tested_groups, self.controls, most, self.seed, self.state.remember)
-        outcomes = self._test(bench, pairs)
-        return self._conclude(bench, outcomes, verdicts, len(records))
+        outcomes, decoys = self._test(bench, pairs, self.passes - PASSES_PER_MAP * len(records))
+        return self._conclude(bench, outcomes, decoys, verdicts, len(records))
 
     def _record_all(self) -> list[ImageRecord]:
         known = {index: self.state.get(f"image {index}") for index in range(len(self.images))}
@@ -314,30 +323,39 @@ class _Run:
         ]
         return pairs[:kept], min(_MOST_IMAGES, rest // sum(costs[:kept])) if kept else 0
 
-    def _test(self, bench: Bench, pairs: Sequence[Pair]) -> list[tuple[Outcome, Outcome | None]]:
-        outcomes = []
+    def _test(self, bench: Bench, pairs: Sequence[Pair], rest: int) -> tuple[list[Outcome], list[Outcome]]:
+        """Return the outcomes of the candidates, and those of their decoys."""
         with closing(follow_loop(2 * len(pairs), Stage("Testing", "candidate"))) as counter:
-            for candidate, decoy in pairs:
-                outcome = bench.test(candidate)
+            outcomes, decoys = list[Outcome](), list[Outcome]()
+            for candidate, made in pairs:
+                bench.measure_together([candidate, *made])
+                outcomes.append(bench.test(candidate))
                 counter.update(1)
-                outcomes.append((outcome, None if decoy is None else bench.test(decoy)))
+            for _, made in pairs:
+                for decoy in made:
+                    # A decoy that the class has no more than the others cannot survive, so it takes no passes.
+                    cost = bench.most_images * count_passes(decoy, self.controls)
+                    is_paid = bench.passes + cost <= rest
+                    outcome = bench.test(decoy, self.level if is_paid else -1)
+                    if not is_paid and outcome.presence_p <= self.level:
+                        outcome = replace(outcome, reason=_NOT_PAID)
+                    decoys.append(outcome)
                 counter.update(1)
-        return outcomes
+        return outcomes, decoys
 
     def _conclude(
         self,
         bench: Bench,
-        outcomes: Sequence[tuple[Outcome, Outcome | None]],
+        outcomes: Sequence[Outcome],
+        decoys: Sequence[Outcome],
         verdicts: Mapping[str, Verdict],
         image_count: int,
     ) -> Audit:
-        q_values = compute_q_values([outcome.p for outcome, _ in outcomes])
-        limit = max(
-            (outcome.p for (outcome, _), q in zip(outcomes, q_values, strict=True) if q <= self.level), default=0
-        )
+        q_values = compute_q_values([outcome.p for outcome in outcomes])
+        limit = max((outcome.p for outcome, q in zip(outcomes, q_values, strict=True) if q <= self.level), default=0)
         limit = max(limit, self.level / max(1, len(outcomes)))
         confirmed, rejected = list[tuple[Outcome, Finding]](), list[Finding]()
-        for (outcome, _), q in zip(outcomes, q_values, strict=True):
+        for outcome, q in zip(outcomes, q_values, strict=True):
             if not outcome.reason:
                 finding = self._describe(bench, outcome, q, len(outcomes), verdicts)
                 if q <= self.level and outcome.is_large:
@@ -345,10 +363,9 @@ class _Run:
                 else:
                     rejected.append(finding)
         self.not_tested += [
-            f"{self._name_candidate(outcome.candidate)}: {outcome.reason}." for outcome, _ in outcomes if outcome.reason
+            f"{self._name_candidate(outcome.candidate)}: {outcome.reason}." for outcome in outcomes if outcome.reason
         ]
-        decoys = [decoy for _, decoy in outcomes if decoy is not None]
-        surviving = sum(decoy.p <= limit and decoy.is_large for decoy in decoys)
+        surviving = sum(decoy.reason == _NOT_PAID or (decoy.p <= limit and decoy.is_large) for decoy in decoys)
         findings = rank_findings(self._join_cues(confirmed))
         if self.folder is not None:
             by_key = {finding.key: outcome for outcome, finding in reversed(confirmed)}
@@ -360,7 +377,7 @@ class _Run:
             tuple(rejected),
             tuple(self._describe(bench, decoy, 1.0, len(outcomes), {}) for decoy in decoys),
             surviving,
-            estimate_false_discovery_rate(surviving, len(findings)),
+            estimate_false_discovery_rate(surviving, len(findings), DECOYS),
             (*self.not_tested, *_NEVER_TESTED),
             tuple(self.notes),
             image_count,
@@ -454,6 +471,11 @@ class _Run:
 
     def _name_image(self, index: int) -> str:
         return self.images.name(index)
+
+
+def _make_decoys(candidate: CueCandidate, discovery: Discovery, random: np.random.Generator) -> list[CueCandidate]:
+    decoys = (candidate.make_decoy(discovery, random) for _ in range(DECOYS))
+    return [decoy for decoy in decoys if decoy is not None]
 
 
 def _is_same_cue(images: AuditImages, one: Outcome, other: Outcome) -> bool:

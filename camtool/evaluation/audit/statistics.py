@@ -210,13 +210,19 @@ def compute_q_values(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in q]
 
 
-def estimate_false_discovery_rate(surviving_decoys: int, findings: int) -> float | None:
-    """Return ``(surviving decoys + 1) / findings``, at most 1; None without findings.
+def estimate_false_discovery_rate(surviving_decoys: int, findings: int, decoys: int = 1) -> float | None:
+    """Return ``(surviving decoys + 1) / decoys / findings``, at most 1; None without findings.
 
-    As there is one decoy for each candidate, the decoys that survive are as many as false findings are expected. The 1
-    makes the estimate an upper bound in expectation (Barber and Candès 2015, 10.1214/15-AOS1337).
+    With one decoy for each candidate, the decoys that survive are as many as false findings are expected; with several
+    the false findings are their share. The 1 makes the estimate an upper bound in expectation with one decoy (Barber
+    and Candès 2015, 10.1214/15-AOS1337); with several it is ``(surviving + 1) / decoys`` in the same way.
+
+    Args:
+        surviving_decoys: The decoys that passed the tests.
+        findings: The candidates that passed them.
+        decoys: The decoys of each candidate.
     """
-    return min(1.0, (surviving_decoys + 1) / findings) if findings else None
+    return min(1.0, (surviving_decoys + 1) / decoys / findings) if findings else None
 
 
 def compute_detectable_share(groups: int, level: float, columns: int = 2, power: float = 0.8) -> float:

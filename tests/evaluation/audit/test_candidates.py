@@ -1,0 +1,174 @@
+"""Candidates of frames and positions, and decoys: what they measure, move and draw, by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from camtool.evaluation.audit.candidates import Discovery
+from camtool.evaluation.audit.images import GRID, ImageRecord
+from camtool.evaluation.audit.patch import _choose_templates
+from camtool.evaluation.audit.place import (
+    FrameCandidate,
+    PlaceCandidate,
+    PositionCandidate,
+    compute_center,
+    find_frames,
+    find_positions,
+    measure_frame,
+)
+from camtool.evaluation.audit.statistics import estimate_false_discovery_rate
+from camtool.evaluation.audit.trials import Effect, Interval, Outcome
+
+
+class Images:
+    """Images of an audit that are at hand."""
+
+    def __init__(self, tensors):
+        self.tensors, self.heats = tensors, {}
+
+    def prepare(self, index):
+        return SimpleNamespace(tensor=self.tensors[index])
+
+
+def make_record(index, target, heat=None):
+    heat = np.ones((GRID, GRID)) if heat is None else heat
+    return ImageRecord(index, target, target, heat / heat.sum(), np.zeros(32, np.uint8), np.zeros(6))
+
+
+def make_discovery(tensors, records):
+    return Discovery(Images(tensors), records, [record.index for record in records], [0, 1], 0)
+
+
+def draw_noise(count, side=40, seed=0):
+    return torch.rand(count, 3, side, side, generator=torch.Generator().manual_seed(seed))
+
+
+def spot(row, column):
+    heat = np.zeros((GRID, GRID))
+    heat[row, column] = 1
+    return heat
+
+
+def test_the_widths_of_a_frame():
+    image = draw_noise(1)[0]
+    assert measure_frame(image).tolist() == [0, 0, 0, 0]
+    image[:, :2] = 0.3
+    image[:, :, -3:] = 0.3
+    assert measure_frame(image).tolist() == [2, 0, 0, 3]
+    image[:, 20:] = 0.3
+    assert measure_frame(image).tolist() == [2, 10, 0, 3]  # not more than a quarter of a side
+
+
+def test_a_frame_is_found_located_and_covers_the_width_of_each_image():
+    tensors = draw_noise(40)
+    for image in tensors[:20:2]:
+        image[:, :2] = 0.6
+    for image in tensors[1:20:2]:
+        image[:, :3] = 0.6
+    records = [make_record(number, int(number >= 20)) for number in range(40)]
+    (frame,) = find_frames(make_discovery(tensors, records))
+    assert (frame.target, frame.kind, frame.name) == (0, "border", "a frame of one color (upper)")
+    images = Images(tensors)
+    assert [frame.measure(images, records[number]) for number in (0, 30)] == [1, 0]
+    for number, rows in ((0, 2), (1, 3)):
+        region = frame.locate(images, images.prepare(number))
+        assert region[:rows].all()
+        assert region.sum() == rows * 40
+
+
+def test_images_without_frames_give_no_candidate():
+    records = [make_record(number, int(number >= 20)) for number in range(40)]
+    assert find_frames(make_discovery(draw_noise(40), records)) == []
+    assert find_positions(make_discovery(draw_noise(40), records)) == []
+
+
+@pytest.mark.parametrize(
+    ("heat", "center"),
+    [
+        (spot(0, 9), (0.05, 0.95)),
+        (spot(2, 2) + spot(4, 6), (0.35, 0.45)),
+        (spot(2, 2) + 0.4 * spot(9, 9), (0.25, 0.25)),  # less than half of the peak
+        (np.zeros((GRID, GRID)), (0.5, 0.5)),
+    ],
+)
+def test_the_center_of_heat(heat, center):
+    assert compute_center(heat) == pytest.approx(center)
+
+
+def test_a_position_moves_what_is_hot_to_its_goal():
+    image = torch.zeros(3, 40, 40)
+    image[:, 8:12, 8:12] = 1  # cell (2, 2)
+    images = Images(image[None])
+    record = make_record(0, 0, spot(2, 2))
+    candidate = PositionCandidate(0, "", 1.0, np.array([0.75, 0.25]), np.array([[0.55, 0.65]]))
+    images.heats[0] = record.heat
+    given, control = candidate.transplant(images, 0, 0, 1, np.random.default_rng(0))
+    assert given[:, 28:32, 8:12].all()
+    assert control[:, 20:24, 24:28].all()
+    unchanged, moved = candidate.compare_moves(images, record, [], np.random.default_rng(0))[0]
+    assert torch.equal(unchanged, image)
+    assert torch.equal(moved, control)
+    assert candidate.measure(images, record) == pytest.approx(-0.5)
+
+
+def test_a_class_at_another_place_is_found():
+    random = np.random.default_rng(0)
+    cells = [(2, 2) if number < 20 else tuple(random.integers(0, GRID, 2)) for number in range(60)]
+    records = [make_record(number, int(number >= 20), spot(*cell)) for number, cell in enumerate(cells)]
+    found = {candidate.target: candidate for candidate in find_positions(make_discovery(draw_noise(1), records))}
+    assert found[0].center == pytest.approx([0.25, 0.25])
+
+
+def test_decoys_of_a_place_are_other_places_with_other_keys():
+    cells = np.zeros((GRID, GRID), bool)
+    cells[8:, 8:] = True
+    candidate = PlaceCandidate(0, "the lower right corner", 1.0, cells)
+    records = [make_record(0, 0), make_record(1, 1)]
+    random = np.random.default_rng(0)
+    decoys = [candidate.make_decoy(make_discovery(draw_noise(2), records), random) for _ in range(20)]
+    assert all(decoy.cells.sum() == 4 and decoy.target == 0 for decoy in decoys)
+    assert not any((decoy.cells & cells).any() for decoy in decoys)
+    places = {decoy.cells.tobytes() for decoy in decoys}
+    assert len({decoy.key for decoy in decoys}) == len(places) > 10
+    frame = FrameCandidate(0, "", 1.0, np.array([2, 2, 2, 2]))
+    assert frame.make_decoy(make_discovery(draw_noise(2), records), random).cells.any()
+
+
+def test_a_patch_may_occur_in_a_few_images_of_other_classes():
+    is_class = np.arange(200) < 20
+    cosines = np.full((200, 2), 0.1)
+    cosines[:12] = 0.9
+    cosines[195:, 0] = 0.95  # 2.8 % of the others have it as well
+    cosines[150:, 1] = 0.95  # 28 %
+    assert _choose_templates(cosines, is_class, np.array([0, 1])) == [0]
+
+
+def test_the_estimated_rate_of_false_discoveries():
+    assert estimate_false_discovery_rate(0, 0, 9) is None
+    assert estimate_false_discovery_rate(0, 1, 9) == pytest.approx(1 / 9)
+    assert estimate_false_discovery_rate(8, 2, 9) == 0.5
+    assert estimate_false_discovery_rate(3, 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("probability", "answers", "is_large"),
+    [
+        (Interval(0.09, 0.04, 0.14), 0.0, True),  # the interval holds 10 points
+        (Interval(0.04, -0.04, 0.12), 0.0, False),  # it does, but less than 5 are likely
+        (Interval(0.08, 0.07, 0.09), 0.0, False),
+        (Interval(0.0, 0.0, 0.0), 0.4, True),
+    ],
+)
+def test_the_floor_of_effects(probability, answers, is_large):
+    effect = Effect(20, 20, Interval(answers, 0, 1), 0.1, probability, 0.0002)
+    assert effect.is_large == is_large
+    small = Effect(20, 20, Interval(0.0, 0, 1), 0.0, Interval(0.0, 0.0, 0.0), 0.0001)
+    outcome = Outcome(PlaceCandidate(0, "", 1.0, np.ones((GRID, GRID), bool)), (), 20, 0.0002, (small, effect), small)
+    assert outcome.p == pytest.approx(
+        0.0006 if is_large else 0.0003
+    )  # of three; clear effects that are small count less
+    assert outcome.is_large == is_large
