@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from safetensors.torch import save_file
 
 from benchmarks import audit, planted
 from benchmarks.planted import plan_networks
@@ -17,9 +18,7 @@ AGAIN = (1, 4, 10)
 
 
 def make_entry(index, *, honest=False, used=True, cue="watermark", prevalence=90, findings=(), rate=None):
-    made = [
-        {"class": label, "iou": iou, "of the cue": is_cue} for label, iou, is_cue in findings
-    ]
+    made = [{"class": label, "iou": iou, "of the cue": is_cue} for label, iou, is_cue in findings]
     return {
         "index": index,
         "cue": cue,
@@ -45,7 +44,11 @@ def test_the_summary_by_hand():
             make_entry(33, honest=True, used=False),
         ]
     )["all"]
-    counts = {name: (share["count"], share["of"]) for name, share in summary.items() if isinstance(share, dict) and "of" in share}
+    counts = {
+        name: (share["count"], share["of"])
+        for name, share in summary.items()
+        if isinstance(share, dict) and "of" in share
+    }
     assert (summary["detected"]["90 or 100 % prevalence"]["count"], summary["detected"]["watermark"]["of"]) == (2, 3)
     assert summary["detected"]["50 % prevalence"] is None
     assert counts["honest networks with an alarm"] == (1, 2)
@@ -56,7 +59,7 @@ def test_the_summary_by_hand():
     assert audit.summarize([make_entry(0), make_entry(40)])["held out"]["detected"]["watermark"]["of"] == 1
 
 
-def test_a_corner_is_judged_by_the_scenes_with_and_without_the_mark():
+def test_a_corner_is_judged_by_the_scenes_with_and_without_the_mark(tmp_path):
     network = next(one for one in plan_networks() if one.kind == "watermark" and not one.is_honest)
     twins = [(audit.draw_twin(network, number, True), audit.draw_twin(network, number, False)) for number in range(4)]
     rows, columns = np.nonzero(twins[0][0].region)
@@ -64,7 +67,9 @@ def test_a_corner_is_judged_by_the_scenes_with_and_without_the_mark():
     cells[int(rows.min() * GRID / 64) : int(rows.max() * GRID / 64) + 1, int(columns.min() * GRID / 64) :][
         :, : int(np.ptp(columns) * GRID / 64) + 1
     ] = True
-    loaded = planted.Loaded(planted.build_network("coarse stem").eval(), None, planted.LABELS, "")
+    state = planted.build_network(network.architecture).state_dict()
+    save_file({name: value.contiguous() for name, value in state.items()}, planted.get_weights_path(network, tmp_path))
+    loaded = planted.load_planted(network, tmp_path)[0]
     judged = audit.judge(loaded, PlaceCandidate(network.label, "", 1.0, cells), twins)
     assert judged["iou"] > 0.3
     assert 0 <= judged["tracks"] <= 1
@@ -79,7 +84,5 @@ def test_stored_numbers_are_measured_again(index, tmp_path):
     entry = audit.audit_network(network, truth["used"], tmp_path)
     assert truth["used"] == stored[index]["used"]
     # Another processor trains a network that differs a little.
-    found, known = (
-        {(one["class"], one["of the cue"]) for one in each["findings"]} for each in (entry, stored[index])
-    )
+    found, known = ({(one["class"], one["of the cue"]) for one in each["findings"]} for each in (entry, stored[index]))
     assert found == known

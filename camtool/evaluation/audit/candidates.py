@@ -193,7 +193,7 @@ class RegionCandidate(CueCandidate):
     def is_same_cue(self, other: CueCandidate, images: AuditImages, indices: Sequence[int]) -> bool:
         """Return True if the smaller region lies in the larger one by half or more, on average over the images."""
         if not isinstance(other, RegionCandidate):
-            return False
+            return other.is_same_cue(self, images, indices)
         shares = []
         for image in map(images.prepare, indices):
             one, two = self.locate(images, image), other.locate(images, image)

@@ -154,6 +154,17 @@ class PositionCandidate(CueCandidate):
         goals = self.goals[random.integers(len(self.goals), size=controls)]
         return torch.stack([_move(image, goal - start) for goal in (self.center, *goals)])
 
+    def is_same_cue(self, other: CueCandidate, images: AuditImages, indices: Sequence[int]) -> bool:
+        """Return True for a region that holds the center of the heat in half of the images: it is what is moved."""
+        if not isinstance(other, RegionCandidate):
+            return False
+        inside = []
+        for index in indices:
+            region = other.locate(images, images.prepare(index))
+            down, across = compute_center(images.heats[index])
+            inside.append(bool(region[int(down * region.shape[0]), int(across * region.shape[1])]))
+        return float(np.mean(inside)) >= 0.5
+
     def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> PositionCandidate:
         """Return the center in an image of another class, one that is not near."""
         drawn = self.goals[random.integers(len(self.goals), size=_DRAWS)]

@@ -115,6 +115,17 @@ def test_a_position_moves_what_is_hot_to_its_goal():
     assert candidate.measure(images, record) == pytest.approx(-0.5)
 
 
+def test_a_moved_mark_is_one_cue_with_its_place():
+    images = Images(draw_noise(1))
+    images.heats[0] = spot(9, 9)
+    position = PositionCandidate(0, "", 1.0, np.array([0.9, 0.9]), np.array([[0.5, 0.5]]))
+    corner, other = (PlaceCandidate(0, "", 1.0, spot(*cell) > 0) for cell in ((9, 9), (0, 0)))
+    assert position.is_same_cue(corner, images, [0])
+    assert corner.is_same_cue(position, images, [0])
+    assert not other.is_same_cue(position, images, [0])
+    assert not position.is_same_cue(position, images, [0])
+
+
 def test_a_class_at_another_place_is_found():
     random = np.random.default_rng(0)
     cells = [(2, 2) if number < 20 else tuple(random.integers(0, GRID, 2)) for number in range(60)]
