@@ -19,10 +19,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from numbers import Real
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +32,7 @@ from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.explain_arguments import match_targets
 from camtool.arguments.messages import format_count, format_percent
 from camtool.errors import CamtoolError, ImageError, MetricError
+from camtool.evaluation.annotations import Region, match_regions, read_region
 from camtool.evaluation.audit import Audit, read_audit, read_verdicts
 from camtool.evaluation.audit.report.pictures import find_picture
 from camtool.evaluation.audit.result import check_verdicts
@@ -45,10 +45,6 @@ from camtool.rendering import regions as drawing
 from camtool.rendering.image_writing import write_image
 from camtool.trust.metrics.localization import compute_energy_in_mask
 from camtool.trust.metrics.removal import Removal, start_removal
-
-Region: TypeAlias = "str | Sequence[float] | Sequence[slice] | NDArray[Any] | Tensor"
-"""A part of a photo: a name or box in text as for :meth:`camtool.Explanation.heat_in`; a box ``(x0, y0, x1, y1)`` in
-pixels, half-open; two slices, of rows and of columns; or a mask ``(H, W)`` of the photo's size, not 0 in the region."""
 
 _BATCH = 16
 
@@ -95,7 +91,7 @@ def assert_looks_at(
         raise CamtoolError("images: give one image or more, with one target and one method for each.")
     places = [
         _to_mask(name, region, result.heatmap.shape, result.seen)
-        for (name, region), result in zip(_match_regions("masks", masks, len(results)), results, strict=True)
+        for (name, region), result in zip(match_regions("masks", masks, len(results)), results, strict=True)
     ]
     shares = [compute_energy_in_mask(result.heatmap, mask) for result, mask in zip(results, places, strict=True)]
     failures, worst = sum(share < at_least for share in shares), int(np.argmin(shares))
@@ -216,7 +212,7 @@ def assert_ignores(
     several: Any = images if subject.preparer.is_batch(images) else [images]
     if len(several) == 0:
         raise ImageError("images is empty; give one image or more.")
-    matched = _match_regions("region", region, len(several))
+    matched = match_regions("region", region, len(several))
     effects: list[_Effect] = []
     pictures = []
     for labeled in subject.iterate_batches(several, match_targets(target_class, len(several)), _BATCH):
@@ -287,39 +283,9 @@ def _place_controls(hole: Tensor, count: int) -> Iterator[Tensor]:
     yield from (places[index] for index in np.unique(np.linspace(0, len(places) - 1, count).round().astype(int)))
 
 
-def _match_regions(name: str, regions: Any, count: int) -> list[tuple[str, Any]]:
-    """Return a region for each image, with what a message calls it."""
-    is_one = isinstance(regions, str) or _is_box(regions) or _is_slices(regions) or getattr(regions, "ndim", 0) == 2
-    if is_one:
-        return [(name, regions)] * count
-    if not hasattr(regions, "__len__") or len(regions) != count:
-        came = f"{len(regions)}" if hasattr(regions, "__len__") else type(regions).__name__
-        raise MetricError(f"{name} must be one region, or one for each of the {count} images; got {came}.")
-    return [(f"{name}[{index}]", region) for index, region in enumerate(regions)]
-
-
-def _is_box(region: Any) -> bool:
-    is_row = isinstance(region, (tuple, list)) or getattr(region, "ndim", 0) == 1
-    return is_row and len(region) == 4 and all(isinstance(edge, Real) for edge in region)
-
-
-def _is_slices(region: Any) -> bool:
-    return isinstance(region, tuple) and len(region) == 2 and all(isinstance(part, slice) for part in region)
-
-
 def _to_mask(name: str, region: Any, size: tuple[int, ...], seen: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return a region as a mask of this size, checked."""
-    if isinstance(region, str) or _is_box(region):
-        text = region if isinstance(region, str) else ",".join(f"{number}" for number in region)
-        mask = drawing.PhotoRegion.parse(text).to_mask(size[0], size[1])
-    elif _is_slices(region):
-        mask = np.zeros(size, bool)
-        mask[region] = True
-    else:
-        mask = np.asarray(region.cpu() if isinstance(region, Tensor) else region)
-        if mask.shape != size or mask.dtype.kind not in "buif":
-            raise MetricError(f"{name} must be {size}, as large as its photo, got {mask.dtype} {mask.shape}.")
-        mask = mask != 0
+    mask = read_region(name, region, size)
     if not (mask & seen).any():
         where = "is empty" if not mask.any() else "is outside of what the model sees of the photo"
         raise MetricError(f"{name} {where}; leave this image out, or give another region.")

@@ -1,4 +1,4 @@
-"""Annotations of photos, and their places in the model's input: the object in each, as a mask or as boxes.
+"""Annotations of photos, and their places in the model's input: the object in each, as a mask, boxes or a region.
 
 On disk it is a folder of masks, a table of boxes, or folders named by class.
 """
@@ -9,8 +9,9 @@ import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +23,12 @@ from camtool.errors import MetricError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.inputs.image_files import read_image
 from camtool.inputs.prepared_inputs import PreparedInput
+from camtool.rendering import regions as drawing
+
+Region: TypeAlias = "str | Sequence[float] | Sequence[slice] | NDArray[Any] | Tensor | Path"
+"""A part of a photo: a name or box in text as for :meth:`camtool.Explanation.heat_in`; a box ``(x0, y0, x1, y1)`` in
+pixels, half-open; two slices, of rows and of columns; or a mask ``(H, W)`` of the photo's size, not 0 in the region, or
+a :class:`~pathlib.Path` of an image of that size, not black in it."""
 
 _COLUMNS = ("image", "x0", "y0", "x1", "y1")
 
@@ -176,3 +183,50 @@ def find_classes(photos: Sequence[Path], labels: Sequence[str] | None) -> list[A
             f"{len(labels)} classes; name the folders by label or by index."
         )
     return [names.index(photo.parent.name) for photo in photos]
+
+
+def match_regions(name: str, regions: Any, count: int) -> list[tuple[str, Any]]:
+    """Return a region for each image, with what a message calls it."""
+    is_one = isinstance(regions, str) or _is_box(regions) or _is_slices(regions) or getattr(regions, "ndim", 0) == 2
+    if is_one:
+        return [(name, regions)] * count
+    if not hasattr(regions, "__len__") or len(regions) != count:
+        came = f"{len(regions)}" if hasattr(regions, "__len__") else type(regions).__name__
+        raise MetricError(f"{name} must be one region, or one for each of the {count} images; got {came}.")
+    return [(f"{name}[{index}]", region) for index, region in enumerate(regions)]
+
+
+def _is_box(region: Any) -> bool:
+    is_row = isinstance(region, (tuple, list)) or getattr(region, "ndim", 0) == 1
+    return is_row and len(region) == 4 and all(isinstance(edge, Real) for edge in region)
+
+
+def _is_slices(region: Any) -> bool:
+    return isinstance(region, tuple) and len(region) == 2 and all(isinstance(part, slice) for part in region)
+
+
+def read_region(name: str, region: Any, size: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return a :data:`Region` as a mask of a photo's size.
+
+    Args:
+        name: What messages call it.
+        region: The region.
+        size: Height and width.
+
+    Raises:
+        CamtoolError: A mask has another size, a text names no region, or a file cannot be read.
+    """
+    if isinstance(region, str) or _is_box(region):
+        text = region if isinstance(region, str) else ",".join(f"{number}" for number in region)
+        mask: NDArray[np.bool_] = drawing.PhotoRegion.parse(text).to_mask(size[0], size[1])
+        return mask
+    if _is_slices(region):
+        mask = np.zeros(size, bool)
+        mask[region] = True
+        return mask
+    if isinstance(region, Path):
+        region = np.asarray(read_image(region)).max(2)
+    values = np.asarray(region.cpu() if isinstance(region, Tensor) else region)
+    if values.shape != size or values.dtype.kind not in "buif":
+        raise MetricError(f"{name} must be {size}, as large as its photo, got {values.dtype} {values.shape}.")
+    return np.asarray(values != 0, np.bool_)
