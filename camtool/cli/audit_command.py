@@ -46,6 +46,12 @@ def audit_model(
     group: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Column of what belongs together, e.g. patient.")
     ] = None,
+    masks: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Masks of the objects, by the paths of the photos, not black in them.", exists=True
+        ),
+    ] = None,
     passes: Annotated[int, typer.Option(metavar="N", min=1, help="Most forward passes.")] = 20_000,
     level: Annotated[float, typer.Option(metavar="Q", help="Largest q of a finding.")] = 0.02,
     kind: Annotated[list[str] | None, typer.Option("--kind", "--kinds", metavar="NAME", help="Kinds of cues.")] = None,
@@ -92,6 +98,7 @@ def audit_model(
             level=level,
             method=method,
             kinds=map_options.split_names(kind) if kind else None,
+            masks=None if masks is None else _find_masks(masks, photos, Path(folder)),
             out=out,
             batch_size=batch_size,
             seed=seed,
@@ -129,6 +136,25 @@ def _read_classes(truth: str | None, plan: Any, photos: list[Path], labels: Any)
     if missing:
         raise CamtoolError(f"--truth {truth} has no row for {missing[0]}; add one, or leave the photo out.")
     return [known[photo].index for photo in photos]
+
+
+def _find_masks(masks: Path, photos: list[Path], folder: Path) -> list[Path | None]:
+    """Return the file of each photo's mask, of the same path without its ending below the folder; None without one.
+
+    Raises:
+        CamtoolError: No photo has a mask, or one has several.
+    """
+    files: dict[str, Path] = {}
+    for path in sorted(path for path in masks.rglob("*") if path.is_file()):
+        name = path.relative_to(masks).with_suffix("").as_posix()
+        if name in files:
+            raise CamtoolError(f"--masks {masks} has two files for {name}, {files[name].name} and {path.name}.")
+        files[name] = path
+    matched = [files.get(photo.relative_to(folder).with_suffix("").as_posix()) for photo in photos]
+    if not any(matched):
+        example = photos[0].relative_to(folder).with_suffix(".png")
+        raise CamtoolError(f"--masks {masks} has no mask of any photo; name them as the photos are, e.g. {example}.")
+    return matched
 
 
 def _read_metadata(path: Path, photos: list[Path], folder: Path) -> dict[str, list[str | None]]:

@@ -92,3 +92,23 @@ def test_the_exit_code_tells_of_findings(run_command, monkeypatch, tmp_path, ver
     assert finished.out.splitlines()[-1] == "Pictures, and what was not tested: audit/index.html"
     assert "camtool audit photos/arrow --model demo" in (tmp_path / "audit/index.html").read_text(encoding="utf-8")
     assert run_command("photos/arrow", *COMMON, "--fail-on", "finding", "--json").code == code
+
+
+def test_masks_are_found_by_the_paths_of_the_photos(run_command, tmp_path):
+    """Few photos have no findings, so the function is asked."""
+    from camtool.cli.audit_command import _find_masks
+
+    (tmp_path / "masks/arrow").mkdir(parents=True)
+    Image.new("L", (128, 128)).save("masks/arrow/0.gif")
+    photos = sorted((tmp_path / "photos").rglob("*.png"))
+    masks = _find_masks(tmp_path / "masks", photos, tmp_path / "photos")
+    assert masks == [tmp_path / "masks/arrow/0.gif", None, None, None]
+    assert run_command("photos", *COMMON, "--truth", "imagefolder", "--masks", "masks").code == 0
+    Image.new("L", (128, 128)).save("masks/arrow/0.png")
+    assert (
+        "has two files for arrow/0, 0.gif and 0.png"
+        in run_command("photos", *COMMON, "--truth", "imagefolder", "--masks", "masks").err
+    )
+    (tmp_path / "empty").mkdir()
+    finished = run_command("photos/arrow", *COMMON, "--masks", "empty")
+    assert "has no mask of any photo; name them as the photos are, e.g. 0.png" in finished.err

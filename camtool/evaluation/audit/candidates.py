@@ -147,6 +147,10 @@ class CueCandidate(ABC):
         """Return a blank input with the candidate of a donor alone, ``(C, H, W)``; None if impossible."""
         return None
 
+    def measure_outside(self, images: AuditImages, indices: Sequence[int]) -> float | None:
+        """Return the mean share of it that is outside of the masks of images; None without a place or masks."""
+        return None
+
     def list_facts(self) -> list[str]:
         """Return what makes it suspicious by its shape alone."""
         return []
@@ -199,6 +203,16 @@ class RegionCandidate(CueCandidate):
             one, two = self.locate(images, image), other.locate(images, image)
             shares.append(float((one & two).sum() / torch.minimum(one.sum(), two.sum()).clamp_min(1)))
         return float(np.mean(shares)) >= _SAME_CUE
+
+    def measure_outside(self, images: AuditImages, indices: Sequence[int]) -> float | None:
+        """Return the mean share of the region that is outside of the masks of images; None without masks."""
+        shares = []
+        for index in indices:
+            image = images.prepare(index)
+            region, mask = self.locate(images, image), images.read_mask(index, image)
+            if mask is not None and region.any():
+                shares.append(float((region & ~mask.to(region.device)).sum() / region.sum()))
+        return float(np.mean(shares)) if shares else None
 
     def isolate(self, images: AuditImages, donor: int) -> Tensor:
         """Return the region of the donor on an input of its mean color."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from camtool.errors import ImageError, MetricError
-from camtool.evaluation.audit.photo_properties import measure_properties
+from camtool.evaluation.annotations import Region, read_region
+from camtool.evaluation.audit.photo_properties import PROPERTIES, measure_properties
 from camtool.evaluation.audit.split import compute_perceptual_hash, read_capture_time
 from camtool.evaluation.candidates import Candidate as Method
 from camtool.evaluation.candidates import map_candidates
@@ -26,11 +27,12 @@ from camtool.hooks.folded_model import FoldedModel
 from camtool.hooks.observation import observe
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
+from camtool.hooks.structures.caches import cached_property
 from camtool.inputs.prepared_inputs import InputBatch, PreparedInput, group_into_batches
 from camtool.layers.selection import find_layers
 from camtool.layers.survey import find_candidates
 from camtool.maps import upcast
-from camtool.outputs.class_scores import compute_class_scores
+from camtool.outputs.class_scores import Link, find_logits
 
 GRID = 10
 """Cells along each side of the model's input in which heat is compared."""
@@ -42,17 +44,43 @@ PASSES_PER_MAP = 3
 """The cost of a map in forward passes: one for the answer, then a forward and a backward pass."""
 
 
+_ROUNDING, _SMALLEST = 1e-3, 1e-7
+"""Rounding of the sum of probabilities, and the smallest one whose logit is taken."""
+
+_ADVICE = (
+    "Segmenters and detectors are not audited; give a module that returns one logit for each class of an image, e.g. "
+    "the highest one of all positions, or of all boxes."
+)
+
+
+class Head(NamedTuple):
+    """How a model's scores are read.
+
+    Attributes:
+        link: From scores to probabilities.
+        class_count: The number of classes; 2 for a single logit.
+        is_independent: True if an image may have several labels: a class is answered if its logit is above 0.
+    """
+
+    link: Link
+    class_count: int
+    is_independent: bool
+
+
 @dataclass(frozen=True, eq=False)
 class ImageRecord:
     """The numbers that are kept of an image.
 
     Attributes:
         index: Its place among the images of the user.
-        answer: The class of the highest score.
-        target: The class that it counts for: its label, or the answer.
+        answer: The class of the highest score. Of a model of several labels: ``target`` if it is among the answers,
+            else -1.
+        target: The class that it counts for: its label, or the answer; -1 if it has none of several.
         heat: ``(GRID, GRID)``, the share of the heat for ``target`` in each cell of the input; zeros for no heat.
         hash: The perceptual hash, bytes.
         properties: Numbers of the photo, see :mod:`camtool.evaluation.audit.photo_properties`.
+        answers: All classes with a logit above 0, of a model of several labels. There an image has a record for each
+            of its labels.
     """
 
     index: int
@@ -61,18 +89,39 @@ class ImageRecord:
     heat: NDArray[np.float64]
     hash: NDArray[np.uint8]
     properties: NDArray[np.float64]
+    answers: tuple[int, ...] = ()
 
     def to_list(self) -> list[float]:
         """Return all values in a flat list, see :meth:`from_list`."""
-        parts = (self.heat.ravel(), self.hash, self.properties)
+        parts = (self.heat.ravel(), self.hash, self.properties, np.array(self.answers))
         return [float(self.answer), float(self.target), *np.concatenate(parts).astype(float).tolist()]
 
     @classmethod
     def from_list(cls, index: int, values: Sequence[float]) -> ImageRecord:
         """Return the record with these values."""
         answer, target, *others = values
-        heat, hashed, properties = np.split(np.asarray(others), [GRID**2, GRID**2 + 32])
-        return cls(index, int(answer), int(target), heat.reshape(GRID, GRID), hashed.astype(np.uint8), properties)
+        ends = np.cumsum([GRID**2, 32, len(PROPERTIES)])
+        heat, hashed, properties, answers = np.split(np.asarray(others), ends)
+        numbers = tuple(map(int, answers))
+        return cls(
+            index, int(answer), int(target), heat.reshape(GRID, GRID), hashed.astype(np.uint8), properties, numbers
+        )
+
+
+def pack_records(records: Sequence[ImageRecord]) -> list[float]:
+    """Return the values of all records of an image in a flat list, see :func:`unpack_records`."""
+    lists = [record.to_list() for record in records]
+    return [value for values in lists for value in (float(len(values)), *values)]
+
+
+def unpack_records(index: int, values: Sequence[float]) -> list[ImageRecord]:
+    """Return the records of an image with these values."""
+    records = []
+    while values:
+        end = 1 + int(values[0])
+        records.append(ImageRecord.from_list(index, values[1:end]))
+        values = values[end:]
+    return records
 
 
 class AuditImages:
@@ -81,14 +130,25 @@ class AuditImages:
     Args:
         subject: The model.
         sources: Whatever :func:`camtool.explain` takes as one image each.
-        labels: The class of each image, or None.
+        labels: The classes of each image, or None.
+        has_sets: True if the user gave sets of labels, so classes do not exclude one another.
         method: The method of the maps.
         batch_size: Images in a forward pass.
+        masks: What messages call the mask of each image, and a region or None; empty without masks.
     """
 
     def __init__(
-        self, subject: Subject, sources: Sequence[Any], labels: Sequence[int] | None, method: str, batch_size: int
+        self,
+        subject: Subject,
+        sources: Sequence[Any],
+        labels: Sequence[tuple[int, ...]] | None,
+        method: str,
+        batch_size: int,
+        masks: Sequence[tuple[str, Region | None]] = (),
+        *,
+        has_sets: bool = False,
     ) -> None:
+        self._masks, self._has_sets = masks, has_sets
         self.subject, self._sources, self._labels = subject, sources, labels
         self._method, self._batch_size = method, batch_size
         self._folded: dict[torch.Size, FoldedModel] = {}
@@ -111,6 +171,18 @@ class AuditImages:
         """Return an image as the model receives it."""
         return self.subject.preparer.prepare(self._sources[index])
 
+    def read_mask(self, index: int, image: PreparedInput) -> Tensor | None:
+        """Return the mask of an image in the model's input, ``(H, W)`` boolean; None if there is none.
+
+        Raises:
+            CamtoolError: It has another size than the photo, or cannot be read.
+        """
+        name, region = self._masks[index] if self._masks else ("", None)
+        if region is None:
+            return None
+        mask = torch.from_numpy(read_region(name, region, image.photo.shape[:2])).float()
+        return image.geometry.to_input_mask(mask, (image.tensor.shape[-2], image.tensor.shape[-1])) > 0.5
+
     def make_input(self, image: PreparedInput, photo: NDArray[np.uint8]) -> Tensor | None:
         """Return the model's input ``(C, H, W)`` for a changed photo; None if it is not known how it is made."""
         if image.is_photo:
@@ -120,6 +192,41 @@ class AuditImages:
             return None
         pixels = torch.from_numpy(photo).to(image.tensor).permute(2, 0, 1)[:channels] / 255
         return image.black[:, None, None] + (image.white - image.black)[:, None, None] * pixels
+
+    @cached_property
+    def head(self) -> Head:
+        """The model's scores, read from the first image that can be read.
+
+        Raises:
+            MetricError: The model is no classifier, its classes and the labels do not fit, or no image can be read.
+        """
+        reason = ""
+        for index in range(len(self)):
+            try:
+                return self._examine(self.prepare(index))
+            except ImageError as error:  # noqa: PERF203  any image may be damaged
+                reason = reason or str(error)
+        raise MetricError(f"images: none of {len(self)} can be read. {reason}")
+
+    def _examine(self, item: PreparedInput) -> Head:
+        try:
+            labeled = next(self.subject.iterate_batches([item], [None], 1))
+        except MetricError as error:
+            raise MetricError(f"{error} {_ADVICE}") from error
+        scores = self.subject.score_classes(labeled.images)
+        count, link = scores.shape[1], labeled.link
+        is_sum = link == "identity" and bool((scores.sum(1) - 1).abs().max() < _ROUNDING)
+        if self._has_sets and (count == 1 or is_sum):
+            raise MetricError(
+                "labels: lists of labels need a model with a logit for each label; this one gives "
+                f"{'a single one' if count == 1 else 'probabilities that sum to 1'}; give one label for each image."
+            )
+        is_independent = count > 1 and not is_sum and (self._has_sets or link != "softmax")
+        return Head(link, max(count, 2), is_independent)
+
+    def list_labels(self, record: ImageRecord) -> tuple[int, ...]:
+        """Return the labels of a record's image; without labels the answers."""
+        return record.answers if self._labels is None else self._labels[record.index]
 
     def choose_early_layer(self, index: int, most: int) -> tuple[str, int]:
         """Return the deepest of the layers with the finest grid of at most a side, and its side.
@@ -148,11 +255,11 @@ class AuditImages:
             self._last = index, layer, self.read_activations(self.prepare(index).tensor[None], layer)[0]
         return self._last[2]
 
-    def iterate_records(self, indices: Sequence[int]) -> Iterator[tuple[int, ImageRecord | str]]:
-        """Yield the number of each image with its record, or with why it cannot be read.
+    def iterate_records(self, indices: Sequence[int]) -> Iterator[tuple[int, list[ImageRecord] | str]]:
+        """Yield the number of each image with its records, one or one for each label, or with why it cannot be read.
 
         Raises:
-            MetricError: The model is no classifier by softmax.
+            MetricError: The model is no classifier, or a score is not finite.
         """
         for start in range(0, len(indices), self._batch_size):
             readable: list[tuple[int, PreparedInput]] = []
@@ -167,22 +274,42 @@ class AuditImages:
                 done += len(items)
                 yield from self._record(items, numbers)
 
-    def _record(self, items: list[PreparedInput], numbers: Sequence[int]) -> Iterator[tuple[int, ImageRecord]]:
-        batch = InputBatch.from_prepared(items)
-        labeled = next(self.subject.iterate_batches(items, [None] * len(items), len(items)))
-        if labeled.link != "softmax":
-            raise MetricError(
-                f"model: its scores become probabilities by {labeled.link}; an audit needs a classifier of one class "
-                "per image (softmax). Models of several labels, segmenters and detectors are not audited."
-            )
-        answers = labeled.classes.tolist()
-        targets = answers if self._labels is None else [self._labels[number] for number in numbers]
-        (mapped,) = map_candidates(self.subject.explainer, [Method(self._method)], batch, targets)
-        cells = adaptive_avg_pool2d(mapped.maps[:, None].double(), GRID)[:, 0].cpu()
-        heat = (cells / cells.sum((1, 2), keepdim=True).clamp_min(1e-12)).numpy()
+    def _record(self, items: list[PreparedInput], numbers: Sequence[int]) -> Iterator[tuple[int, list[ImageRecord]]]:
+        logits = self.score(torch.stack([item.tensor for item in items]))
+        answers = [self._list_answers(scores) for scores in logits]
+        labels = answers if self._labels is None else [self._labels[number] for number in numbers]
+        # An image without any label shows the heat of the highest class.
+        pairs = [(row, target) for row, own in enumerate(labels) for target in (own or (-1,))]
+        heat = list[Tensor]()
+        for part in (pairs[start : start + self._batch_size] for start in range(0, len(pairs), self._batch_size)):
+            batch = InputBatch.from_prepared([items[row] for row, _ in part])
+            explained = [int(logits[row].argmax()) if target < 0 else target for row, target in part]
+            (mapped,) = map_candidates(self.subject.explainer, [Method(self._method)], batch, explained)
+            cells = adaptive_avg_pool2d(mapped.maps[:, None].double(), GRID)[:, 0].cpu()
+            heat += (cells / cells.sum((1, 2), keepdim=True).clamp_min(1e-12)).unbind()
         for row, (number, item) in enumerate(zip(numbers, items, strict=True)):
             properties, hashed = measure_properties(item.photo), compute_perceptual_hash(item.photo)
-            yield number, ImageRecord(number, answers[row], targets[row], heat[row], hashed, properties)
+            yield (
+                number,
+                [
+                    ImageRecord(number, answer, target, heat[place].numpy(), hashed, properties, several)
+                    for place, (own, target) in enumerate(pairs)
+                    if own == row
+                    for answer, several in [self._get_answer(answers[row], target)]
+                ],
+            )
+
+    def _list_answers(self, logits: Tensor) -> tuple[int, ...]:
+        """Return the class of the highest logit, or all with a logit above 0 if classes do not exclude one another."""
+        if self.head.is_independent:
+            return tuple(torch.nonzero(logits > 0).flatten().tolist())
+        return (int(logits.argmax()),)
+
+    def _get_answer(self, answers: tuple[int, ...], target: int) -> tuple[int, tuple[int, ...]]:
+        """Return the answer for a record, and all of a model of several labels."""
+        if self.head.is_independent:
+            return (target if target in answers else -1), answers
+        return answers[0], ()
 
     def score(self, images: Tensor) -> Tensor:
         """Return the logits ``(N, K)`` of inputs ``(N, C, H, W)``, batch by batch, on the CPU in float64.
@@ -195,11 +322,30 @@ class AuditImages:
             if shape not in self._folded:
                 self._folded[shape] = FoldedModel(self.subject.model, images[:1])
             model = self._folded[shape]
-            scores = [compute_class_scores(model(part), "softmax") for part in images.split(self._batch_size)]
-        logits = upcast(torch.cat(scores)).double().cpu()
+            scores = [find_logits(model(part)) for part in images.split(self._batch_size)]
+        return self._to_logits(torch.cat(scores))
+
+    def _to_logits(self, scores: Tensor) -> Tensor:
+        """Return scores as logits ``(N, K)``, of which a single one ``z`` becomes ``-z / 2`` and ``z / 2``."""
+        logits = upcast(scores).double().cpu()
         if not logits.isfinite().all():
             raise MetricError("model: it returned scores that are not finite, so answers cannot be compared.")
-        return logits
+        if self.head.link == "identity":
+            shares = logits.clamp(_SMALLEST, 1 - _SMALLEST)
+            logits = shares.logit() if self.head.is_independent or logits.shape[1] == 1 else shares.log()
+        # The margin of the second one is z, and its softmax the sigmoid of z.
+        return torch.cat([-logits, logits], 1) / 2 if logits.shape[1] == 1 else logits
+
+    def measure_margins(self, logits: Tensor, target: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return margin, probability and answer for a class: ``(N,)`` each. The answer is 1 for a margin above 0.
+
+        The margin is the logit of the class minus the highest one of the others; of a model of several labels it is the
+        logit itself.
+        """
+        if self.head.is_independent:
+            margins = logits[:, target]
+            return margins, margins.sigmoid(), (margins > 0).double()
+        return measure_margins(logits, target)
 
 
 def measure_margins(logits: Tensor, target: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -26,6 +26,13 @@ from camtool.runs.stored_files import parse_object
 Verdict: TypeAlias = Literal["object", "shortcut", "unsure"]
 """The user's word about a finding: no test can say whether a model may use it."""
 
+_VERBS = {
+    "place": ("covering it", "pasting it"),
+    "property": ("evening it out", "shifting it"),
+    "position": ("moving it away", "moving them there"),
+}
+"""Kind → what is done to an image that has the cue, and to one that does not; as for a place for all other kinds."""
+
 JSON_NAME, MARKDOWN_NAME, VERDICTS_NAME = "audit.json", "audit.md", "verdicts.json"
 
 
@@ -68,6 +75,7 @@ class Finding:
         verdict: What the user said; None if nothing.
         also: The same cue by other candidates that were confirmed, in words.
         accuracy_by_group: As ``accuracy``, for each of ``by_group``; NaN where there is no image.
+        outside: Share of it that is outside of the given masks; None without a place or masks.
     """
 
     key: str
@@ -91,6 +99,7 @@ class Finding:
     verdict: Verdict | None = None
     also: tuple[str, ...] = ()
     accuracy_by_group: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    outside: float | None = None
 
     @property
     def worst_group(self) -> WorstGroup | None:
@@ -117,13 +126,13 @@ class Finding:
         """The finding in one sentence, with its numbers."""
         has, effects = f"{self.present} of {self.class_count} '{self.label}' images: {self.name}", []
         if self.removal is not None:
-            verb = {"property": "evening it out", "position": "moving it away"}.get(self.kind, "covering it")
+            verb = _VERBS.get(self.kind, _VERBS["place"])[0]
             answers = _format_interval(self.removal)
             effects.append(
                 f"{verb} changes {answers} of the answers (controls {_format_percent(self.removal.controls)})"
             )
         if self.transplant is not None:
-            verb = {"property": "shifting it", "position": "moving them there"}.get(self.kind, "pasting it")
+            verb = _VERBS.get(self.kind, _VERBS["place"])[1]
             effects.append(f"{verb} makes {_format_interval(self.transplant)} of other images '{self.label}'")
         return f"{has}; {', '.join(effects)}; q = {self.q:.2g}."
 
@@ -354,6 +363,8 @@ def _list_details(finding: Finding) -> list[str]:
     details = []
     if finding.facts:
         details.append(f"Suspicious: {', '.join(finding.facts)}.")
+    if finding.outside is not None:
+        details.append(f"Of it {_format_percent(finding.outside)} is outside of the given masks.")
     if finding.also:
         details.append(f"Found as well as: {'; '.join(finding.also)}.")
     if finding.accuracy is not None and not math.isnan(sum(finding.accuracy)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -18,8 +18,9 @@ import camtool
 from camtool.arguments.checks import check_choice, check_count, check_number
 from camtool.arguments.messages import format_count, suggest_names
 from camtool.errors import MetricError
+from camtool.evaluation.annotations import Region, match_regions
 from camtool.evaluation.audit.candidates import DECOYS, CueCandidate, Discovery
-from camtool.evaluation.audit.images import PASSES_PER_MAP, AuditImages, ImageRecord
+from camtool.evaluation.audit.images import PASSES_PER_MAP, AuditImages, ImageRecord, pack_records, unpack_records
 from camtool.evaluation.audit.patch import find_patches
 from camtool.evaluation.audit.place import find_frames, find_places, find_positions
 from camtool.evaluation.audit.property_shift import find_properties
@@ -42,6 +43,10 @@ from camtool.runs.file_names import check_inside
 Find: TypeAlias = Callable[[Discovery], Sequence[CueCandidate]]
 Pair: TypeAlias = "tuple[CueCandidate, list[CueCandidate]]"
 """A candidate and its decoys."""
+Half: TypeAlias = "tuple[Sequence[ImageRecord], Sequence[int]]"
+"""Records and the group of each."""
+View: TypeAlias = "tuple[Sequence[int], Half, Half]"
+"""Classes, and the records in which they are compared, of the discovery and of the confirmation half."""
 
 KINDS: dict[str, Find] = {
     "place": find_places,
@@ -65,6 +70,9 @@ _ALL = 0.9
 
 _NOT_PAID = "the passes do not suffice, so it counts as surviving"
 
+_OUTSIDE = 0.5
+"""Share of a region outside of the given masks from which on it counts as outside."""
+
 _STATE_NAME = "state.jsonl"
 
 _NEVER_TESTED = (
@@ -76,7 +84,7 @@ _NEVER_TESTED = (
 def audit(
     model: nn.Module | Loaded,
     images: Sequence[Any] | Tensor,
-    labels: Sequence[int | str] | None = None,
+    labels: Sequence[int | str | Sequence[int | str]] | None = None,
     metadata: Mapping[str, Sequence[Any]] | None = None,
     *,
     group: str | None = None,
@@ -85,6 +93,7 @@ def audit(
     controls: int = 19,
     method: str = "faithcam",
     kinds: Sequence[str] | None = None,
+    masks: Region | Sequence[Region | None] | None = None,
     verdicts: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
     transform: Transform | None = None,
@@ -105,7 +114,8 @@ def audit(
     Args:
         model: A classifier, or what :func:`camtool.load` returned.
         images: A list of what :func:`camtool.explain` takes as one image. Files are read again when they are needed.
-        labels: The class of each image, by index or by name; without them the model's answers are the classes.
+        labels: The class of each image, by index or by name; without them the model's answers are the classes. For a
+            model of several labels a list of these for each image, which may be empty. For a single logit 0 and 1.
         metadata: Name of a column → a value for each image, e.g. of sites; a data frame of pandas will do.
         group: The column of what belongs together, e.g. of patients: it goes to one half, and counts as one.
         passes: Most forward passes. Candidates beyond it are in ``not_tested``; the maps are always computed.
@@ -113,6 +123,8 @@ def audit(
         controls: Control regions in each image, 1 or more.
         method: The method of the maps.
         kinds: The kinds of candidates; by default all of :data:`KINDS`.
+        masks: Where the object is in each image, as for :func:`camtool.testing.assert_looks_at`; None where that is
+            unknown. They are no part of the tests: a finding that is outside of them is more suspicious.
         verdicts: A file of verdicts; by default that in ``out``.
         out: A folder for ``audit.json``, ``audit.md`` and the state: a second call with the same arguments goes on
             where the first one stopped.
@@ -129,14 +141,19 @@ def audit(
     for name, value in (("passes", passes), ("controls", controls), ("batch_size", batch_size)):
         check_count(name, value, error=MetricError)
     check_number("level", level, above=0, below=1, error=MetricError)
+    if isinstance(images, (str, os.PathLike)):
+        raise MetricError(f"images must be a list, got {os.fspath(images)!r}; give the files of a folder one by one.")
     subject = Subject(model, transform, class_names, device)
     names = class_names if class_names is not None else subject.explainer.labels
-    targets = _find_targets(labels, names, len(images))
+    names = names if names is None or len(names) != 1 else (f"not {names[0]}", names[0])
+    targets, has_sets = _find_targets(labels, names, len(images))
     columns = _read_columns(metadata, group, len(images))
     chosen = _choose_kinds(kinds)
-    settings = controls, method, level, seed, batch_size, targets, group and columns[group]
+    settings = controls, method, level, seed, batch_size, targets, has_sets, group and columns[group]
     sources = [*images]
-    probe = AuditImages(subject, sources, targets, method, batch_size)
+    regions = () if masks is None else match_regions("masks", masks, len(sources))
+    probe = AuditImages(subject, sources, targets, method, batch_size, regions, has_sets=has_sets)
+    _check_classes(targets, probe.head.class_count)
     state = _State(subject, sources, settings, None if out is None else Path(out))
     folder = None if out is None else Path(out)
     if folder is not None:
@@ -242,14 +259,49 @@ class _Run:
             ([records[row] for row in half], [groups[row] for row in half]) for half in halves
         )
         usable = self._choose_classes(found, found_groups, tested, tested_groups)
-        discovery = Discovery(self.images, found, found_groups, usable, self.seed)
-        candidates = [candidate for find in kinds.values() for candidate in find(discovery)] if usable else []
-        random = np.random.default_rng(self.seed)
-        pairs = [(candidate, _make_decoys(candidate, discovery, random)) for candidate in candidates]
+        views = self._split_by_label(usable, (found, found_groups), (tested, tested_groups))
+        random, pairs = np.random.default_rng(self.seed), list[Pair]()
+        for targets, part, _ in views:
+            discovery = Discovery(self.images, *part, targets, self.seed)
+            candidates = [candidate for find in kinds.values() for candidate in find(discovery)]
+            pairs += [(candidate, _make_decoys(candidate, discovery, random)) for candidate in candidates]
         pairs, most = self._share_passes(pairs, len(records))
-        bench = Bench(self.images, tested, tested_groups, self.controls, most, self.seed, self.state.remember)
-        outcomes, decoys = self._test(bench, pairs, self.passes - PASSES_PER_MAP * len(records))
-        return self._conclude(bench, outcomes, decoys, verdicts, len(records))
+        benches = dict[int, Bench]()
+        for targets, _, part in views:
+            bench = Bench(self.images, *part, self.controls, most, self.seed, self.state.remember)
+            benches |= dict.fromkeys(targets, bench)
+        outcomes, decoys = self._test(benches, pairs, self.passes - PASSES_PER_MAP * len(records))
+        return self._conclude(benches, outcomes, decoys, verdicts, records)
+
+    def _split_by_label(
+        self, usable: Sequence[int], found: Half, tested: Half
+    ) -> list[tuple[Sequence[int], Half, Half]]:
+        """Return classes with the records of both halves: all at once, or each label against the images without it."""
+        if not usable or not self.images.head.is_independent:
+            return [(usable, found, tested)] if usable else []
+        views = list[View]()
+        for target in usable:
+            halves = self._select_label(found, target), self._select_label(tested, target)
+            counts = [
+                len({group for record, group in zip(*half, strict=True) if record.target != target}) for half in halves
+            ]
+            if min(counts) >= LEAST_GROUPS:
+                views.append(([target], *halves))
+            else:
+                self.not_tested.append(
+                    f"'{self._name_class(target)}': independent images without it in a half: {min(counts)}; "
+                    f"{LEAST_GROUPS} are needed."
+                )
+        return views
+
+    def _select_label(self, half: Half, target: int) -> Half:
+        """Return one record of each image: that of the label if it has it, else its first one."""
+        chosen = dict[int, tuple[ImageRecord, int]]()
+        for record, group in zip(*half, strict=True):
+            if record.target == target or target not in self.images.list_labels(record):
+                answer = target if target in record.answers else -1
+                chosen.setdefault(record.index, (replace(record, answer=answer), group))
+        return [record for record, _ in chosen.values()], [group for _, group in chosen.values()]
 
     def _record_all(self) -> list[ImageRecord]:
         known = {index: self.state.get(f"image {index}") for index in range(len(self.images))}
@@ -257,12 +309,13 @@ class _Run:
         with closing(follow_loop(len(known), Stage("Explaining", "image"))) as counter:
             counter.update(len(known) - len(missing))
             for index, record in self.images.iterate_records(missing):
-                known[index] = record if isinstance(record, str) else record.to_list()
+                known[index] = record if isinstance(record, str) else pack_records(record)
                 self.state.add(f"image {index}", known[index] or "")
                 counter.update(1)
         unread = {index: reason for index, reason in known.items() if isinstance(reason, str)}
         self.not_tested += [f"{self._name_image(index)}: {reason}" for index, reason in unread.items()]
-        records = [ImageRecord.from_list(index, values) for index, values in known.items() if isinstance(values, list)]
+        packed = {index: values for index, values in known.items() if isinstance(values, list)}
+        records = [record for index, values in packed.items() for record in unpack_records(index, values)]
         if not records:
             raise MetricError(f"images: none of {len(known)} can be read. {next(iter(unread.values()), '')}")
         return records
@@ -271,10 +324,10 @@ class _Run:
         column = None if self.group is None else [self.columns[self.group][record.index] for record in records]
         times = [self.images.read_capture_time(record.index) for record in records]
         groups = group_images(np.stack([record.hash for record in records]), times, column)
-        count = len({*groups})
-        if count < len(groups):
+        count, images = len({*groups}), len({record.index for record in records})
+        if count < images:
             self.notes.append(
-                f"{format_count(len(groups), 'image')} are {format_count(count, 'independent group')}: "
+                f"{format_count(images, 'image')} are {format_count(count, 'independent group')}: "
                 "near-duplicates, bursts and what the group column joins count as one."
             )
         return groups
@@ -293,8 +346,9 @@ class _Run:
         ]
         counts = [Counter(target for target, _ in half) for half in halves]
         classes = sorted({*counts[0], *counts[1]})
-        usable = [target for target in classes if min(count[target] for count in counts) >= LEAST_GROUPS]
-        small = [f"'{self._name_class(target)}'" for target in classes if target not in usable]
+        named = [target for target in classes if target >= 0]
+        usable = [target for target in named if min(count[target] for count in counts) >= LEAST_GROUPS]
+        small = [f"'{self._name_class(target)}'" for target in named if target not in usable]
         if len(classes) < 2:
             self.not_tested.append(
                 f"All images are of one class, '{self._name_class(classes[0])}': a cue of a class is what the others "
@@ -323,19 +377,23 @@ class _Run:
         ]
         return pairs[:kept], min(_MOST_IMAGES, rest // sum(costs[:kept])) if kept else 0
 
-    def _test(self, bench: Bench, pairs: Sequence[Pair], rest: int) -> tuple[list[Outcome], list[Outcome]]:
+    def _test(
+        self, benches: Mapping[int, Bench], pairs: Sequence[Pair], rest: int
+    ) -> tuple[list[Outcome], list[Outcome]]:
         """Return the outcomes of the candidates, and those of their decoys."""
         with closing(follow_loop(2 * len(pairs), Stage("Testing", "candidate"))) as counter:
             outcomes, decoys = list[Outcome](), list[Outcome]()
             for candidate, made in pairs:
+                bench = benches[candidate.target]
                 bench.measure_together([candidate, *made])
                 outcomes.append(bench.test(candidate))
                 counter.update(1)
-            for _, made in pairs:
+            for candidate, made in pairs:
+                bench = benches[candidate.target]
                 for decoy in made:
                     # A decoy that the class has no more than the others cannot survive, so it takes no passes.
                     cost = bench.most_images * count_passes(decoy, self.controls)
-                    is_paid = bench.passes + cost <= rest
+                    is_paid = _count_all(benches) + cost <= rest
                     outcome = bench.test(decoy, self.level if is_paid else -1)
                     if not is_paid and outcome.presence_p <= self.level:
                         outcome = replace(outcome, reason=_NOT_PAID)
@@ -345,11 +403,11 @@ class _Run:
 
     def _conclude(
         self,
-        bench: Bench,
+        benches: Mapping[int, Bench],
         outcomes: Sequence[Outcome],
         decoys: Sequence[Outcome],
         verdicts: Mapping[str, Verdict],
-        image_count: int,
+        records: Sequence[ImageRecord],
     ) -> Audit:
         q_values = compute_q_values([outcome.p for outcome in outcomes])
         limit = max((outcome.p for outcome, q in zip(outcomes, q_values, strict=True) if q <= self.level), default=0)
@@ -357,7 +415,7 @@ class _Run:
         confirmed, rejected = list[tuple[Outcome, Finding]](), list[Finding]()
         for outcome, q in zip(outcomes, q_values, strict=True):
             if not outcome.reason:
-                finding = self._describe(bench, outcome, q, len(outcomes), verdicts)
+                finding = self._describe(benches, outcome, q, len(outcomes), verdicts)
                 if q <= self.level and outcome.is_large:
                     confirmed.append((outcome, finding))
                 else:
@@ -369,20 +427,22 @@ class _Run:
         findings = rank_findings(self._join_cues(confirmed))
         if self.folder is not None:
             by_key = {finding.key: outcome for outcome, finding in reversed(confirmed)}
-            shown = [(one.key, by_key[one.key].candidate, by_key[one.key].present) for one in findings]
+            shown = [
+                (benches[one.target], one.key, by_key[one.key].candidate, by_key[one.key].present) for one in findings
+            ]
             naming = self._name_image, self._name_class
-            write_pictures(self.folder, [FindingPictures(self.folder, bench, *one, *naming) for one in shown])
+            write_pictures(self.folder, [FindingPictures(self.folder, *one, *naming) for one in shown])
         return Audit(
             findings,
             tuple(rejected),
-            tuple(self._describe(bench, decoy, 1.0, len(outcomes), {}) for decoy in decoys),
+            tuple(self._describe(benches, decoy, 1.0, len(outcomes), {}) for decoy in decoys),
             surviving,
             estimate_false_discovery_rate(surviving, len(findings), DECOYS),
             (*self.not_tested, *_NEVER_TESTED),
             tuple(self.notes),
-            image_count,
+            len({record.index for record in records}),
             self.level,
-            PASSES_PER_MAP * image_count + bench.passes,
+            PASSES_PER_MAP * len(records) + _count_all(benches),
             self.seed,
             folder=self.folder,
         )
@@ -401,11 +461,11 @@ class _Run:
         return [finding for _, finding in joined]
 
     def _describe(
-        self, bench: Bench, outcome: Outcome, q: float, tests: int, verdicts: Mapping[str, Verdict]
+        self, benches: Mapping[int, Bench], outcome: Outcome, q: float, tests: int, verdicts: Mapping[str, Verdict]
     ) -> Finding:
         candidate, present = outcome.candidate, {*outcome.present}
         label = self._name_class(candidate.target)
-        of_class = [record for record in bench.records if record.target == candidate.target]
+        of_class = [record for record in benches[candidate.target].records if record.target == candidate.target]
         without = [record for record in of_class if record.index not in present]
         key = f"{label}: {candidate.kind}: {candidate.name}"
         facts = candidate.list_facts()
@@ -413,6 +473,8 @@ class _Run:
         if outcome.transplants is not None and outcome.transplants.is_large and outcome.transplants.p <= self.level:
             facts.append("works on other classes")
         facts += ["works alone on a blank image"] * (outcome.alone is not None and outcome.alone >= 0.5)
+        outside = candidate.measure_outside(self.images, outcome.present[:_SHOWN])
+        facts += ["outside the given masks"] * (outside is not None and outside >= _OUTSIDE)
         groups = outcome.removal.groups if outcome.removal is not None else 0
         columns = candidate.count_columns(self.controls)
         smallest = compute_detectable_share(groups, self.level / max(1, tests), columns) if groups else np.inf
@@ -441,6 +503,7 @@ class _Run:
             self._count_by_group(of_class, present),
             verdicts.get(key),
             accuracy_by_group=self._measure_by_group(of_class, present),
+            outside=outside,
         )
 
     def _measure_by_group(self, records: Sequence[ImageRecord], present: set[int]) -> dict[str, tuple[float, float]]:
@@ -478,6 +541,11 @@ def _make_decoys(candidate: CueCandidate, discovery: Discovery, random: np.rando
     return [decoy for decoy in decoys if decoy is not None]
 
 
+def _count_all(benches: Mapping[int, Bench]) -> int:
+    """Return the forward passes of all tests so far."""
+    return sum(bench.passes for bench in {*benches.values()})
+
+
 def _is_same_cue(images: AuditImages, one: Outcome, other: Outcome) -> bool:
     """Return True for candidates of a class that most of the same images have, in regions that overlap."""
     both = sorted({*one.present} & {*other.present})
@@ -486,8 +554,10 @@ def _is_same_cue(images: AuditImages, one: Outcome, other: Outcome) -> bool:
     return bool(both) and one.candidate.is_same_cue(other.candidate, images, both[:_COMPARED])
 
 
-def _find_targets(labels: Sequence[int | str] | None, names: Sequence[str] | None, count: int) -> list[int] | None:
-    """Return the index of the class of each image; None without labels.
+def _find_targets(
+    labels: Sequence[Any] | None, names: Sequence[str] | None, count: int
+) -> tuple[list[tuple[int, ...]] | None, bool]:
+    """Return the indices of the classes of each image, None without labels; and True if sets of labels were given.
 
     Raises:
         MetricError: There are more or fewer labels than images, or one is no class of the model.
@@ -495,17 +565,36 @@ def _find_targets(labels: Sequence[int | str] | None, names: Sequence[str] | Non
     if not count:
         raise MetricError("images is empty; give 16 or more of each of two classes.")
     if labels is None:
-        return None
+        return None, False
     if len(labels) != count:
         raise MetricError(f"labels has {len(labels)} entries for {count} images; give one for each.")
     known = {name: index for index, name in reversed([*enumerate(names or ())])}
+    several = [isinstance(label, (list, tuple, set, frozenset)) for label in labels]
     targets = []
-    for label in labels:
-        index = known.get(label, -1) if isinstance(label, str) else int(label)
-        if index < 0 or (names is not None and index >= len(names)):
-            raise MetricError(f"labels: {label!r} is no class of the model.{suggest_names(str(label), known)}")
-        targets.append(index)
-    return targets
+    for label, is_set in zip(labels, several, strict=True):
+        own = {_find_index(one, known) for one in (label if is_set else (label,))}
+        targets.append(tuple(sorted(own)))
+    return targets, any(several)
+
+
+def _find_index(label: Any, known: Mapping[str, int]) -> int:
+    index = known.get(label, -1) if isinstance(label, str) else -1
+    with suppress(TypeError, ValueError):  # e.g. None or NaN
+        index = int(label) if not isinstance(label, str) and int(label) == label else index
+    if index < 0:
+        raise MetricError(f"labels: {label!r} is no class of the model.{suggest_names(str(label), known)}")
+    return index
+
+
+def _check_classes(targets: Sequence[tuple[int, ...]] | None, count: int) -> None:
+    """Check that the model has the classes.
+
+    Raises:
+        MetricError: It has fewer.
+    """
+    highest = max((target for own in targets or () for target in own), default=0)
+    if highest >= count:
+        raise MetricError(f"labels: {highest} is no class of the model, which has the classes 0 to {count - 1}.")
 
 
 def _read_columns(metadata: Any, group: str | None, count: int) -> dict[str, list[Any]]:

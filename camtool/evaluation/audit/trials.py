@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from camtool.evaluation.audit.candidates import CueCandidate
-from camtool.evaluation.audit.images import AuditImages, ImageRecord, measure_margins
+from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import (
     Interval,
     average_groups,
@@ -205,7 +205,7 @@ class Bench:
         def run() -> list[float]:
             inputs = [candidate.isolate(self.images, self.records[row].index) for row in rows]
             logits = [self.images.score(image[None]) for image in inputs if image is not None]
-            return [float(measure_margins(scores, candidate.target)[2]) for scores in logits]
+            return [float(self.images.measure_margins(scores, candidate.target)[2]) for scores in logits]
 
         values = self.remember(f"{candidate.key} alone", run)
         self.passes += len(values)
@@ -243,7 +243,7 @@ class Bench:
                         return self._score_moves(pairs, targets)
                 change = candidate.remove if is_removal else candidate.transplant
                 variants = change(self.images, index, partner, self.controls, random)
-                return [] if variants is None else self._score(candidate.target, index, variants)
+                return [] if variants is None else self._score(candidate, index, variants)
 
             values = self.remember(f"{candidate.key} {name} {index}", run)
             self.passes += len(values) // 2
@@ -259,12 +259,12 @@ class Bench:
             for margins, probabilities in zip(stacked[0], stacked[1], strict=True)
         )
 
-    def _score(self, target: int, index: int, variants: Tensor) -> list[float]:
+    def _score(self, candidate: CueCandidate, index: int, variants: Tensor) -> list[float]:
         """Return margins, then probabilities, of the unchanged image and its variants, for each fill."""
         original = self.images.prepare(index).tensor
         shape = variants.shape
         logits = self.images.score(torch.cat([original[None], variants.reshape(-1, *shape[-3:])]))
-        values = measure_margins(logits, target)[:2]
+        values = self.images.measure_margins(logits, candidate.target)[:2]
         fills = shape[0] if len(shape) == 5 else 1
         parts = [torch.cat([part[:1].expand(fills, 1), part[1:].reshape(fills, -1)], 1) for part in values]
         return [float(value) for value in torch.stack(parts).flatten()]
