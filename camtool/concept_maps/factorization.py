@@ -63,6 +63,20 @@ def factorize(points: Tensor, n: int, *, seed: int = 0) -> tuple[Tensor, Tensor,
     return W[:, order], peak * H[order], min(1.0, 1 - best.error)
 
 
+def compute_amounts(points: Tensor, vectors: Tensor, *, rounds: int = 30) -> Tensor:
+    """Return nonnegative ``W`` ``(P, n)`` with ``A ≈ W H`` for known concepts: nonnegative least squares.
+
+    Args:
+        points: ``A``, ``(P, C)``.
+        vectors: ``H``, ``(n, C)``.
+        rounds: Rounds in which each column of ``W`` is set to its optimum while the others are fixed.
+    """
+    amounts, products, gram = points.new_zeros(len(points), len(vectors)), points @ vectors.T, vectors @ vectors.T
+    for _ in range(rounds):
+        _improve_columns(amounts, products, gram)
+    return amounts
+
+
 class _Attempt:
     """Factorization that runs from one start.
 

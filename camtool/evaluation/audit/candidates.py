@@ -89,6 +89,11 @@ class CueCandidate(ABC):
         """Share of the input that it covers; None if it has no place."""
         return None
 
+    @property
+    def changed_layer(self) -> str | None:
+        """The layer whose activations ``remove`` and ``transplant`` return changed; None for the model's input."""
+        return None
+
     @abstractmethod
     def count_columns(self, controls: int) -> int:
         """Return the number of changes that are compared: the candidate's and those of its controls."""
@@ -214,7 +219,7 @@ class RegionCandidate(CueCandidate):
                 shares.append(float((region & ~mask.to(region.device)).sum() / region.sum()))
         return float(np.mean(shares)) if shares else None
 
-    def isolate(self, images: AuditImages, donor: int) -> Tensor:
+    def isolate(self, images: AuditImages, donor: int) -> Tensor | None:
         """Return the region of the donor on an input of its mean color."""
         source = images.prepare(donor)
         blank = source.tensor.mean((1, 2), keepdim=True)

@@ -24,7 +24,7 @@ from camtool.evaluation.candidates import Candidate as Method
 from camtool.evaluation.candidates import map_candidates
 from camtool.evaluation.subject import Subject
 from camtool.hooks.folded_model import FoldedModel
-from camtool.hooks.observation import observe
+from camtool.hooks.observation import observe, resume
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.caches import cached_property
@@ -242,12 +242,47 @@ class AuditImages:
             raise MetricError(f"model: no layer has a grid of {_LEAST_GRID} to {most} cells.")
         return [name for name, side in sides.items() if side == finest][-1], finest
 
+    def read_grids(self, index: int) -> dict[str, Tensor]:
+        """Return the activations ``(C, h, w)`` of each layer with a grid for an image, the earliest first.
+
+        They include layers whose cells may have no places on the image, which :meth:`read_activations` refuses.
+        """
+        model, inputs = self.subject.model, self.prepare(index).tensor[None]
+        with Cleanup(), guard(model), torch.no_grad():
+            layouts = {one.name: one.layout for one in find_candidates(model, inputs) if len(one.layout.grid) == 2}
+            calls = observe(model, [*layouts], inputs, grad=False).calls if layouts else {}
+            return {name: layout.to_grid(calls[name][-1].detach())[0] for name, layout in layouts.items()}
+
     def read_activations(self, inputs: Tensor, layer: str) -> Tensor:
         """Return the activations ``(N, C, h, w)`` of a layer for inputs ``(N, C, H, W)``."""
+        return self.read_layers(inputs, [layer])[layer]
+
+    def read_layers(self, inputs: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
+        """Return the activations ``(N, C, h, w)`` of each layer for inputs ``(N, C, H, W)``, of one forward pass."""
         model = self.subject.model
         with Cleanup(), guard(model), torch.no_grad():
-            (found,) = find_layers(model, inputs, [layer])
-            return found.layout.to_grid(observe(model, [layer], inputs, grad=False).calls[layer][-1].detach())
+            used = find_layers(model, inputs, layers)
+            calls = observe(model, layers, inputs, grad=False).calls
+            return {one.name: one.layout.to_grid(calls[one.name][-1].detach()) for one in used}
+
+    def score_activations(self, image: Tensor, layer: str, activations: Tensor) -> Tensor:
+        """Return the logits ``(M, K)`` of an input ``(C, H, W)`` with other activations ``(M, C, h, w)`` of a layer.
+
+        The hook is removed again, also after an exception. The logits are on the CPU in float64.
+
+        Raises:
+            MetricError: A score is not finite.
+        """
+        model, inputs, scores = self.subject.model, image[None], []
+        with Cleanup(), guard(model), torch.no_grad():
+            (used,) = find_layers(model, inputs, [layer])
+            calls = observe(model, [layer], inputs, grad=False).calls[layer]
+            like = calls[-1].detach()
+            for part in activations.to(like).split(self._batch_size):
+                variants = used.layout.from_grid(part, like)
+                output = resume(model, layer, variants, inputs, call_index=len(calls) - 1)
+                scores.append(find_logits(output))
+        return self._to_logits(torch.cat(scores))
 
     def read_activations_of(self, index: int, layer: str) -> Tensor:
         """Return the activations ``(C, h, w)`` of a layer for an image; the last ones are kept."""

@@ -30,6 +30,7 @@ _VERBS = {
     "place": ("covering it", "pasting it"),
     "property": ("evening it out", "shifting it"),
     "position": ("moving it away", "moving them there"),
+    "concept": ("removing it from the activations", "adding it to them"),
 }
 """Kind → what is done to an image that has the cue, and to one that does not; as for a place for all other kinds."""
 
@@ -55,7 +56,7 @@ class Finding:
 
     Attributes:
         key: Its name in files of verdicts, e.g. ``"heart: place: the lower right corner"``.
-        kind: ``"place"``, ``"border"``, ``"position"``, ``"patch"`` or ``"property"``.
+        kind: ``"place"``, ``"border"``, ``"position"``, ``"patch"``, ``"property"`` or ``"concept"``.
         label: The class.
         target: The index of the class.
         name: What it is, in words.

@@ -20,6 +20,7 @@ from camtool.arguments.messages import format_count, suggest_names
 from camtool.errors import MetricError
 from camtool.evaluation.annotations import Region, match_regions
 from camtool.evaluation.audit.candidates import DECOYS, CueCandidate, Discovery
+from camtool.evaluation.audit.concept import LEAST_CLASSES, find_concepts
 from camtool.evaluation.audit.images import PASSES_PER_MAP, AuditImages, ImageRecord, pack_records, unpack_records
 from camtool.evaluation.audit.patch import find_patches
 from camtool.evaluation.audit.place import find_frames, find_places, find_positions
@@ -54,6 +55,7 @@ KINDS: dict[str, Find] = {
     "position": find_positions,
     "patch": find_patches,
     "property": find_properties,
+    "concept": find_concepts,
 }
 """Name of a kind of candidates → function that finds them in the discovery half."""
 
@@ -77,7 +79,8 @@ _STATE_NAME = "state.jsonl"
 
 _NEVER_TESTED = (
     "Cues that all classes share, and cues outside of what the model sees of a photo.",
-    "Size and aspect of the files before the transform (not tested by intervention), and concepts of several forms.",
+    "Size and aspect of the files before the transform (not tested by intervention), concepts of several forms, and those "
+    "of models without a layer like after a ReLU.",
 )
 
 
@@ -259,6 +262,9 @@ class _Run:
             ([records[row] for row in half], [groups[row] for row in half]) for half in halves
         )
         usable = self._choose_classes(found, found_groups, tested, tested_groups)
+        if "concept" in kinds and (self.images.head.is_independent or len(usable) < LEAST_CLASSES):
+            kinds = {name: find for name, find in kinds.items() if name != "concept"}
+            self.not_tested.append(f"Concepts: {LEAST_CLASSES} classes that exclude one another are needed.")
         views = self._split_by_label(usable, (found, found_groups), (tested, tested_groups))
         random, pairs = np.random.default_rng(self.seed), list[Pair]()
         for targets, part, _ in views:

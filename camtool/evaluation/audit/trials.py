@@ -263,7 +263,11 @@ class Bench:
         """Return margins, then probabilities, of the unchanged image and its variants, for each fill."""
         original = self.images.prepare(index).tensor
         shape = variants.shape
-        logits = self.images.score(torch.cat([original[None], variants.reshape(-1, *shape[-3:])]))
+        if candidate.changed_layer is None:
+            logits = self.images.score(torch.cat([original[None], variants.reshape(-1, *shape[-3:])]))
+        else:
+            changed = self.images.score_activations(original, candidate.changed_layer, variants.flatten(0, -4))
+            logits = torch.cat([self.images.score(original[None]), changed])
         values = self.images.measure_margins(logits, candidate.target)[:2]
         fills = shape[0] if len(shape) == 5 else 1
         parts = [torch.cat([part[:1].expand(fills, 1), part[1:].reshape(fills, -1)], 1) for part in values]

@@ -140,3 +140,4 @@ def test_a_real_architecture_with_several_labels():
     images = torch.rand(40, 3, 64, 64)
     result = camtool.audit(load_multi_label(), images, [[n % 5, (n + 1) % 5] for n in range(40)], method="gradcam")
     assert (result.image_count, result.findings) == (40, ())
+    assert any(line.startswith("Concepts: 5 classes that exclude one another are needed") for line in result.not_tested)

@@ -1,0 +1,289 @@
+"""Candidates of the kind *concept*: directions in the activations of an early layer that one class has more of.
+
+The activations of a class and of the others are factorized together, as :func:`camtool.concepts` does it for photos.
+A concept need not have a place or a form: it may be the texture of a background. It is removed from the activations
+and added to them, against other directions of the same length at the same positions.
+
+In late layers each class is a concept of its own, which says nothing. So the deepest layer is used in which a class
+stands out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import interpolate, normalize
+
+from camtool.concept_maps.factorization import compute_amounts, factorize
+from camtool.errors import CamtoolError
+from camtool.evaluation.audit.candidates import Discovery, RegionCandidate
+from camtool.evaluation.audit.images import AuditImages, ImageRecord
+from camtool.evaluation.audit.place import average_units
+from camtool.evaluation.audit.statistics import run_maximum_test
+from camtool.inputs.prepared_inputs import PreparedInput
+
+_LEAST_GRID, _MOST_GRID = 7, 32
+"""Sides of the grids of the layers that are compared."""
+
+_MOST_NEGATIVE = 0.1
+"""Part of the squared activations that may be negative: concepts are sums, so layers after a ReLU are used."""
+
+_LAYERS = 6
+"""Layers that are compared, evenly spaced in depth."""
+
+_CONCEPTS = 8
+"""Concepts that the activations of a class and of the others are split into."""
+
+_MOST_OF_CLASS, _MOST_IMAGES = 60, 600
+"""Images of a class, and of all classes, that concepts are looked for in."""
+
+_POSITIONS, _MOST_VALUES = (20, 100), 2**26
+"""Fewest and most positions that are drawn from each image, and the values that are kept of all: 128 MB."""
+
+_LARGEST = 65_504.0
+"""The largest number in half precision."""
+
+_ALPHA = 0.01
+"""Level of the maximum statistic of a class, corrected for its concepts."""
+
+_LEAST_SHARE, _RARE = 0.25, 0.95
+"""Share of the class that must have more of a concept than this share of the other images."""
+
+_FEW, _CLEARLY = 0.1, 2.0
+"""Share of the classes, or else one, that may have a concept at a layer, and how many times clearer it must be than
+those of all others. In networks of ten classes with a texture behind one, that class stands out at the end of the first
+of three blocks, half of the classes have one after the second, and all after the last; honest networks are alike."""
+
+LEAST_CLASSES = 5
+"""Classes that are needed to tell a concept that one of them has from what every class has at that layer."""
+
+_OF_PEAK = 0.5
+"""Share of the largest amount in an image from which on a position shows the concept."""
+
+
+@dataclass(frozen=True, eq=False)
+class ConceptSpace:
+    """The concepts at a layer.
+
+    Attributes:
+        layer: The layer.
+        classes: ``(N,)``, the class of each image that was used.
+        vectors: Class → ``(n, C)``, the concepts that its activations and those of others are split into.
+        amounts: Class → ``(N, n)``, the mean amounts of these in each image.
+        directions: ``(M, C)``, of length 1: differences of activations, of which the controls are drawn.
+    """
+
+    layer: str
+    classes: NDArray[np.int_]
+    vectors: dict[int, Tensor]
+    amounts: dict[int, NDArray[np.float64]]
+    directions: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ConceptCandidate(RegionCandidate):
+    """A direction in the activations of a layer.
+
+    Attributes:
+        space: The concepts at the layer.
+        source: The class of whose concepts it is one.
+        number: Which of them it is.
+    """
+
+    kind: ClassVar[str] = "concept"
+    fills: ClassVar[tuple[str, ...]] = ("its mean amount in other classes", "its amounts in an image of another class")
+
+    space: ConceptSpace
+    source: int
+    number: int
+
+    @property
+    def changed_layer(self) -> str:
+        """The layer whose activations are changed."""
+        return self.space.layer
+
+    def measure(self, images: AuditImages, record: ImageRecord) -> float:
+        """Return the mean amount of the concept in an image."""
+        return float(self._read(images, images.prepare(record.index))[1].mean())
+
+    def locate(self, images: AuditImages, image: PreparedInput) -> Tensor:
+        """Return the pixels that show at least half of the largest amount."""
+        amounts = self._read(images, image)[1]
+        shown = (amounts >= _OF_PEAK * amounts.max()) & (amounts > 0)
+        pixels = interpolate(shown[None, None].float(), image.tensor.shape[-2:], mode="nearest-exact")[0, 0] > 0
+        return pixels.to(image.tensor.device)
+
+    def remove(
+        self, images: AuditImages, index: int, other: int, controls: int, random: np.random.Generator
+    ) -> Tensor | None:
+        """Return activations with the mean amount of other classes, and with the amounts of an image of another."""
+        activations, amounts = self._read(images, images.prepare(index))
+        others = self._read(images, images.prepare(other))[1]
+        if others.shape != amounts.shape:
+            return None
+        usual = self.space.amounts[self.source][self.space.classes != self.target, self.number].mean()
+        scaled = amounts * (float(usual) / amounts.mean().clamp_min(1e-12)).clamp_max(1)
+        return torch.stack([self._change(activations, goal - amounts, controls, random) for goal in (scaled, others)])
+
+    def transplant(
+        self, images: AuditImages, index: int, donor: int, controls: int, random: np.random.Generator
+    ) -> Tensor | None:
+        """Return activations with the amounts of the donor."""
+        activations, amounts = self._read(images, images.prepare(index))
+        wanted = self._read(images, images.prepare(donor))[1]
+        return None if wanted.shape != amounts.shape else self._change(activations, wanted - amounts, controls, random)
+
+    def _change(self, activations: Tensor, change: Tensor, controls: int, random: np.random.Generator) -> Tensor:
+        """Return activations ``(1 + controls, C, h, w)``, changed along the concept, then along other directions."""
+        vector, directions = self.space.vectors[self.source][self.number], self.space.directions
+        drawn = directions[random.choice(len(directions), controls)] * torch.linalg.vector_norm(vector)
+        return activations + torch.cat([vector[None], drawn])[:, :, None, None] * change
+
+    def _read(self, images: AuditImages, image: PreparedInput) -> tuple[Tensor, Tensor]:
+        """Return the activations ``(C, h, w)`` of an image and the amounts of the concept ``(h, w)``, on the CPU."""
+        (activations,) = images.read_activations(image.tensor[None], self.space.layer).float().cpu()
+        amounts = compute_amounts(activations.flatten(1).T.relu(), self.space.vectors[self.source])
+        return activations, amounts[:, self.number].reshape(activations.shape[1:])
+
+    def isolate(self, images: AuditImages, donor: int) -> None:
+        """Return None: its region shows the outline of what else is in the image."""
+
+    def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> ConceptCandidate | None:
+        """Return the concept that another class, drawn at random, has most of; None if there is no other class."""
+        others = [target for target in self.space.vectors if target != self.target]
+        if not others:
+            return None
+        source = int(random.choice(others))
+        amounts, is_source = self.space.amounts[source], self.space.classes == source
+        more = amounts[is_source].mean(0) - amounts[~is_source].mean(0)
+        number = int((more / (amounts.std(0) + 1e-12)).argmax())
+        name = f"concept {number + 1} of class {source} at {self.space.layer}"
+        return ConceptCandidate(self.target, name, self.promise, self.space, source, number)
+
+
+def find_concepts(discovery: Discovery) -> list[ConceptCandidate]:
+    """Return the concepts of which a class has more than the others."""
+    rows, layers = _choose_images(discovery), _choose_layers(discovery)
+    if not discovery.targets or not layers:
+        return []
+    chosen = replace(
+        discovery, records=[discovery.records[row] for row in rows], groups=[discovery.groups[row] for row in rows]
+    )
+    samples = _sample(chosen, layers)
+    for layer in reversed([*layers]):
+        candidates = _search(chosen, layer, samples.pop(layer).float())
+        if candidates:
+            return candidates
+    return []
+
+
+def _search(discovery: Discovery, layer: str, samples: Tensor) -> list[ConceptCandidate]:
+    """Return the concepts at a layer by which few classes stand out; none if more do, or no class does."""
+    classes, points = np.array([record.target for record in discovery.records]), samples.relu()
+    space = ConceptSpace(layer, classes, {}, {}, _draw_directions(samples.flatten(0, 1), discovery.seed))
+    few, ranked = max(1, int(_FEW * len({*classes.tolist()}))), list[tuple[float, int, int, bool]]()
+    for target in discovery.targets if len(space.directions) else ():
+        _factorize(discovery, space, points, target)
+        ranked.append(_find_clearest(discovery, space, target))
+        # No standardized difference of N images is larger than the root of N, so none can stand out any more.
+        if sum(_CLEARLY * z > len(classes) ** 0.5 for z, *_ in ranked) > few:
+            return []
+    ranked.sort(reverse=True)
+    for count in range(min(few, len(ranked) - 1), 0, -1):
+        chosen, (highest, *_) = ranked[:count], ranked[count]
+        if all(is_clear and z >= _CLEARLY * highest for z, _, _, is_clear in chosen):
+            return [_build_candidate(discovery, space, target, number, z) for z, target, number, _ in chosen]
+    return []
+
+
+def _choose_images(discovery: Discovery) -> list[int]:
+    """Return the first images of each class."""
+    classes = [record.target for record in discovery.records]
+    most = min(_MOST_OF_CLASS, max(1, _MOST_IMAGES // len({*classes})))
+    return [row for row, target in enumerate(classes) if classes[:row].count(target) < most]
+
+
+def _choose_layers(discovery: Discovery) -> dict[str, int]:
+    """Return layers with a grid and few negative activations, evenly spaced, the earliest first → their channels."""
+    index = discovery.records[0].index
+    grids = {
+        name: activations
+        for name, activations in discovery.images.read_grids(index).items()
+        if min(activations.shape[1:]) >= _LEAST_GRID and max(activations.shape[1:]) <= _MOST_GRID
+    }
+    names = [name for name, activations in grids.items() if _measure_negative_share(activations) <= _MOST_NEGATIVE]
+    places = np.linspace(0, len(names) - 1, min(_LAYERS, len(names))).round().astype(int)
+    layers, tensor = dict[str, int](), discovery.images.prepare(index).tensor[None]
+    for name in (names[place] for place in places):
+        with suppress(CamtoolError):  # e.g. tokens that have no places on the image
+            layers[name] = discovery.images.read_activations(tensor, name).shape[1]
+    return layers
+
+
+def _measure_negative_share(activations: Tensor) -> float:
+    squares = activations.float().square()
+    return float(squares[activations < 0].sum() / squares.sum().clamp_min(1e-12))
+
+
+def _sample(discovery: Discovery, layers: Mapping[str, int]) -> dict[str, Tensor]:
+    """Return the activations of each image at some positions of each layer, ``(N, P, C)`` float16 on the CPU."""
+    random, samples = np.random.default_rng(discovery.seed), {layer: list[Tensor]() for layer in layers}
+    count = int(np.clip(_MOST_VALUES // (len(discovery.records) * sum(layers.values())), *_POSITIONS))
+    for record in discovery.records:
+        tensor = discovery.images.prepare(record.index).tensor[None]
+        for layer, activations in discovery.images.read_layers(tensor, [*layers]).items():
+            points = activations[0].flatten(1).T
+            rows = random.choice(len(points), count, replace=len(points) < count)
+            samples[layer].append(points[rows].cpu().clamp(-_LARGEST, _LARGEST).half())
+    return {layer: torch.stack(parts) for layer, parts in samples.items()}
+
+
+def _draw_directions(points: Tensor, seed: int) -> Tensor:
+    """Return differences of the activations ``(P, C)`` of random pairs of positions, of length 1: ``(M, C)``."""
+    one, other = np.random.default_rng(seed).integers(len(points), size=(2, 1000))
+    differences = points[one] - points[other]
+    return normalize(differences[differences.any(1)], dim=1)
+
+
+def _factorize(discovery: Discovery, space: ConceptSpace, points: Tensor, target: int) -> None:
+    """Add the concepts of a class to those of a layer: of its activations ``(N, P, C)``, and of as many others."""
+    own, others = np.flatnonzero(space.classes == target), np.flatnonzero(space.classes != target)
+    drawn = np.random.default_rng(discovery.seed).choice(others, min(len(own), len(others)), replace=False)
+    both = points[np.concatenate([own, drawn])].flatten(0, 1)
+    # A layer may be silent for some images, but a factorization needs a value.
+    both = both if both.any() else torch.ones_like(both)
+    space.vectors[target] = factorize(both, min(_CONCEPTS, *both.shape), seed=discovery.seed)[1]
+    amounts = compute_amounts(points.flatten(0, 1), space.vectors[target])
+    space.amounts[target] = amounts.unflatten(0, points.shape[:2]).mean(1).double().numpy()
+
+
+def _find_clearest(discovery: Discovery, space: ConceptSpace, target: int) -> tuple[float, int, int, bool]:
+    """Return the standardized difference of the concept that a class has more of than the others, and which it is.
+
+    Returns:
+        The difference, the class, the number of the concept, and True if it is significant and many images of the class
+        have it. If none is, it is the one with the largest difference.
+    """
+    values, is_class = average_units(space.amounts[target], discovery, target)
+    tested = run_maximum_test(values, is_class, alpha=_ALPHA, seed=discovery.seed)
+    is_frequent = (values[is_class] > np.quantile(values[~is_class], _RARE, axis=0)).mean(0) >= _LEAST_SHARE
+    is_clear = is_frequent & (tested.z > tested.critical)
+    number = int(np.where(is_clear | (not is_clear.any()), tested.z, -np.inf).argmax())
+    return float(tested.z[number]), target, number, bool(is_clear.any())
+
+
+def _build_candidate(
+    discovery: Discovery, space: ConceptSpace, target: int, number: int, promise: float
+) -> ConceptCandidate:
+    rows = np.flatnonzero(space.classes == target)
+    record = discovery.records[rows[space.amounts[target][rows, number].argmax()]]
+    name = f"a concept as in {Path(discovery.images.name(record.index)).name} ({number + 1} at {space.layer})"
+    return ConceptCandidate(target, name, promise, space, target, number)
