@@ -112,3 +112,11 @@ def test_masks_are_found_by_the_paths_of_the_photos(run_command, tmp_path):
     (tmp_path / "empty").mkdir()
     finished = run_command("photos/arrow", *COMMON, "--masks", "empty")
     assert "has no mask of any photo; name them as the photos are, e.g. 0.png" in finished.err
+
+
+def test_the_demo_ends_with_the_sentence_of_an_audit(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["camtool", "demo", "--scenes", "1", "--out", str(tmp_path), "--json"])
+    with pytest.raises(SystemExit):
+        app.main()
+    sentence = json.loads(capsys.readouterr().out)["audit"]
+    assert sentence.startswith("10 of 10 'heart' images: the lower right corner; covering it changes 100 % (72 to 100)")
