@@ -13,6 +13,7 @@ as often as in training. The rules of the audit were chosen on the first 29 netw
 Beside it, on the same maps in 10 x 10 cells, if they are installed: the SpRAy detector of ShortKit-ML with its own
 settings says for all maps and classes together whether there is a shortcut. CoRelAy clusters and does not decide; so
 what is measured is the balanced share of the class's scenes whose cluster, of two, tells whether they have the cue.
+Its clusters are not seeded: in two runs of one network the share was 0.77 and 0.68.
 """
 
 from __future__ import annotations
