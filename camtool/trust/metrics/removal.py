@@ -122,14 +122,51 @@ def impute_linear(images: Tensor, removed: Tensor) -> Tensor:
         The images with imputed pixels, of the same shape.
     """
     precision = torch.float64 if images.dtype == torch.float64 else torch.float32
-    x, hole = images.to(precision), removed[:, None]
-    is_whole = removed.flatten(1).all(1)
+    x = images.to(precision)
+    limit = _TOLERANCE[precision] * float(torch.where(removed[:, None], 0, x).abs().max().clamp_min(1e-30))
+    filled = images.clone()
+    for size, corners in _group_windows(removed).items():
+        windows = [(row, slice(top, top + size[0]), slice(left, left + size[1])) for row, top, left in corners]
+        parts = torch.stack([x[row, :, down, across] for row, down, across in windows])
+        holes = torch.stack([removed[window] for window in windows])
+        for (row, down, across), part in zip(windows, _impute(parts, holes, limit).to(images), strict=True):
+            filled[row, :, down, across] = part
+    return torch.where(removed[:, None], filled, images)
+
+
+def _group_windows(removed: Tensor) -> dict[tuple[int, int], list[tuple[int, int, int]]]:
+    """Return size → row, top and left of the windows around removed pixels ``(M, H, W)`` and their neighbors.
+
+    No equation reaches further, and most regions are much smaller than the image.
+    """
+    windows: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    ends = [_find_ends(removed.any(axis)) for axis in (2, 1)]
+    for row, ((top, bottom), (left, right)) in enumerate(zip(*ends, strict=True)):
+        if top < bottom:
+            height, width = (
+                min(size, length)
+                for size, length in zip((bottom - top + 2, right - left + 2), removed.shape[1:], strict=True)
+            )
+            place = max(0, min(top - 1, removed.shape[1] - height)), max(0, min(left - 1, removed.shape[2] - width))
+            windows.setdefault((height, width), []).append((row, *place))
+    return windows
+
+
+def _find_ends(used: Tensor) -> list[tuple[int, int]]:
+    """Return the first true entry of each row ``(M, L)`` and the one behind the last; (L, 0) if there is none."""
+    steps = torch.arange(used.shape[1], device=used.device)
+    starts = torch.where(used, steps, used.shape[1]).amin(1)
+    return list(zip(starts.tolist(), torch.where(used, steps + 1, 0).amax(1).tolist(), strict=True))
+
+
+def _impute(x: Tensor, removed: Tensor, limit: float) -> Tensor:
+    """Return images ``(M, C, H, W)`` with imputed pixels, solved up to a residual."""
+    hole = removed[:, None]
+    is_whole = removed.flatten(1).all(1)[:, None, None, None]
     # Without a known pixel any constant solves the system.
-    start = torch.where(hole & ~is_whole[:, None, None, None], _fill_coarse_to_fine(x, ~hole), 0)
-    limit = _TOLERANCE[precision] * float(torch.where(hole, 0, x).abs().max().clamp_min(1e-30))
-    solution = _solve(_Imputation(x, hole), start, limit, _MOST_STEPS_PER_PIXEL * max(images.shape[2:]))
-    filled = torch.where(is_whole[:, None, None, None], _average_color(x), solution)
-    return torch.where(hole, filled.to(images), images)
+    start = torch.where(hole & ~is_whole, _fill_coarse_to_fine(x, ~hole), 0)
+    solution = _solve(_Imputation(x, hole), start, limit, _MOST_STEPS_PER_PIXEL * max(x.shape[2:]))
+    return torch.where(is_whole, _average_color(x), solution)
 
 
 class _Imputation:

@@ -26,6 +26,21 @@ def test_imputation_solves_the_equations_of_the_paper(share: float, grid: int | 
     torch.testing.assert_close(impute_linear(x, removed)[0], expected, rtol=0, atol=1e-6)
 
 
+def test_small_regions_at_each_edge_solve_the_same_equations() -> None:
+    """They are solved in windows, which end where the image does."""
+    corners = [(0, 0), (7, 9), (0, 9), (3, 5), (7, 0), (8, 11)]
+    x = torch.cat([draw_image() for _ in corners])
+    removed = torch.zeros(len(corners), 9, 12, dtype=torch.bool)
+    for row, (top, left) in enumerate(corners):
+        removed[row, top : top + 2, left : left + 3] = True
+    removed[3] |= torch.roll(removed[3], (4, 5), (0, 1))  # around the edges
+    filled = impute_linear(x, removed)
+    for row in range(len(corners)):
+        places = [(i, j) for i, j in removed[row].nonzero().tolist()]
+        expected = torch.tensor(oracles.impute(x[row].tolist(), places), dtype=torch.float64)
+        torch.testing.assert_close(filled[row], expected, rtol=0, atol=1e-6)
+
+
 def test_imputed_images_do_not_depend_on_the_others_in_the_batch() -> None:
     x = torch.cat([draw_image(), 100 * draw_image(), torch.zeros(1, 2, 9, 12, dtype=torch.float64)])
     removed = (rank_pixels(draw_random_maps(x, seed=0)) < torch.tensor([[10], [80], [108]])).reshape(3, 9, 12)
