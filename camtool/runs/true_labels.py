@@ -104,6 +104,16 @@ def read_true_classes(
     return TrueClasses(path, {photo: true_class for photo, (_, true_class) in by_photo.items()}, unused)
 
 
+def match_photos(plan: Plan, names: Sequence[str], place: str) -> list[Path | str | None]:
+    """Return the photo of a plan that each path or file name means, as in :func:`read_true_classes`; None for none.
+
+    Raises:
+        CamtoolError: A file name is that of several photos.
+    """
+    find_photo = _PhotoFinder(plan)
+    return [_prefix_errors(place, find_photo, name) for name in names]
+
+
 def _prefix_errors(place: str, find: Callable[[str], _T], text: str) -> _T:
     try:
         return find(text)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast, get_args
 
 import numpy as np
@@ -143,6 +144,23 @@ def _check_inflated_size(stream: BinaryIO, name: str) -> None:
 
 def _holds_pixels(dataset: Any) -> bool:
     return any(word in dataset for word in ("PixelData", "FloatPixelData", "DoubleFloatPixelData"))
+
+
+TAGS = (
+    *("PatientID", "PatientSex", "Modality", "InstitutionName", "Manufacturer", "ManufacturerModelName"),
+    *("StationName", "BodyPartExamined", "ViewPosition"),
+)
+"""The attributes that say where an image comes from."""
+
+
+def read_tags(path: Path) -> dict[str, str]:
+    """Return the attributes in :data:`TAGS` that a DICOM file has; none for another file, or a damaged one."""
+    with suppress(OSError, ImageError), path.open("rb") as stream:
+        if is_dicom(stream.read(_PREAMBLE + len(_MAGIC))):
+            stream.seek(0)
+            dataset = open_dataset(stream, path.name, has_pixels=False)
+            return {tag: text for tag in TAGS if (text := str(dataset.get(tag, None) or "").strip())}
+    return {}
 
 
 # ------------------------------------------------------------------------------------------------------- pixels
