@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, PrintOptions
 from camtool.cli.progress.file_progress import FileProgress
 from camtool.errors import CamtoolError
+
+if TYPE_CHECKING:
+    from camtool.runs.job_list import Plan
 
 _IMAGE_FOLDER = "imagefolder"
 
@@ -41,10 +44,19 @@ def audit_model(
     ] = None,
     metadata: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A CSV file with a column image and others, e.g. site.", exists=True),
+        typer.Option(
+            metavar="FILE",
+            help="A CSV file with a column image and others, e.g. site; by default that of --truth.",
+            exists=True,
+            dir_okay=False,
+        ),
     ] = None,
     group: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column of what belongs together, e.g. patient.")
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column of what belongs together, e.g. patient; of DICOM files by default PatientID.",
+        ),
     ] = None,
     masks: Annotated[
         Path | None,
@@ -64,6 +76,7 @@ def audit_model(
         ),
     ] = None,
     out: Out = Path("audit"),
+    engine: model_options.EngineOption = "eager",
     batch_size: model_options.BatchSize = 32,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of all that is random.")] = 0,
     printed: PrintOptions,
@@ -84,7 +97,8 @@ def audit_model(
     plan = plan_run([folder], recursive=truth is not None, out=out)
     plan = select_jobs(plan, limit=limit, shuffle=False, seed=seed)
     photos = [Path(job.source) for job in plan.jobs]
-    columns = None if metadata is None else _read_metadata(metadata, photos, Path(folder))
+    table = metadata if metadata is not None or truth in (None, _IMAGE_FOLDER) else Path(truth)
+    columns = None if table is None or not table.is_file() else _read_metadata(table, plan)
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
     classes = _read_classes(truth, plan, photos, loaded.labels)
     with FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
@@ -101,6 +115,7 @@ def audit_model(
             masks=None if masks is None else _find_masks(masks, photos, Path(folder)),
             out=out,
             batch_size=batch_size,
+            engine=engine,
             seed=seed,
         )
     result = replace(result, command=shlex.join(["camtool", *sys.argv[1:]]))
@@ -116,7 +131,7 @@ def audit_model(
     raise typer.Exit(1 if fail_on and result.suspects else 0)
 
 
-def _read_classes(truth: str | None, plan: Any, photos: list[Path], labels: Any) -> list[int] | None:
+def _read_classes(truth: str | None, plan: Plan, photos: list[Path], labels: Any) -> list[int] | None:
     """Return the class of each photo, or None if the model's answers are the classes.
 
     Raises:
@@ -131,7 +146,10 @@ def _read_classes(truth: str | None, plan: Any, photos: list[Path], labels: Any)
         return find_classes(photos, labels)
     if not Path(truth).is_file():
         raise CamtoolError(f"--truth {truth}: there is no such file; give imagefolder, or a table of image and label.")
-    known = read_true_classes(Path(truth), plan, labels).by_photo
+    try:
+        known = read_true_classes(Path(truth), plan, labels).by_photo
+    except CamtoolError as error:
+        raise CamtoolError(str(error).replace("--labels-csv", "--truth")) from None
     missing = [photo for photo in photos if photo not in known]
     if missing:
         raise CamtoolError(f"--truth {truth} has no row for {missing[0]}; add one, or leave the photo out.")
@@ -157,20 +175,28 @@ def _find_masks(masks: Path, photos: list[Path], folder: Path) -> list[Path | No
     return matched
 
 
-def _read_metadata(path: Path, photos: list[Path], folder: Path) -> dict[str, list[str | None]]:
-    """Return the columns of a table, in the order of the photos; None where a photo has no row.
+def _read_metadata(path: Path, plan: Plan) -> dict[str, list[str | None]]:
+    """Return the columns of a table but for image, label and index, in the order of the photos; None without a row.
 
     Raises:
-        CamtoolError: The file is no table with a column image.
+        CamtoolError: The file is no table with a column image, a name is that of several photos, or no row is about
+            a photo.
     """
     from camtool.arguments.regular_files import read_regular
+    from camtool.runs.true_labels import match_photos
 
+    place = f"--metadata {path}"
     try:
-        rows = [*csv.DictReader(StringIO(read_regular(path).decode("utf-8-sig"), newline=""))]
+        text = read_regular(path).decode("utf-8-sig")
+        delimiter = max(",;\t", key=text.split("\n", 1)[0].count)
+        rows = [*csv.DictReader(StringIO(text, newline=""), delimiter=delimiter)]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise CamtoolError(f"--metadata {path} is no text; give a CSV file with a column image.") from error
+        raise CamtoolError(f"{place} is no text; give a CSV file with a column image.") from error
     if not rows or "image" not in rows[0]:
-        raise CamtoolError(f"--metadata {path} has no rows, or no column 'image'; give a CSV file with a header.")
-    by_image = {row["image"]: row for row in rows}
-    matched = [by_image.get(photo.relative_to(folder).as_posix(), by_image.get(photo.name, {})) for photo in photos]
-    return {column: [row.get(column) for row in matched] for column in rows[0] if column != "image"}
+        raise CamtoolError(f"{place} has no rows, or no column 'image'; give a CSV file with a header.")
+    matched = match_photos(plan, [row["image"] or "" for row in rows], place)
+    by_photo = {photo: row for photo, row in zip(matched, rows, strict=True) if photo is not None}
+    if not by_photo:
+        raise CamtoolError(f"{place}: no row is about a photo; give paths in the folder of the photos, or file names.")
+    columns = [column for column in rows[0] if column not in ("image", "label", "index", None)]
+    return {column: [by_photo.get(job.source, {}).get(column) or None for job in plan.jobs] for column in columns}

@@ -9,9 +9,12 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
+import camtool
 from camtool.cli import app
 from camtool.demo.scenes import UNSEEN, draw_scene
+from camtool.errors import MetricError
 from tests.evaluation.audit.results import build_audit, build_finding
+from tests.helpers.medical_files import build_dicom, encode_dicom
 
 COMMON = ("--model", "demo", "--kinds", "place", "--method", "gradcam")
 
@@ -26,6 +29,8 @@ def run_command(monkeypatch, capsys, tmp_path):
         Image.fromarray(scene.image).save(f"photos/{label}/{number}.png")
     (tmp_path / "labels.csv").write_text("image,label\n0.png,arrow\n1.png,cross\n2.png,arrow\n3.png,cross\n")
     (tmp_path / "sites.csv").write_text("image,patient\narrow/0.png,a\n2.png,a\n1.png,b\n")
+    (tmp_path / "elsewhere.csv").write_text("image,patient\nother.png,a\n")
+    (tmp_path / "unknown.csv").write_text("image,label\n0.png,arow\n")
 
     def run(*args):
         monkeypatch.setattr(sys, "argv", ["camtool", "audit", *args])
@@ -64,8 +69,11 @@ def test_json_is_printed(run_command):
     [
         (("--truth", "nothing.csv"), "--truth nothing.csv: there is no such file"),
         (("--metadata", "photos/arrow/0.png"), "--metadata photos/arrow/0.png is no text"),
+        (("--metadata", "elsewhere.csv"), "--metadata elsewhere.csv: no row is about a photo"),
+        (("--truth", "unknown.csv"), "--truth unknown.csv, line 2: label 'arow' is not among the 10 classes"),
         (("--group", "patient"), "metadata has no column 'patient'"),
         (("--fail-on", "shortcuts"), "--fail-on must be one of 'finding'"),
+        (("--engine", "onnx"), "Invalid value for '--engine'"),
         (("--kinds", "patches"), "Did you mean 'patch'"),
     ],
 )
@@ -120,3 +128,52 @@ def test_the_demo_ends_with_the_sentence_of_an_audit(monkeypatch, capsys, tmp_pa
         app.main()
     sentence = json.loads(capsys.readouterr().out)["audit"]
     assert sentence.startswith("10 of 10 'heart' images: the lower right corner; covering it changes 100 % (72 to 100)")
+
+
+def test_other_columns_of_the_classes_are_metadata_and_a_name_of_two_photos_is_refused(run_command, tmp_path):
+    rows = "image;label;patient\n0.png;arrow;a\n1.png;cross;\n2.png;arrow;a\n3.png;cross;c\n"
+    (tmp_path / "labels.csv").write_text(rows)
+    finished = run_command("photos", *COMMON, "--truth", "labels.csv", "--group", "patient", "--engine", "prepared")
+    assert finished.code == 0
+    assert json.loads((tmp_path / "audit/audit.json").read_text())["notes"][0].startswith("4 images are 3 independent")
+    (tmp_path / "photos/cross/0.png").write_bytes((tmp_path / "photos/cross/1.png").read_bytes())
+    finished = run_command("photos", *COMMON, "--truth", "imagefolder", "--metadata", "sites.csv", "--out", "other")
+    assert finished.code == 0
+    (tmp_path / "sites.csv").write_text("image,patient\n0.png,a\n")
+    finished = run_command("photos", *COMMON, "--truth", "imagefolder", "--metadata", "sites.csv")
+    assert finished.code == 2
+    assert "--metadata sites.csv: image '0.png' is the name of 2 photos" in " ".join(finished.err.split())
+
+
+def write_dicom_files(folder, count):
+    """Write scenes of two classes as DICOM: two of each patient, from two makers."""
+    folder.mkdir()
+    for number in range(count):
+        scene = draw_scene(UNSEEN + number, classes=[number // 2 % 2])
+        maker, patient = ("A", "B")[number % 2], f"p{number // 2}"
+        dataset = build_dicom(scene.image, "RGB", Manufacturer=maker, PatientID=patient, StationName=" ")
+        (folder / f"{number:02}.dcm").write_bytes(encode_dicom(dataset))
+    rows = (f"{number:02}.dcm,{('arrow', 'cross')[number // 2 % 2]}\n" for number in range(count))
+    (folder.parent / "truth.csv").write_text("image,label\n" + "".join(rows))
+
+
+def test_tags_of_dicom_files_are_columns_and_patients_stay_together(run_command, tmp_path):
+    write_dicom_files(tmp_path / "scans", 6)
+    assert run_command("scans", *COMMON, "--truth", "truth.csv").code == 0
+    content = json.loads((tmp_path / "audit/audit.json").read_text())
+    assert (content["image_count"], content["notes"][0][:34]) == (6, "6 images are 3 independent groups:")
+
+
+@pytest.mark.slow
+def test_findings_are_counted_by_scanner_and_name_no_patient(tmp_path):
+    write_dicom_files(tmp_path / "scans", 72)
+    photos, labels = sorted((tmp_path / "scans").iterdir()), [("arrow", "cross")[n // 2 % 2] for n in range(72)]
+    options = {"kinds": ["place", "patch", "property"], "method": "gradcam"}
+    audited = camtool.audit(camtool.load("demo"), photos, labels, **options)
+    tested = [*audited.findings, *audited.rejected, *audited.decoys]
+    assert tested
+    for one in tested:
+        assert {*one.by_group} <= {"Manufacturer A", "Manufacturer B", "Modality CT"}
+        assert one.by_group["Manufacturer A"][0] + one.by_group["Manufacturer B"][0] == one.class_count
+    with pytest.raises(MetricError, match=r"metadata has no column 'Patient'\. Did you mean 'PatientID'"):
+        camtool.audit(camtool.load("demo"), photos, labels, group="Patient", **options)

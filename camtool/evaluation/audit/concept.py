@@ -110,6 +110,10 @@ class ConceptCandidate(RegionCandidate):
         """The layer whose activations are changed."""
         return self.space.layer
 
+    def encode(self) -> bytes:
+        """Return the layer and the direction."""
+        return self.space.layer.encode() + self.space.vectors[self.source][self.number].detach().cpu().numpy().tobytes()
+
     def measure(self, images: AuditImages, record: ImageRecord) -> float:
         """Return the mean amount of the concept in an image."""
         return float(self._read(images, images.prepare(record.index))[1].mean())

@@ -1,14 +1,17 @@
-"""The images of an audit: each is read again when it is needed, so that memory does not grow with their number.
+"""The images of an audit: read again when they are needed, so that memory does not grow with their number.
 
-What is kept of each is a record of few numbers: answer, heat in cells, perceptual hash, properties of the photo.
+What is kept of each is a record of few numbers: answer, heat in cells, perceptual hash, properties of the photo. Those
+that were used last are kept as well, up to a fixed number of bytes.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,15 +19,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
+from camtool.engines.comparison import run_by_engines
+from camtool.engines.observers import list_engines
 from camtool.errors import ImageError, MetricError
 from camtool.evaluation.annotations import Region, read_region
 from camtool.evaluation.audit.photo_properties import PROPERTIES, measure_properties
 from camtool.evaluation.audit.split import compute_perceptual_hash, read_capture_time
 from camtool.evaluation.candidates import Candidate as Method
 from camtool.evaluation.candidates import map_candidates
+from camtool.evaluation.leaderboard.measurement import hash_tensors
 from camtool.evaluation.subject import Subject
-from camtool.hooks.folded_model import FoldedModel
-from camtool.hooks.observation import observe, resume
+from camtool.hooks.observation import Observation, observe, resume
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.caches import cached_property
@@ -42,6 +47,52 @@ _LEAST_GRID = 7
 
 PASSES_PER_MAP = 3
 """The cost of a map in forward passes: one for the answer, then a forward and a backward pass."""
+
+_KEPT_BYTES = 2**27
+"""Bytes of the prepared images that are kept, and as many of their activations."""
+
+_HASHED = 4
+"""Images whose inputs are hashed."""
+
+_K = TypeVar("_K", bound=Hashable)
+_V = TypeVar("_V")
+
+
+class _Kept(Generic[_K, _V]):
+    """The values that were used last, of at most :data:`_KEPT_BYTES` together.
+
+    Args:
+        count_bytes: Returns the bytes of a key and its value.
+    """
+
+    def __init__(self, count_bytes: Callable[[_K, _V], int]) -> None:
+        self._count_bytes, self._bytes = count_bytes, 0
+        self._values: OrderedDict[_K, _V] = OrderedDict()
+
+    def get(self, key: _K, make: Callable[[], _V]) -> _V:
+        """Return the value of a key, which is made if it is not kept."""
+        if key in self._values:
+            self._values.move_to_end(key)
+            return self._values[key]
+        value = self._values[key] = make()
+        self._bytes += self._count_bytes(key, value)
+        while self._bytes > _KEPT_BYTES and len(self._values) > 1:
+            self._bytes -= self._count_bytes(*self._values.popitem(last=False))
+        return value
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """What an engine returned for an image, which is compared with what the model returns."""
+
+    raw: NDArray[Any]
+    index: None = None
+    label: str = ""
+    method: str = "forward pass"
+
+    @property
+    def score(self) -> float:
+        return float(self.raw.max())
 
 
 _ROUNDING, _SMALLEST = 1e-3, 1e-7
@@ -135,6 +186,11 @@ class AuditImages:
         method: The method of the maps.
         batch_size: Images in a forward pass.
         masks: What messages call the mask of each image, and a region or None; empty without masks.
+        engine: The engine of the answers; for ``"eager"`` a prepared copy of the model. Maps come from the model:
+            with some images of a batch they differ in an engine by more than an engine may.
+
+    Raises:
+        CamtoolError: The engine is unknown, or not installed.
     """
 
     def __init__(
@@ -147,13 +203,17 @@ class AuditImages:
         masks: Sequence[tuple[str, Region | None]] = (),
         *,
         has_sets: bool = False,
+        engine: str = "eager",
     ) -> None:
         self._masks, self._has_sets = masks, has_sets
         self.subject, self._sources, self._labels = subject, sources, labels
-        self._method, self._batch_size = method, batch_size
-        self._folded: dict[torch.Size, FoldedModel] = {}
+        self._method, self.batch_size = method, batch_size
+        self._engines = list_engines(engine) or ["prepared"]
         self.heats: dict[int, NDArray[np.float64]] = {}
-        self._last: tuple[int, str, Tensor] | None = None
+        self._prepared = _Kept[int, PreparedInput](lambda _, image: _count_bytes(image))
+        self._activations = _Kept[tuple[PreparedInput, str], Tensor](
+            lambda key, values: _count_bytes(key[0]) + values.nbytes
+        )
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -169,7 +229,15 @@ class AuditImages:
 
     def prepare(self, index: int) -> PreparedInput:
         """Return an image as the model receives it."""
-        return self.subject.preparer.prepare(self._sources[index])
+        return self._prepared.get(index, lambda: self.subject.preparer.prepare(self._sources[index]))
+
+    def hash_first_inputs(self) -> list[str]:
+        """Return a hash of the first images as the model receives them: they change if their transform does."""
+        hashes = []
+        for index in range(min(len(self), _HASHED)):
+            with suppress(ImageError):
+                hashes.append(hash_tensors([self.prepare(index).tensor]))
+        return hashes
 
     def read_mask(self, index: int, image: PreparedInput) -> Tensor | None:
         """Return the mask of an image in the model's input, ``(H, W)`` boolean; None if there is none.
@@ -262,8 +330,24 @@ class AuditImages:
         model = self.subject.model
         with Cleanup(), guard(model), torch.no_grad():
             used = find_layers(model, inputs, layers)
-            calls = observe(model, layers, inputs, grad=False).calls
+            # Always the same engine: one that compiles would take longer to compile than to run on each image once.
+            calls = self._observe(["prepared"], inputs, layers).calls
             return {one.name: one.layout.to_grid(calls[one.name][-1].detach()) for one in used}
+
+    def read_activations_of(self, image: PreparedInput, layer: str) -> Tensor:
+        """Return the activations ``(1, C, h, w)`` of a layer for an image; those that were read last are kept."""
+        return self._activations.get((image, layer), lambda: self.read_activations(image.tensor[None], layer))
+
+    def _observe(self, engines: Sequence[str], inputs: Tensor, layers: Sequence[str]) -> Observation:
+        """Run the model once, by the first engine that gives the model's own results."""
+
+        def list_rows(observed: Observation) -> list[_Row]:
+            outputs = [find_logits(observed.output), *(observed.calls[name][-1] for name in layers)]
+            return [_Row(upcast(output.detach()).cpu().numpy()) for output in outputs]
+
+        question = "audit", tuple(layers), len(inputs) == 1
+        model = self.subject.model
+        return run_by_engines(engines, model, question, lambda run: run(model, layers, inputs, grad=False), list_rows)
 
     def score_activations(self, image: Tensor, layer: str, activations: Tensor) -> Tensor:
         """Return the logits ``(M, K)`` of an input ``(C, H, W)`` with other activations ``(M, C, h, w)`` of a layer.
@@ -278,17 +362,11 @@ class AuditImages:
             (used,) = find_layers(model, inputs, [layer])
             calls = observe(model, [layer], inputs, grad=False).calls[layer]
             like = calls[-1].detach()
-            for part in activations.to(like).split(self._batch_size):
+            for part in activations.to(like).split(self.batch_size):
                 variants = used.layout.from_grid(part, like)
                 output = resume(model, layer, variants, inputs, call_index=len(calls) - 1)
                 scores.append(find_logits(output))
         return self._to_logits(torch.cat(scores))
-
-    def read_activations_of(self, index: int, layer: str) -> Tensor:
-        """Return the activations ``(C, h, w)`` of a layer for an image; the last ones are kept."""
-        if self._last is None or self._last[:2] != (index, layer):
-            self._last = index, layer, self.read_activations(self.prepare(index).tensor[None], layer)[0]
-        return self._last[2]
 
     def iterate_records(self, indices: Sequence[int]) -> Iterator[tuple[int, list[ImageRecord] | str]]:
         """Yield the number of each image with its records, one or one for each label, or with why it cannot be read.
@@ -296,18 +374,25 @@ class AuditImages:
         Raises:
             MetricError: The model is no classifier, or a score is not finite.
         """
-        for start in range(0, len(indices), self._batch_size):
-            readable: list[tuple[int, PreparedInput]] = []
-            for index in indices[start : start + self._batch_size]:
-                try:
-                    readable.append((index, self.prepare(index)))
-                except ImageError as error:  # noqa: PERF203  any image may be damaged
-                    yield index, str(error)
-            done = 0
-            for items in group_into_batches((item for _, item in readable), self._batch_size):
-                numbers = [index for index, _ in readable[done : done + len(items)]]
-                done += len(items)
-                yield from self._record(items, numbers)
+        wanted = {*indices}
+        for start in range(0, len(self), self.batch_size):
+            # The batches are always the same, also if a part of one is known already: in another batch an image may
+            # give other last bits.
+            numbers = range(start, min(start + self.batch_size, len(self)))
+            if not wanted.isdisjoint(numbers):
+                yield from (pair for pair in self._iterate_batch(numbers) if pair[0] in wanted)
+
+    def _iterate_batch(self, numbers: Sequence[int]) -> Iterator[tuple[int, list[ImageRecord] | str]]:
+        readable: list[tuple[int, PreparedInput]] = []
+        for index in numbers:
+            try:
+                readable.append((index, self.subject.preparer.prepare(self._sources[index])))
+            except ImageError as error:  # noqa: PERF203  any image may be damaged
+                yield index, str(error)
+        done = 0
+        for items in group_into_batches((item for _, item in readable), self.batch_size):
+            yield from self._record(items, [index for index, _ in readable[done : done + len(items)]])
+            done += len(items)
 
     def _record(self, items: list[PreparedInput], numbers: Sequence[int]) -> Iterator[tuple[int, list[ImageRecord]]]:
         logits = self.score(torch.stack([item.tensor for item in items]))
@@ -316,7 +401,7 @@ class AuditImages:
         # An image without any label shows the heat of the highest class.
         pairs = [(row, target) for row, own in enumerate(labels) for target in (own or (-1,))]
         heat = list[Tensor]()
-        for part in (pairs[start : start + self._batch_size] for start in range(0, len(pairs), self._batch_size)):
+        for part in (pairs[start : start + self.batch_size] for start in range(0, len(pairs), self.batch_size)):
             batch = InputBatch.from_prepared([items[row] for row, _ in part])
             explained = [int(logits[row].argmax()) if target < 0 else target for row, target in part]
             (mapped,) = map_candidates(self.subject.explainer, [Method(self._method)], batch, explained)
@@ -352,12 +437,9 @@ class AuditImages:
         Raises:
             MetricError: A score is not finite.
         """
-        shape = images.shape[1:]
         with Cleanup(), guard(self.subject.model), torch.no_grad():
-            if shape not in self._folded:
-                self._folded[shape] = FoldedModel(self.subject.model, images[:1])
-            model = self._folded[shape]
-            scores = [find_logits(model(part)) for part in images.split(self._batch_size)]
+            parts = images.split(self.batch_size)
+            scores = [find_logits(self._observe(self._engines, part, ()).output) for part in parts]
         return self._to_logits(torch.cat(scores))
 
     def _to_logits(self, scores: Tensor) -> Tensor:
@@ -381,6 +463,10 @@ class AuditImages:
             margins = logits[:, target]
             return margins, margins.sigmoid(), (margins > 0).double()
         return measure_margins(logits, target)
+
+
+def _count_bytes(image: PreparedInput) -> int:
+    return int(image.tensor.nbytes) + image.photo.nbytes
 
 
 def measure_margins(logits: Tensor, target: int) -> tuple[Tensor, Tensor, Tensor]:

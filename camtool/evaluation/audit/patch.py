@@ -6,6 +6,7 @@ on photos looks the same in all of them, while an object differs in color, size 
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -21,6 +22,7 @@ from camtool.evaluation.audit.candidates import Discovery, RegionCandidate, desc
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import run_maximum_test
 from camtool.inputs.prepared_inputs import PreparedInput
+from camtool.progress import Stage, follow_loop
 
 _MOST_GRID = 32
 """Largest side of the grid of the layer: finer layers see edges and no form."""
@@ -68,7 +70,7 @@ class PatchCandidate(RegionCandidate):
 
     def measure(self, images: AuditImages, record: ImageRecord) -> float:
         """Return the largest cosine of the template and a part of the image."""
-        return float(self._compare(images.read_activations_of(record.index, self.layer)).max())
+        return float(self._compare(images.read_activations_of(images.prepare(record.index), self.layer)).max())
 
     def locate(self, images: AuditImages, image: PreparedInput) -> Tensor:
         """Return the pixels of the part with the largest cosine."""
@@ -80,7 +82,7 @@ class PatchCandidate(RegionCandidate):
         return interpolate(cells[None, None], image.tensor.shape[-2:], mode="nearest-exact")[0, 0] > 0
 
     def _compare(self, raw: Tensor) -> Tensor:
-        (activations,) = _center(raw[None])
+        (activations,) = _center(raw)
         lengths = avg_pool2d((activations**2).sum(0)[None, None], self.template.shape[-1], 1)[0, 0]
         norms = (lengths * self.template.shape[-1] ** 2).sqrt().clamp_min(1e-6)
         return conv2d(activations[None], self.template[None])[0, 0] / norms
@@ -108,7 +110,11 @@ def find_patches(discovery: Discovery) -> list[PatchCandidate]:
         layer, grid = images.choose_early_layer(discovery.records[0].index, _MOST_GRID)
     except CamtoolError:  # e.g. a model whose layers have no grid
         return []
-    windows = [_cut_patches(images, record, layer) for record in discovery.records]
+    windows = []
+    with closing(follow_loop(len(discovery.records), Stage("Looking for patches", "image"))) as counter:
+        for record in discovery.records:
+            windows.append(_cut_patches(images, record, layer))
+            counter.update(1)
     for target in discovery.targets:
         rows = [row for row, record in enumerate(discovery.records) if record.target == target][:_MOST_IMAGES]
         owners = np.repeat(rows, _PEAKS)
@@ -146,8 +152,7 @@ def _name(images: AuditImages, record: ImageRecord) -> str:
 
 def _cut_patches(images: AuditImages, record: ImageRecord, layer: str) -> Tensor:
     """Return the hottest parts of an image at a layer, with a margin: ``(_PEAKS, C, k + margin, k + margin)``."""
-    tensor = images.prepare(record.index).tensor
-    (activations,) = _center(images.read_activations(tensor[None], layer))
+    (activations,) = _center(images.read_activations_of(images.prepare(record.index), layer))
     grid = activations.shape[-2:]
     side = max(2, round(_SIDE * min(grid)))
     wide = side + 2 * _SHIFT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -34,12 +34,14 @@ from camtool.evaluation.audit.statistics import (
     compute_q_values,
     estimate_false_discovery_rate,
 )
-from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, Bench, Outcome, count_passes
+from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, Bench, Outcome, count_passes, name_strengths
 from camtool.evaluation.leaderboard.measurement import Checkpoint, hash_tensors
 from camtool.evaluation.subject import Subject
+from camtool.inputs.formats.dicom import TAGS, read_tags
 from camtool.models import Loaded, Transform
-from camtool.progress import Stage, follow_loop
+from camtool.progress import PassCounter, Stage, follow_loop
 from camtool.runs.file_names import check_inside
+from camtool.runs.locking import LockedError, hold_lock
 
 Find: TypeAlias = Callable[[Discovery], Sequence[CueCandidate]]
 Pair: TypeAlias = "tuple[CueCandidate, list[CueCandidate]]"
@@ -75,12 +77,15 @@ _NOT_PAID = "the passes do not suffice, so it counts as surviving"
 _OUTSIDE = 0.5
 """Share of a region outside of the given masks from which on it counts as outside."""
 
+_PATIENT = "PatientID"
+
 _STATE_NAME = "state.jsonl"
+_LOCK_NAME = f".{_STATE_NAME}.lock"
 
 _NEVER_TESTED = (
     "Cues that all classes share, and cues outside of what the model sees of a photo.",
-    "Size and aspect of the files before the transform (not tested by intervention), concepts of several forms, and those "
-    "of models without a layer like after a ReLU.",
+    "Size and aspect of the files before the transform (not tested by intervention).",
+    "Concepts of several forms, and those of models without a layer like after a ReLU.",
 )
 
 
@@ -103,6 +108,7 @@ def audit(
     class_names: Sequence[str] | None = None,
     device: Any = None,
     batch_size: int = 32,
+    engine: str = "eager",
     seed: int = 0,
 ) -> Audit:
     """Test whether a classifier recognizes classes by something that it should not use.
@@ -119,8 +125,10 @@ def audit(
         images: A list of what :func:`camtool.explain` takes as one image. Files are read again when they are needed.
         labels: The class of each image, by index or by name; without them the model's answers are the classes. For a
             model of several labels a list of these for each image, which may be empty. For a single logit 0 and 1.
-        metadata: Name of a column → a value for each image, e.g. of sites; a data frame of pandas will do.
-        group: The column of what belongs together, e.g. of patients: it goes to one half, and counts as one.
+        metadata: Name of a column → a value for each image, e.g. of sites; a data frame of pandas will do. Tags of
+            DICOM files, e.g. ``"Manufacturer"``, are columns as well.
+        group: The column of what belongs together, e.g. of patients: it goes to one half, and counts as one. Of DICOM
+            files by default ``"PatientID"``.
         passes: Most forward passes. Candidates beyond it are in ``not_tested``; the maps are always computed.
         level: The largest q of a finding.
         controls: Control regions in each image, 1 or more.
@@ -135,11 +143,13 @@ def audit(
         class_names: The names of the classes, if ``model`` does not bring them.
         device: The device of the inputs; by default the model's.
         batch_size: Images in a forward pass.
+        engine: How the model answers, see :class:`camtool.Explainer`; maps come from the model as it is.
         seed: The seed of all that is random. On a CPU a second audit gives the same bits.
 
     Raises:
-        MetricError: An argument does not fit, the model is no classifier, or there are no images.
-        CamtoolError: The method cannot explain the model.
+        MetricError: An argument does not fit, the model is no classifier, there are no images, or another audit works
+            in the folder.
+        CamtoolError: The method cannot explain the model, or the engine is not installed.
     """
     for name, value in (("passes", passes), ("controls", controls), ("batch_size", batch_size)):
         check_count(name, value, error=MetricError)
@@ -150,23 +160,56 @@ def audit(
     names = class_names if class_names is not None else subject.explainer.labels
     names = names if names is None or len(names) != 1 else (f"not {names[0]}", names[0])
     targets, has_sets = _find_targets(labels, names, len(images))
-    columns = _read_columns(metadata, group, len(images))
+    columns = {**_read_tags(images), **_read_columns(metadata, len(images))}
+    if group is None and _PATIENT in columns:
+        group = _PATIENT
+    elif group is not None and group not in columns:
+        raise MetricError(f"group: metadata has no column {group!r}.{suggest_names(group, columns)}")
+    elif group != _PATIENT:
+        columns.pop(_PATIENT, None)  # names of patients are no columns of a report
     chosen = _choose_kinds(kinds)
-    settings = controls, method, level, seed, batch_size, targets, has_sets, group and columns[group]
     sources = [*images]
     regions = () if masks is None else match_regions("masks", masks, len(sources))
-    probe = AuditImages(subject, sources, targets, method, batch_size, regions, has_sets=has_sets)
+    probe = AuditImages(subject, sources, targets, method, batch_size, regions, has_sets=has_sets, engine=engine)
     _check_classes(targets, probe.head.class_count)
-    state = _State(subject, sources, settings, None if out is None else Path(out))
+    grouping, inputs = group and columns[group], probe.hash_first_inputs()
+    settings = controls, method, seed, batch_size, engine, targets, has_sets, grouping, inputs
     folder = None if out is None else Path(out)
     if folder is not None:
         check_page(folder)
-    run = _Run(probe, names, columns, group, passes, level, controls, seed, state, targets is not None, folder)
-    path = folder / VERDICTS_NAME if folder is not None else None
-    result = run.run(chosen, read_verdicts(path if verdicts is None else Path(verdicts)))
-    if folder is not None:
-        result.save(folder)
+    known = read_verdicts(folder / VERDICTS_NAME if verdicts is None and folder is not None else _to_path(verdicts))
+    with _hold_folder(folder):
+        state = _State(subject, sources, settings, folder)
+        run = _Run(probe, names, columns, group, passes, level, controls, seed, state, targets is not None, folder)
+        result = run.run(chosen, known)
+        if folder is not None:
+            result.save(folder)
     return result
+
+
+def _to_path(path: str | os.PathLike[str] | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+@contextmanager
+def _hold_folder(folder: Path | None) -> Iterator[None]:
+    """Keep other audits out of a folder during the block.
+
+    Raises:
+        MetricError: One works in it.
+    """
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    check_inside(folder, Path(_LOCK_NAME))
+    try:
+        with hold_lock(folder / _LOCK_NAME):
+            yield
+    except LockedError as error:
+        raise MetricError(
+            f"out: another audit works in {folder} ({error}); wait for its end, or give another folder."
+        ) from error
 
 
 class _State:
@@ -214,6 +257,34 @@ def _stamp(source: Any) -> object:
         return (str(source), *((status := path.stat()).st_size, status.st_mtime_ns)) if path.is_file() else str(source)
     values = source.detach().cpu().numpy() if isinstance(source, Tensor) else np.asarray(source)
     return blake2b(np.ascontiguousarray(values).tobytes(), digest_size=8).hexdigest()
+
+
+class _PassCounter:
+    """Follows the forward passes of tests. Those that an earlier start did are left out, as they take no time.
+
+    Args:
+        count: All passes.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._loop: PassCounter | None = None
+
+    def update(self, passes: int, /) -> None:
+        """Note that passes are done."""
+        self._loop = self._loop or follow_loop(self._count, Stage("Testing", "pass"))
+        self._loop.update(passes)
+
+    def leave_out(self, passes: int) -> None:
+        """Note that an earlier start did passes."""
+        self._count -= passes
+        if self._loop is not None:
+            self._loop.update(passes)
+
+    def close(self) -> None:
+        """Note the end."""
+        if self._loop is not None:
+            self._loop.close()
 
 
 @dataclass
@@ -312,12 +383,16 @@ class _Run:
     def _record_all(self) -> list[ImageRecord]:
         known = {index: self.state.get(f"image {index}") for index in range(len(self.images))}
         missing = [index for index, values in known.items() if values is None]
-        with closing(follow_loop(len(known), Stage("Explaining", "image"))) as counter:
-            counter.update(len(known) - len(missing))
+        with closing(follow_loop(len(missing), Stage("Explaining", "image", self.images.batch_size))) as counter:
+            waiting = 0
             for index, record in self.images.iterate_records(missing):
                 known[index] = record if isinstance(record, str) else pack_records(record)
                 self.state.add(f"image {index}", known[index] or "")
-                counter.update(1)
+                waiting += 1
+                if (index + 1) % self.images.batch_size == 0 or index == missing[-1]:
+                    # One step for each batch, or the first images would seem to take no time.
+                    counter.update(waiting)
+                    waiting = 0
         unread = {index: reason for index, reason in known.items() if isinstance(reason, str)}
         self.not_tested += [f"{self._name_image(index)}: {reason}" for index, reason in unread.items()]
         packed = {index: values for index, values in known.items() if isinstance(values, list)}
@@ -383,29 +458,48 @@ class _Run:
         ]
         return pairs[:kept], min(_MOST_IMAGES, rest // sum(costs[:kept])) if kept else 0
 
+    def _measure(self, bench: Bench, candidates: Sequence[CueCandidate]) -> None:
+        """Keep how strongly each image has each candidate: image by image, as candidates need the same activations."""
+        names = {name_strengths(candidate): candidate for candidate in candidates}
+        missing = {name: list[float]() for name in names if self.state.get(name) is None}
+        with closing(follow_loop(len(bench.records), Stage("Measuring candidates", "image"))) as counter:
+            for record in bench.records if missing else ():
+                for name, strengths in missing.items():
+                    strengths.append(names[name].measure(self.images, record))
+                counter.update(1)
+        for name, strengths in missing.items():
+            self.state.add(name, strengths)
+
     def _test(
         self, benches: Mapping[int, Bench], pairs: Sequence[Pair], rest: int
     ) -> tuple[list[Outcome], list[Outcome]]:
         """Return the outcomes of the candidates, and those of their decoys."""
-        with closing(follow_loop(2 * len(pairs), Stage("Testing", "candidate"))) as counter:
-            outcomes, decoys = list[Outcome](), list[Outcome]()
-            for candidate, made in pairs:
-                bench = benches[candidate.target]
-                bench.measure_together([candidate, *made])
-                outcomes.append(bench.test(candidate))
-                counter.update(1)
-            for candidate, made in pairs:
-                bench = benches[candidate.target]
-                for decoy in made:
-                    # A decoy that the class has no more than the others cannot survive, so it takes no passes.
-                    cost = bench.most_images * count_passes(decoy, self.controls)
-                    is_paid = _count_all(benches) + cost <= rest
-                    outcome = bench.test(decoy, self.level if is_paid else -1)
-                    if not is_paid and outcome.presence_p <= self.level:
-                        outcome = replace(outcome, reason=_NOT_PAID)
-                    decoys.append(outcome)
-                counter.update(1)
+        outcomes, decoys = list[Outcome](), list[Outcome]()
+        for bench in {*benches.values()}:
+            own = [one for candidate, made in pairs for one in (candidate, *made) if benches[one.target] is bench]
+            self._measure(bench, own)
+        with closing(_PassCounter(self._count_tests(benches, pairs, rest))) as counter:
+            for bench in {*benches.values()}:
+                bench.counter = counter
+            for candidate, _ in pairs:
+                outcomes.append(benches[candidate.target].test(candidate))
+            for decoy in (decoy for _, made in pairs for decoy in made):
+                bench = benches[decoy.target]
+                # A decoy that the class has no more than the others cannot survive, so it takes no passes.
+                is_paid = _count_all(benches) + bench.count_passes(decoy, self.level) <= rest
+                outcome = bench.test(decoy, self.level if is_paid else -1)
+                if not is_paid and outcome.presence_p <= self.level:
+                    outcome = replace(outcome, reason=_NOT_PAID)
+                decoys.append(outcome)
         return outcomes, decoys
+
+    def _count_tests(self, benches: Mapping[int, Bench], pairs: Sequence[Pair], rest: int) -> int:
+        """Return the forward passes of all tests."""
+        total = sum(benches[candidate.target].count_passes(candidate) for candidate, _ in pairs)
+        for decoy in (decoy for _, made in pairs for decoy in made):
+            count = benches[decoy.target].count_passes(decoy, self.level)
+            total += count if total + count <= rest else 0
+        return total
 
     def _conclude(
         self,
@@ -603,19 +697,23 @@ def _check_classes(targets: Sequence[tuple[int, ...]] | None, count: int) -> Non
         raise MetricError(f"labels: {highest} is no class of the model, which has the classes 0 to {count - 1}.")
 
 
-def _read_columns(metadata: Any, group: str | None, count: int) -> dict[str, list[Any]]:
+def _read_columns(metadata: Any, count: int) -> dict[str, list[Any]]:
     """Return the metadata as lists.
 
     Raises:
-        MetricError: A column has another length, or there is no column of groups.
+        MetricError: A column has another length.
     """
     columns = {} if metadata is None else {str(name): [*metadata[name]] for name in metadata}
     for name, values in columns.items():
         if len(values) != count:
             raise MetricError(f"metadata[{name!r}] has {len(values)} entries for {count} images; give one for each.")
-    if group is not None and group not in columns:
-        raise MetricError(f"group: metadata has no column {group!r}.{suggest_names(group, columns)}")
     return columns
+
+
+def _read_tags(images: Sequence[Any] | Tensor) -> dict[str, list[str | None]]:
+    """Return the tags of DICOM files that some of the images have, as columns; None where one has none."""
+    tags = [read_tags(Path(image)) if isinstance(image, (str, os.PathLike)) else {} for image in images]
+    return {name: [one.get(name) for one in tags] for name in TAGS if any(name in one for one in tags)}
 
 
 def _choose_kinds(kinds: Sequence[str] | None) -> dict[str, Find]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -38,6 +37,16 @@ _ALONE = 10
 
 Remember = Callable[[str, Callable[[], list[float]]], list[float]]
 """``remember(key, compute)``: the numbers that were computed under a key before, or else are computed now."""
+
+
+class Counter(Protocol):
+    """Receiver of the progress of tests."""
+
+    def update(self, passes: int, /) -> object:
+        """Note that further forward passes are done."""
+
+    def leave_out(self, passes: int) -> object:
+        """Note that passes were done by an earlier start."""
 
 
 class Effect(NamedTuple):
@@ -126,6 +135,31 @@ def count_passes(candidate: CueCandidate, controls: int) -> int:
     return (len(candidate.fills) + 1) * columns + 2
 
 
+class _Choice(NamedTuple):
+    """The images of the confirmation half in the tests of a candidate.
+
+    Attributes:
+        strengths: How strongly each image has it.
+        is_class: True for the images of the class.
+        present: The rows of the images of the class that have it.
+        others: Those of other classes that do not have it.
+        used: Those from which it is removed.
+        recipients: Those to which it is given.
+    """
+
+    strengths: NDArray[np.float64]
+    is_class: NDArray[np.bool_]
+    present: NDArray[np.int_]
+    others: NDArray[np.int_]
+    used: list[int]
+    recipients: list[int]
+
+
+def name_strengths(candidate: CueCandidate) -> str:
+    """Return the name under which it is kept how strongly each image has a candidate."""
+    return f"{candidate.key} strengths"
+
+
 @dataclass(eq=False)
 class Bench:
     """Tests candidates on the images of the confirmation half.
@@ -139,6 +173,7 @@ class Bench:
         seed: The seed.
         remember: Keeps what was computed.
         passes: Forward passes of all tests so far, also of those that were remembered.
+        counter: Receives the progress; None for nobody.
     """
 
     images: AuditImages
@@ -149,18 +184,7 @@ class Bench:
     seed: int
     remember: Remember
     passes: int = 0
-
-    def measure_together(self, candidates: Sequence[CueCandidate]) -> None:
-        """Measure how strongly each image has each of the candidates: one image after the other."""
-        table = list[list[float]]()
-
-        def compute(number: int) -> list[float]:
-            if not table:
-                table.extend([one.measure(self.images, record) for one in candidates] for record in self.records)
-            return [row[number] for row in table]
-
-        for number, candidate in enumerate(candidates):
-            self.remember(f"{candidate.key} strengths", partial(compute, number))
+    counter: Counter | None = None
 
     def test(self, candidate: CueCandidate, level: float = 1.0) -> Outcome:
         """Run all tests of a candidate.
@@ -169,25 +193,13 @@ class Bench:
             candidate: The candidate.
             level: The p-value of its presence in the class above which the others are left out: it cannot pass.
         """
-        strengths = np.array(
-            self.remember(
-                f"{candidate.key} strengths",
-                lambda: [candidate.measure(self.images, record) for record in self.records],
-            )
-        )
-        is_class = np.array([record.target == candidate.target for record in self.records])
-        presence_p = self._test_presence(strengths, is_class)
-        limit = float(np.quantile(strengths[~is_class], candidate.present))
-        has_it = strengths > limit
-        is_answer = np.array([record.answer == candidate.target for record in self.records])
-        present = np.flatnonzero(is_class & has_it)
-        indices = tuple(self.records[row].index for row in present.tolist())
-        outcome = Outcome(candidate, indices, int(is_class.sum()), presence_p)
+        chosen = self._choose(candidate)
+        used, others, recipients = chosen.used, chosen.others, chosen.recipients
+        indices = tuple(self.records[row].index for row in chosen.present.tolist())
+        presence_p = self._test_presence(chosen.strengths, chosen.is_class)
+        outcome = Outcome(candidate, indices, int(chosen.is_class.sum()), presence_p)
         if presence_p > level:
             return replace(outcome, reason="the class does not have it more than the others")
-        used = self._draw(present[is_answer[present]], candidate, "removal")
-        others = np.flatnonzero(~is_class & ~is_answer & ~has_it)
-        recipients = self._draw(others, candidate, "transplant")
         for rows, what in ((used, "images of the class that have it"), (recipients, "images of other classes")):
             groups = len({self.groups[row] for row in rows})
             if groups < LEAST_GROUPS:
@@ -199,6 +211,32 @@ class Bench:
         alone = self._show_alone(candidate, used[:_ALONE])
         return replace(outcome, removals=removals, transplants=(*transplants, None)[0], alone=alone, reason=reason)
 
+    def count_passes(self, candidate: CueCandidate, level: float = 1.0) -> int:
+        """Return the forward passes of :meth:`test`; a few less if an image cannot be changed."""
+        chosen = self._choose(candidate)
+        if level < 1 and self._test_presence(chosen.strengths, chosen.is_class) > level:
+            return 0
+        if any(len({self.groups[row] for row in rows}) < LEAST_GROUPS for rows in (chosen.used, chosen.recipients)):
+            return 0
+        columns, used = candidate.count_columns(self.controls), len(chosen.used)
+        covering = used * (len(candidate.fills) * (columns + 1))
+        return covering + len(chosen.recipients) * (columns + 1) + min(_ALONE, used)
+
+    def _choose(self, candidate: CueCandidate) -> _Choice:
+        strengths = np.array(
+            self.remember(
+                name_strengths(candidate),
+                lambda: [candidate.measure(self.images, record) for record in self.records],
+            )
+        )
+        is_class = np.array([record.target == candidate.target for record in self.records])
+        has_it = strengths > float(np.quantile(strengths[~is_class], candidate.present))
+        is_answer = np.array([record.answer == candidate.target for record in self.records])
+        present = np.flatnonzero(is_class & has_it)
+        others = np.flatnonzero(~is_class & ~is_answer & ~has_it)
+        used = self._draw(present[is_answer[present]], candidate, "removal")
+        return _Choice(strengths, is_class, present, others, used, self._draw(others, candidate, "transplant"))
+
     def _show_alone(self, candidate: CueCandidate, rows: Sequence[int]) -> float | None:
         """Return the share of blank images that become the class with the candidate alone."""
 
@@ -207,9 +245,24 @@ class Bench:
             logits = [self.images.score(image[None]) for image in inputs if image is not None]
             return [float(self.images.measure_margins(scores, candidate.target)[2]) for scores in logits]
 
-        values = self.remember(f"{candidate.key} alone", run)
-        self.passes += len(values)
+        values = self._remember(f"{candidate.key} alone {[*rows]}", run, 1)
         return float(np.mean(values)) if values else None
+
+    def _remember(self, key: str, compute: Callable[[], list[float]], values_per_pass: int) -> list[float]:
+        """Return numbers that forward passes gave, and count these."""
+        is_new = False
+
+        def run() -> list[float]:
+            nonlocal is_new
+            is_new = True
+            return compute()
+
+        values = self.remember(key, run)
+        count = len(values) // values_per_pass
+        self.passes += count
+        if self.counter is not None:
+            (self.counter.update if is_new else self.counter.leave_out)(count)
+        return values
 
     def _test_presence(self, strengths: NDArray[np.float64], is_class: NDArray[np.bool_]) -> float:
         groups = np.asarray(self.groups)
@@ -245,8 +298,7 @@ class Bench:
                 variants = change(self.images, index, partner, self.controls, random)
                 return [] if variants is None else self._score(candidate, index, variants)
 
-            values = self.remember(f"{candidate.key} {name} {index}", run)
-            self.passes += len(values) // 2
+            values = self._remember(f"{candidate.key} {name} {index} {partner}", run, 2)
             if values:
                 fills = len(candidate.fills) if is_removal else 1
                 results.append(np.asarray(values).reshape(2, fills, -1))
@@ -277,7 +329,8 @@ class Bench:
         """Return margins, then probabilities, of an image, without the cue, and less what each control loses."""
         scores = self.images.score(torch.cat([*pairs])).split(2)
         values = [
-            torch.stack(measure_margins(logits, target)[:2]) for logits, target in zip(scores, targets, strict=True)
+            torch.stack(self.images.measure_margins(logits, target)[:2])
+            for logits, target in zip(scores, targets, strict=True)
         ]
         first, changes = values[0][:, :1], torch.stack([value[:, 1] - value[:, 0] for value in values], 1)
         return [float(value) for value in torch.cat([first, first + changes], 1).flatten()]
