@@ -74,8 +74,8 @@ class PatchCandidate(RegionCandidate):
 
     def locate(self, images: AuditImages, image: PreparedInput) -> Tensor:
         """Return the pixels of the part with the largest cosine."""
-        (activations,) = images.read_activations(image.tensor[None], self.layer)
-        cosines, side = self._compare(activations), self.template.shape[-1]
+        cosines = self._compare(images.read_activations(image.tensor[None], self.layer))
+        side = self.template.shape[-1]
         row, column = divmod(int(cosines.argmax()), cosines.shape[1])
         cells = torch.zeros(cosines.shape[0] + side - 1, cosines.shape[1] + side - 1, device=image.tensor.device)
         cells[row : row + side, column : column + side] = 1
