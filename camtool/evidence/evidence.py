@@ -16,7 +16,7 @@ What needs further forward passes, a linear head or attention is a function of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,10 +31,6 @@ from camtool.layers.layouts import Layer
 from camtool.layers.selection import find_layers
 from camtool.maps import upcast
 from camtool.targets import Target
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 _FIRST_VALUES = 16_384
 """Half of the elements from which on torch divides an operation among threads."""
@@ -63,8 +59,7 @@ class Evidence:
         black: A black pixel as the model gets it, ``(C,)``; ``None`` where the preprocessing is not known.
         uses_gradients: True once the gradients have been read.
         notes: Row to what the method tells the user about its map, see :meth:`add_note`.
-        uncertainty: Row to the standard deviation of its map, ``(*grid)`` float32, from methods that know it.
-        passes: The number of forward passes that corrected these maps.
+        refined: Row to ``uncertainty``, ``passes`` and ``posterior`` of its explanation, if passes corrected its map.
     """
 
     def __init__(self, forward_pass: ForwardPass, scored: ScoredTargets, layer: Layer | None) -> None:
@@ -80,8 +75,7 @@ class Evidence:
         self.uses_gradients = False
         self._has_zero_gradient: list[bool] | None = None
         self.notes: dict[int, list[str]] = {}
-        self.uncertainty: dict[int, NDArray[np.float32]] = {}
-        self.passes = 0
+        self.refined: dict[int, dict[str, Any]] = {}
 
     # ------------------------------------------------------------------------------------------------ the layer
 

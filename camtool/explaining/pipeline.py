@@ -303,8 +303,7 @@ class BatchExplainer:
                 checker=partial(self.check, method, layers, batch, image, target),
                 predicted_index=top,
                 predicted_label=None if top is None else targets.get_class_label(top, labels),
-                uncertainty=evidence[0].uncertainty.get(index),
-                passes=evidence[0].passes if index in evidence[0].uncertainty else 0,
+                **evidence[0].refined.get(index, {}),
             )
             explanations.append(explanation)
         return explanations
@@ -355,7 +354,7 @@ class BatchExplainer:
         self, maps: Sequence[Tensor], places: Sequence[CellCenters | None], evidence: Sequence[Evidence]
     ) -> tuple[Tensor, CellCenters | None]:
         """Return the maps of several layers as one, and the centers of its cells."""
-        evidence[0].uncertainty.clear()  # that of one layer
+        evidence[0].refined.clear()  # that of one layer
         merged = merges.merge_maps(
             maps, self.merge, lambda: merges.compute_means([of_layer.gradients for of_layer in evidence]), places
         )

@@ -30,6 +30,7 @@ def refine(result: Explanation, passes: int = 64) -> Explanation:
         refined = camtool.refine(result, passes=64)
         refined.uncertainty  # standard deviation of each cell
         refined.uncertainty_overlay()
+        refined.drop_in("bottom-left")  # how much the score drops without this region, with an interval
 
     It works for any method. The map of the explanation is the prior; with few passes, or contradictory ones, little
     changes. The masks are the same in each call, and no global generator is used. The model runs as it is, without an
@@ -76,6 +77,7 @@ def refine(result: Explanation, passes: int = 64) -> Explanation:
         raw=raw,
         uncertainty=refined.uncertainty[0].numpy(),
         passes=passes,
+        posterior=refined.posteriors[0],
         centers=refined.centers,
         warnings=(*kept, *find_value_warnings(raw), *notes),
         checker=None,

@@ -37,7 +37,9 @@ from functools import partial
 from itertools import cycle
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d, pad
 
@@ -45,6 +47,7 @@ from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_inputs
 from camtool.geometry.cell_centers import CellCenters
+from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.resampling import resample
 from camtool.hooks.structures.modules import find_detector_transform
 from camtool.maps import ROUNDING_STEPS, unsqueeze_like, upcast
@@ -75,6 +78,7 @@ _HEAT_DEVIATION, _ANY_MASK_DEVIATION, _EDGE_DEVIATION = 5.0, 0.1, 2.0
 _LENGTH, _LEAST_HEAT = 0.1, 0.03
 _LEAST_NOISE, _NOISE_POWER, _EDGE_FACTOR, _EDGE_NOISE = 0.02, 1.5, 10.0, 1.0
 _USUAL_SCALE, _SCALE_DEVIATION = 2.0, 0.5
+_WITHIN_90 = 1.645
 _SCALES = [_USUAL_SCALE * math.exp(2 * step / 3) for step in range(-3, 4)]
 
 
@@ -108,6 +112,24 @@ class Posterior:
         design = _describe_masks(cover, self.cells, torch.full_like(cover[:, 0], -1 if blurred else 1))
         variance = ((design @ self.covariance) * design).sum(1) + self.noise * _compute_noise(design)
         return design @ self.mean, variance.sqrt()
+
+    def find_interval(
+        self, mask: NDArray[np.bool_], geometry: Geometry | None, *, blurred: bool
+    ) -> tuple[float, float, float]:
+        """Return the expected drop of the score without a region, and the ends of its interval of 90 %.
+
+        Args:
+            mask: Over the photo that the geometry belongs to; without a geometry over the model's input.
+            geometry: The part of the photo that the input shows.
+            blurred: As for :meth:`predict`.
+        """
+        shares = torch.from_numpy(mask).double()
+        if geometry is None:
+            cover = _POOLS[len(self.cells)](shares[None], self.cells)
+        else:
+            cover = geometry.to_input_mask(shares, (self.cells[0], self.cells[1]))
+        mean, deviation = (float(number) for number in self.predict(cover.reshape(1, -1), blurred=blurred))
+        return mean, mean - _WITHIN_90 * deviation, mean + _WITHIN_90 * deviation
 
 
 @dataclass(frozen=True)
@@ -194,12 +216,12 @@ def correct_maps(
 
 
 def refine_method(evidence: Evidence, maps: Tensor, passes: int) -> Tensor:
-    """Return what :func:`refine_maps` does with a method's own maps ``(R, *grid)``, and keep the uncertainty."""
+    """Return what :func:`refine_maps` does with a method's own maps ``(R, *grid)``, and keep what is known of them."""
     refined = refine_maps(evidence, maps, evidence.find_centers(maps, at_depths=True), passes)
     deviations = refined.uncertainty.float().cpu().numpy()
-    known = (row for row, posterior in enumerate(refined.posteriors) if posterior is not None)
-    evidence.uncertainty.update((row, deviations[row]) for row in known)
-    evidence.passes = passes
+    for row, posterior in enumerate(refined.posteriors):
+        if posterior is not None:
+            evidence.refined[row] = {"uncertainty": deviations[row], "passes": passes, "posterior": posterior}
     return refined.maps
 
 

@@ -443,7 +443,7 @@ def _compose(outer: WrapperFunction, method: Method) -> MethodFunction:
     def run_wrapper(evidence: Evidence, **options: Any) -> Tensor:
         inner = _bind_options(method, {name: value for name, value in options.items() if name in inner_options})
         maps = outer(evidence, inner, **{name: value for name, value in options.items() if name in outer_options})
-        evidence.uncertainty.clear()  # that of a part of the maps
+        evidence.refined.clear()  # that of a part of the maps
         return maps
 
     keywords = [

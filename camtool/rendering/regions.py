@@ -133,17 +133,24 @@ def compute_heat_share(heatmap: NDArray[Any], region: str | Sequence[float] | ND
     Raises:
         OverlayError: The region is none of these, or has no pixel.
     """
+    mask, total = to_mask(region, heatmap.shape), float(heatmap.sum(dtype=np.float64))
+    return float(heatmap[mask].sum(dtype=np.float64)) / total if total else float("nan")
+
+
+def to_mask(region: str | Sequence[float] | NDArray[Any], shape: tuple[int, ...]) -> Bools:
+    """Return a region as :func:`compute_heat_share` takes it as a mask of a heatmap's shape.
+
+    Raises:
+        OverlayError: The region is none of these, or has no pixel.
+    """
     if not isinstance(region, np.ndarray):
-        if heatmap.ndim != 2:
-            raise OverlayError(f"region must be a mask of the shape {heatmap.shape} here: the input is no photo.")
+        if len(shape) != 2:
+            raise OverlayError(f"region must be a mask of the shape {shape} here: the input is no photo.")
         parsed = PhotoRegion.parse(region if isinstance(region, str) else ",".join(map(str, region)))
-        region = parsed.to_mask(heatmap.shape[0], heatmap.shape[1])
-    if region.shape != heatmap.shape or region.dtype != bool:
-        raise OverlayError(
-            f"region must be a boolean mask {heatmap.shape}, as the heatmap; got {region.dtype} {region.shape}."
-        )
-    total = float(heatmap.sum(dtype=np.float64))
-    return float(heatmap[region].sum(dtype=np.float64)) / total if total else float("nan")
+        region = parsed.to_mask(shape[0], shape[1])
+    if region.shape != shape or region.dtype != bool:
+        raise OverlayError(f"region must be a boolean mask {shape}, as the heatmap; got {region.dtype} {region.shape}.")
+    return region
 
 
 def find_boxes(heatmap: NDArray[Any], *, threshold: float | None = None) -> list[tuple[int, int, int, int]]:

@@ -97,6 +97,42 @@ def test_the_regression_equals_the_oracle(knows_heat: bool) -> None:
             assert its_deviation == pytest.approx((row @ covariance @ row + noise * own) ** 0.5)
 
 
+@pytest.mark.parametrize("blurred", [True, False])
+def test_the_interval_of_a_region_is_the_literal_sum_over_the_covariance(blurred: bool, demo: camtool.Loaded) -> None:
+    """The input shows the columns 64 to 192 of a photo of 128 x 256 pixels."""
+    photo = np.random.default_rng(0).integers(0, 256, (128, 256, 3), np.uint8)
+    refined = camtool.refine(camtool.explain(demo, photo), 12)
+    assert refined.geometry.box == (0, 64, 128, 192)
+    posterior, mask, cell = refined.posterior, np.zeros((128, 256), bool), 128 / 14
+    mask[10:50, 80:250] = True
+    down, across = (
+        [max(0, min(end, (at + 1) * cell) - max(start, at * cell)) / cell for at in range(14)]
+        for start, end in ((10, 50), (80 - 64, 250 - 64))
+    )
+    cover = np.array([[height * width for width in across] for height in down])
+    edge = oracle.measure_edges(cover)
+    weights = [*cover.ravel(), 1, edge, -edge if blurred else edge]
+    mean = sum(weight * drop for weight, drop in zip(weights, posterior.mean.tolist(), strict=True))
+    variance = posterior.noise * ((0.02 + cover.mean()) ** 1.5 * (1 + 10 * edge) + edge)
+    for weight, row in zip(weights, posterior.covariance.tolist(), strict=True):
+        variance += sum(weight * other * entry for other, entry in zip(weights, row, strict=True))
+    expected = [mean, mean - 1.645 * variance**0.5, mean + 1.645 * variance**0.5]
+    for region in (mask, (80, 10, 250, 50)):
+        assert refined.drop_in(region, blurred=blurred) == pytest.approx(expected, rel=1e-5)
+
+
+def test_intervals_are_of_refined_maps(demo: camtool.Loaded) -> None:
+    x = prepare_images(draw_scene(UNSEEN).image[None])
+    (result,) = camtool.explain(demo.model, x)
+    (direct,) = camtool.explain(demo.model, x, method="faithcam", passes=8)
+    for refined in (pickle.loads(pickle.dumps(direct)), camtool.refine(result, 8)):
+        drop, low, high = refined.drop_in("0%,0%,100%,100%")
+        assert low < drop < high
+    for unknown in (result, direct.trim_border()):
+        with pytest.raises(CamtoolError, match="no intervals"):
+            unknown.drop_in("bottom-left")
+
+
 def test_drops_are_those_of_masked_inputs_one_by_one() -> None:
     net, x = small_net(), torch.randn(2, 1, 20, 24).double()
     cover, drops = measure_drops(look(net, x, [2, 0, 1], [0, 0, 1]), 18)
