@@ -198,7 +198,8 @@ PEER_DIFFERENCES = (
         "Ablation-CAM, at a layer whose smallest value is not 0",
         "A channel is not set to zero but to the smallest value minus 1e7, and the smallest value is that of all "
         "variants in the batch: the i-th of a batch gets i times 1e7, so the map depends on the batch size.",
-        "A channel is set to zero at any layer. Compared behind a ReLU, where grad-cam does so too.",
+        "A channel is set to zero at any layer, and its weight has the sign of Σ A. Compared behind a ReLU, where "
+        "grad-cam does so too.",
         "test_grad_cams_ablation_depends_on_the_batch_size",
     ),
     PeerDifference(

@@ -195,10 +195,10 @@ def test_reciprocam_before_a_linear_head_equals_cam_plus_bias(kind: str) -> None
     close_to_peak(reciprocam(evidence), METHODS["cam"](evidence) / 12 + net.tail[-1].bias[2].detach(), 1e-10)
 
 
-def test_ablationcam_weights_of_a_linear_score_are_the_contributions() -> None:
+def test_ablationcam_weights_of_a_linear_score_are_the_contributions_with_the_sign_of_the_activations() -> None:
     net, layer = pooled_net()
     evidence = look(net.double(), layer, picture(), ClassScore(2))
-    given = net.tail[-1].weight[2].detach() * evidence.activations.mean((2, 3))
+    given = net.tail[-1].weight[2].detach() * evidence.activations.mean((2, 3)).abs()
     weights = ablationcam.weights(evidence)
     assert weights.shape == (3, C, 1, 1)
     assert_close(weights[:, :, 0, 0], given / evidence.scores.abs()[:, None], rtol=1e-9, atol=0)

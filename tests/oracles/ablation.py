@@ -8,12 +8,18 @@ from tests.oracles.scorecam import softmax
 
 @oracle("ablationcam")
 def ablationcam(case: Case) -> Map:
-    """Desai and Ramaswamy 2020: ``w_k = (y - y_k) / y`` with map k set to zero; the size of ``y``, not its sign."""
+    """Desai and Ramaswamy 2020: ``w_k = (y - y_k) / y`` with map k set to zero; the size of ``y``, not its sign.
+
+    The paper's activations are behind a ReLU; a map whose sum is negative has the negative weight.
+    """
     A, y = case.A, case.tail(case.A)[case.index]
     weights = []
     for k in range(len(A)):
         without = [zeros_like(A[i]) if i == k else A[i] for i in range(len(A))]
-        weights.append((y - case.tail(without)[case.index]) / abs(y))
+        total = 0.0
+        for i, j in positions(A[k]):
+            total += A[k][i][j]
+        weights.append((y - case.tail(without)[case.index]) / abs(y) * (-1 if total < 0 else 1))
     return relu(weighted_sum(weights, A))
 
 

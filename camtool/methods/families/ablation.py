@@ -25,7 +25,7 @@ from camtool.targets import Target
 def ablationcam(evidence: Evidence, *, chunk: int | None = None) -> Tensor:
     """Weigh channels by the score lost without them.
 
-    ``w_k = (y - y_k) / |y|``, where ``y_k`` is the score ``y`` with channel ``k`` set to zero (Desai and Ramaswamy
+    ``w_k = ± (y - y_k) / |y|``, where ``y_k`` is the score ``y`` with channel ``k`` set to zero (Desai and Ramaswamy
     2020). The paper divides by ``y`` and assumes that it is positive; dividing by a negative score would invert the map
     and show what speaks against the target. If ``|y|`` is smaller than the rounding error of the largest drop, that
     error is the divisor.
@@ -33,6 +33,10 @@ def ablationcam(evidence: Evidence, *, chunk: int | None = None) -> Tensor:
     After a pooled linear head, ``y_k`` follows from the logits minus the head's weights times the channel's mean, for
     all channels at once: equal to running the tail, without its cost. Channels that are zero everywhere are not run. A
     transformer's prefix tokens are not changed.
+
+    The paper has activations behind a ReLU. At layers that have negative ones (ConvNeXt, Swin, ViT) the drop without a
+    channel whose sum is negative would weigh it the wrong way round: what it adds to the score is its weight times its
+    activations. So the drop has the sign of ``Σ A`` there.
 
     Args:
         evidence: The activations, and the tail to run on variants of them.
@@ -52,7 +56,8 @@ def ablationcam(evidence: Evidence, *, chunk: int | None = None) -> Tensor:
         drops[rows] = _compute_drops(evidence, rows, head, chunk).to(A)
     smallest = torch.finfo(A.dtype).eps * drops.abs().amax(1, keepdim=True)
     scale = torch.maximum(y.abs(), smallest)
-    return unsqueeze_like(drops / torch.where(scale > 0, scale, 1), A)
+    signed = torch.where(A.flatten(2).sum(2) < 0, -drops, drops)
+    return unsqueeze_like(signed / torch.where(scale > 0, scale, 1), A)
 
 
 def _compute_drops(evidence: Evidence, rows: Sequence[int], head: LinearHead | None, chunk: int | None) -> Tensor:
