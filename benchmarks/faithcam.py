@@ -4,7 +4,8 @@
 (photos of installed packages) and of scenes, see :mod:`benchmarks.networks`; with ``--photos`` it measures the first
 rows on the photos on which the defaults were tuned, too. The gains are paired: of choices over faithcam, of other
 methods over Grad-CAM. The cost is the time of an explanation divided by that of Grad-CAM, in turns, one thread. Without
-networks nothing is measured: the tables of README and ``docs/faithcam.md`` are made from the JSON file.
+networks nothing is measured: the tables of README, ``docs/faithcam.md`` and ``docs/trust.md`` are made from the JSON
+file.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 import camtool
 from benchmarks.networks import (
     HELD_OUT,
+    TITLES,
     TUNED,
     Bench,
     Heat,
@@ -44,11 +46,13 @@ from benchmarks.networks import (
 )
 from benchmarks.paired import compute_ratio, describe_machine, measure_in_turns
 from camtool.evidence import contributions
+from camtool.methods import METHODS
 from camtool.methods.families import competition
 
 _OUT = Path(__file__).with_suffix(".json")
 _ROOT = Path(__file__).parents[1]
-README, PAGE = _ROOT / "README.md", _ROOT / "docs" / "faithcam.md"
+README = _ROOT / "README.md"
+PAGE, _TRUST = _ROOT / "docs" / "faithcam.md", _ROOT / "docs" / "trust.md"
 
 _MEASURES = {
     "cells": "Single deletion",
@@ -296,7 +300,7 @@ def _measure_costs(turns: int) -> dict[str, dict[str, float]]:
 
 
 def _write_pages(rows: dict[str, Any]) -> None:
-    """Write the tables of README and of the page."""
+    """Write the tables of README and of the pages."""
     file = _OUT.name
     few = ("gradcam, stretched", "gradcam", "rivalcam", "faithcam")
     choices = [name for name in ABLATIONS if name != "faithcam"]
@@ -308,6 +312,21 @@ def _write_pages(rows: dict[str, Any]) -> None:
     write_between(PAGE, "tuned", format_tables(file, tuned, ("faithcam", "gradcam"), _choose("cells", "pointing")))
     titles = _choose("cells", "masks", "pointing")
     write_between(PAGE, "choices", format_tables(file, rows, choices, titles, is_gain=True))
+    write_between(_TRUST, "counted", _count_networks(rows))
+
+
+def _count_networks(rows: dict[str, Any]) -> str:
+    """Return a table with the numbers of networks on which each method is ahead of Grad-CAM, and behind it."""
+    lines = ["| | " + " | ".join(title.lower() for title in _MEASURES.values()) + " |"]
+    lines.append("|---" * (len(_MEASURES) + 1) + "|")
+    for name in ("faithcam", *(name for name in OTHERS if name in METHODS and name != "gradcam")):
+        cells = []
+        for measure in _MEASURES:
+            gains = [entry[measure][2:] for key, entry in rows[name].items() if key in TITLES and measure in entry]
+            ahead, behind = (sum(sign * gain > 2 * error for gain, error in gains) for sign in (1, -1))
+            cells.append(f"+{ahead} -{behind} of {len(gains)}" if gains else "")
+        lines.append(" | ".join([f"| `{name}`", *cells]) + " |")
+    return "\n".join(lines)
 
 
 def _choose(*measures: str) -> dict[str, str]:
