@@ -28,6 +28,8 @@ from camtool.errors import NothingFoundError as NothingFoundError
 from camtool.errors import TargetError as TargetError
 from camtool.evaluation.audit import Audit as Audit
 from camtool.evaluation.audit import audit as audit
+from camtool.evaluation.diff import CamDiff as CamDiff
+from camtool.evaluation.diff import diff as diff
 from camtool.evaluation.leaderboard import evaluate as evaluate
 from camtool.evaluation.recommendation import recommend as recommend
 from camtool.evidence.evidence import Evidence as Evidence

@@ -96,7 +96,7 @@ def find_places(discovery: Discovery) -> list[PlaceCandidate]:
         tested = run_maximum_test(values, is_class, alpha=_ALPHA, seed=discovery.seed)
         z = tested.z.reshape(GRID, GRID)
         difference = (values[is_class].mean(0) - values[~is_class].mean(0)).reshape(GRID, GRID)
-        regions = _find_regions(difference, z > tested.critical)[:_MOST_PER_CLASS]
+        regions = find_regions(difference, z > tested.critical)[:_MOST_PER_CLASS]
         candidates += [PlaceCandidate(target, describe_place(cells), float(z[cells].max()), cells) for cells in regions]
     return candidates
 
@@ -297,20 +297,20 @@ def average_units(
     return np.concatenate(units), np.arange(len(units[0]) + len(units[1])) < len(units[0])
 
 
-def _find_regions(difference: NDArray[np.float64], is_significant: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
+def find_regions(difference: NDArray[np.float64], is_significant: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
     """Return the connected regions around significant peaks, the hottest first."""
     rest, regions = is_significant.copy(), list[NDArray[np.bool_]]()
     while rest.any():
         peak = np.unravel_index(int(np.where(rest, difference, -np.inf).argmax()), rest.shape)
         # Tails of the heat that are not significant with few images belong to it as well, if they are as hot.
-        region = _grow(peak, difference >= _LEAST_OF_PEAK * difference[peak])
+        region = grow(peak, difference >= _LEAST_OF_PEAK * difference[peak])
         if not any((region & other).any() for other in regions):
             regions.append(region)
-        rest &= ~region & ~_grow(peak, rest)
+        rest &= ~region & ~grow(peak, rest)
     return regions
 
 
-def _grow(seed: tuple[np.intp, ...], allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def grow(seed: tuple[np.intp, ...], allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return the allowed cells that are connected with a cell, also at corners."""
     region = np.zeros_like(allowed)
     region[seed] = True

@@ -159,7 +159,7 @@ def audit(
     subject = Subject(model, transform, class_names, device)
     names = class_names if class_names is not None else subject.explainer.labels
     names = names if names is None or len(names) != 1 else (f"not {names[0]}", names[0])
-    targets, has_sets = _find_targets(labels, names, len(images))
+    targets, has_sets = find_targets(labels, names, len(images))
     columns = {**_read_tags(images), **_read_columns(metadata, len(images))}
     if group is None and _PATIENT in columns:
         group = _PATIENT
@@ -179,7 +179,7 @@ def audit(
         check_page(folder)
     known = read_verdicts(folder / VERDICTS_NAME if verdicts is None and folder is not None else _to_path(verdicts))
     with _hold_folder(folder):
-        state = _State(subject, sources, settings, folder)
+        state = State(subject, sources, settings, folder)
         run = _Run(probe, names, columns, group, passes, level, controls, seed, state, targets is not None, folder)
         result = run.run(chosen, known)
         if folder is not None:
@@ -212,7 +212,7 @@ def _hold_folder(folder: Path | None) -> Iterator[None]:
         ) from error
 
 
-class _State:
+class State:
     """Numbers that were computed under a key, in memory and in a file of the folder; those of other settings are kept.
 
     Args:
@@ -315,7 +315,7 @@ class _Run:
     level: float
     controls: int
     seed: int
-    state: _State
+    state: State
     has_labels: bool
     folder: Path | None = None
     not_tested: list[str] = field(default_factory=list)
@@ -654,7 +654,7 @@ def _is_same_cue(images: AuditImages, one: Outcome, other: Outcome) -> bool:
     return bool(both) and one.candidate.is_same_cue(other.candidate, images, both[:_COMPARED])
 
 
-def _find_targets(
+def find_targets(
     labels: Sequence[Any] | None, names: Sequence[str] | None, count: int
 ) -> tuple[list[tuple[int, ...]] | None, bool]:
     """Return the indices of the classes of each image, None without labels; and True if sets of labels were given.

@@ -162,6 +162,38 @@ def run_maximum_test(
     return MaximumTest(z, (1 + reached) / (1 + permutations), float(critical))
 
 
+def run_swap_test(
+    differences: NDArray[np.float64], *, floor: float = 0.0, alpha: float = 0.01, permutations: int = 999, seed: int = 0
+) -> MaximumTest:
+    """Test at which places paired differences are not 0 on average, in either direction, corrected for all places.
+
+    In each arrangement the two members of every pair are swapped at random, which flips the signs of all its
+    differences, and the largest ``|z|`` of all places is what the observed ones are compared with. It is exact if the
+    members are exchangeable. z is the sum of the differences over the root of their sum of squares, which no swap
+    changes; ``floor`` is added to each square, so that differences far below it count as none (Tusher et al. 2001,
+    10.1073/pnas.091062498).
+
+    Args:
+        differences: ``(N, C)``: for each image, or group of images, a difference at each place.
+        floor: The size of a difference that is small.
+        alpha: The level of ``critical``.
+        permutations: The number of arrangements.
+        seed: The seed of the arrangements.
+    """
+    squares = (differences**2 + floor**2).sum(0)
+    standard = differences / np.sqrt(np.where(squares > 0, squares, np.inf))
+    z = standard.sum(0)
+    random, largest = np.random.default_rng(seed), list[NDArray[np.float64]]()
+    for size in _split(permutations, sum(differences.shape)):
+        signs = random.integers(2, size=(size, len(differences))) * 2.0 - 1
+        largest.append(np.abs(signs @ standard).max(1))
+    heights = np.sort(np.concatenate(largest))
+    reached = permutations - np.searchsorted(heights, np.abs(z) - _compute_slack(z))
+    rank = max(0, math.ceil((1 - alpha) * (permutations + 1)) - 1)
+    critical = heights[rank] if rank < permutations else np.inf
+    return MaximumTest(z, (1 + reached) / (1 + permutations), float(critical))
+
+
 def _split(permutations: int, width: int) -> list[int]:
     """Return numbers of arrangements of a width that add up to all, each small enough for the memory."""
     size = max(1, _VALUES_AT_ONCE // max(1, width))

@@ -1,0 +1,309 @@
+"""Two models on the same images: what is kept of each image, and the scores of both if a region of it is covered.
+
+Everything is placed on the part of the photo that both models see, so the models may have other layers, sizes and
+preprocessing. This part is divided into 10 x 10 cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from camtool.errors import ImageError, MetricError
+from camtool.evaluation.audit.candidates import draw_shifts
+from camtool.evaluation.audit.images import GRID, AuditImages, measure_margins
+from camtool.evaluation.audit.split import compute_perceptual_hash
+from camtool.evaluation.candidates import Candidate, map_candidates
+from camtool.evaluation.subject import Subject
+from camtool.geometry.crop_and_resize import Geometry
+from camtool.inputs.prepared_inputs import InputBatch, PreparedInput, group_into_batches
+from camtool.rendering.views import Photo
+from camtool.trust.metrics.removal import impute_linear
+
+Box: TypeAlias = "tuple[float, float, float, float]"
+"""Top, left, bottom, right as shares of the photo."""
+
+PASSES_PER_PAIR = 8
+"""The cost of the two maps of an image in forward passes: for each a pass for the answer and three for the map."""
+
+_FINE = 4 * GRID
+"""Side of the grid on which maps are sampled, and regions shifted."""
+
+_PICTURE = 360
+"""Longest side of a picture, in pixels."""
+
+@dataclass(frozen=True, eq=False)
+class PairRecord:
+    """The numbers that are kept of an image. Pairs are of the old model and the new one.
+
+    Attributes:
+        index: Its place among the images of the user.
+        target: The class that is compared: the label, or the answer of the old model.
+        answers: ``(2,)``, the classes of the highest scores.
+        probabilities: ``(2,)``, of ``target``.
+        deviations: ``(2,)``, the standard deviation of the logits over classes.
+        correlation: The correlation of the two maps; 1 if neither has any heat.
+        heat: ``(2, GRID, GRID)``, the share of the heat for ``target`` in each cell; zeros for no heat.
+        hash: The perceptual hash, bytes.
+    """
+
+    index: int
+    target: int
+    answers: NDArray[np.int_]
+    probabilities: NDArray[np.float64]
+    deviations: NDArray[np.float64]
+    correlation: float
+    heat: NDArray[np.float64]
+    hash: NDArray[np.uint8]
+
+    @property
+    def difference(self) -> NDArray[np.float64]:
+        """``(GRID, GRID)``, the share of the heat of the new model minus that of the old one."""
+        difference: NDArray[np.float64] = self.heat[1] - self.heat[0]
+        return difference
+
+    @property
+    def moved(self) -> float:
+        """The share of the heat that is in other cells, 0 to 1."""
+        return float(np.abs(self.difference).sum() / 2)
+
+    def to_list(self) -> list[float]:
+        """Return all values in a flat list, see :meth:`from_list`."""
+        parts = (self.answers, self.probabilities, self.deviations, [self.correlation], self.heat.ravel(), self.hash)
+        return [float(self.target), *np.concatenate(parts).astype(float).tolist()]
+
+    @classmethod
+    def from_list(cls, index: int, values: Sequence[float]) -> PairRecord:
+        """Return the record with these values."""
+        pairs, heat, hashed = np.split(np.asarray(values[1:]), [7, 7 + 2 * GRID**2])
+        shares = heat.reshape(2, GRID, GRID)
+        codes = hashed.astype(np.uint8)
+        return cls(index, int(values[0]), pairs[:2].astype(int), pairs[2:4], pairs[4:6], float(pairs[6]), shares, codes)
+
+
+class PairedImages:
+    """The images, and the two models.
+
+    Args:
+        subjects: The old model and the new one.
+        sources: Whatever :func:`camtool.explain` takes as one image each.
+        labels: The class of each image; None for the answers of the old model.
+        method: The method of the maps.
+        batch_size: Images in a forward pass.
+    """
+
+    def __init__(
+        self,
+        subjects: tuple[Subject, Subject],
+        sources: Sequence[object],
+        labels: Sequence[int] | None,
+        method: str,
+        batch_size: int,
+    ) -> None:
+        self.old, self.new = (AuditImages(subject, sources, labels, method, batch_size) for subject in subjects)
+        self.sides = self.old, self.new
+        self._labels, self._method, self._batch_size = labels, method, batch_size
+        self._is_checked = False
+
+    def __len__(self) -> int:
+        return len(self.old)
+
+    def iterate_records(self, indices: Sequence[int]) -> Iterator[tuple[int, PairRecord | str]]:
+        """Yield the number of each image with its record, or with why it cannot be compared.
+
+        Raises:
+            MetricError: A model is no classifier by softmax, or the two have other classes.
+        """
+        for start in range(0, len(indices), self._batch_size):
+            pairs: dict[int, tuple[PreparedInput, PreparedInput]] = {}
+            for index in indices[start : start + self._batch_size]:
+                try:
+                    pairs[index] = self.old.prepare(index), self.new.prepare(index)
+                    find_common_box(*(image.geometry for image in pairs[index]))
+                except ImageError as error:  # noqa: PERF203  any image may be damaged
+                    pairs.pop(index, None)
+                    yield index, str(error)
+            if pairs:
+                yield from self._record(pairs)
+
+    def _record(self, pairs: dict[int, tuple[PreparedInput, PreparedInput]]) -> Iterator[tuple[int, PairRecord]]:
+        inputs = [[pair[side] for pair in pairs.values()] for side in (0, 1)]
+        if not self._is_checked:
+            self._check(*(items[0] for items in inputs))
+        logits = torch.stack([self._score(side, items) for side, items in zip(self.sides, inputs, strict=True)])
+        answers = logits.argmax(2)
+        targets = [*answers[0].tolist()] if self._labels is None else [self._labels[index] for index in pairs]
+        maps = [self._map(side, items, targets) for side, items in zip(self.sides, inputs, strict=True)]
+        chosen = torch.arange(len(pairs)), torch.tensor(targets)
+        probabilities = [side.softmax(1)[chosen] for side in logits]
+        for row, (index, images) in enumerate(pairs.items()):
+            box = find_common_box(*(image.geometry for image in images))
+            placed = [place_in_box(maps[side][row], images[side].geometry, box) for side in (0, 1)]
+            yield (
+                index,
+                PairRecord(
+                    index,
+                    targets[row],
+                    answers[:, row].numpy(),
+                    np.array([float(side[row]) for side in probabilities]),
+                    logits[:, row].std(1).numpy(),
+                    _correlate(*placed),
+                    np.stack([_share_heat(heat) for heat in placed]),
+                    compute_perceptual_hash(images[0].photo),
+                ),
+            )
+
+    def _check(self, *images: PreparedInput) -> None:
+        """Check that both models answer with one of the same classes.
+
+        Raises:
+            MetricError: They do not.
+        """
+        counts = []
+        for side, image in zip(self.sides, images, strict=True):
+            labeled = next(side.subject.iterate_batches([image], [None], 1))
+            if labeled.link != "softmax":
+                raise MetricError(
+                    f"model: its scores become probabilities by {labeled.link}; a comparison needs classifiers of one "
+                    "class per image (softmax). Models of several labels, segmenters and detectors are not compared."
+                )
+            counts.append(side.score(image.tensor[None]).shape[1])
+        if counts[0] != counts[1]:
+            raise MetricError(f"new has {counts[1]} classes and old has {counts[0]}; give models of the same classes.")
+        self._is_checked = True
+
+    def _score(self, side: AuditImages, items: list[PreparedInput]) -> Tensor:
+        batches = group_into_batches(items, self._batch_size)
+        return torch.cat([side.score(torch.stack([item.tensor for item in batch])) for batch in batches])
+
+    def _map(self, side: AuditImages, items: list[PreparedInput], targets: Sequence[int]) -> list[Tensor]:
+        """Return a map of each image, at the size of the input."""
+        maps = list[Tensor]()
+        for part in group_into_batches(items, self._batch_size):
+            batch, classes = InputBatch.from_prepared(part), targets[len(maps) : len(maps) + len(part)]
+            (mapped,) = map_candidates(side.subject.explainer, [Candidate(self._method)], batch, classes)
+            maps += [*mapped.maps.detach().cpu().double()]
+        return maps
+
+    def score_covered(
+        self,
+        record: PairRecord,
+        partner: int | None,
+        cells: NDArray[np.bool_],
+        controls: int,
+        random: np.random.Generator,
+    ) -> list[float]:
+        """Return margins and probabilities of an image, and of it with a region and control regions covered.
+
+        Args:
+            record: The image.
+            partner: The image, of another class, that covers the region; None for inpainting alone.
+            cells: ``(GRID, GRID)``, the region.
+            controls: The number of control regions, which are the same for both models.
+            random: Draws them.
+
+        Returns:
+            ``(2 models, margin or probability, fills, unchanged + region + controls)``, flat; empty if the region is
+            empty for a model.
+        """
+        region = torch.from_numpy(cells.repeat(_FINE // GRID, 0).repeat(_FINE // GRID, 1))
+        shifts = draw_shifts(region, controls, random)
+        regions = torch.stack([torch.roll(region, shift, (0, 1)) for shift in shifts])
+        images = [side.prepare(record.index) for side in self.sides]
+        box = find_common_box(*(image.geometry for image in images))
+        values = []
+        for side, image in zip(self.sides, images, strict=True):
+            tensor = image.tensor
+            geometry = _move_to_box(image.geometry, box)
+            size = (tensor.shape[-2], tensor.shape[-1])
+            masks = torch.stack([geometry.to_input_mask(part.double(), size) >= 0.5 for part in regions])
+            if not masks.flatten(1).any(1).all():
+                return []
+            masks, copies = masks.to(tensor.device), tensor.expand(len(masks), *tensor.shape)
+            covered = [impute_linear(copies, masks)]
+            other = None if partner is None else side.prepare(partner).tensor
+            if other is not None and other.shape == tensor.shape:
+                covered.append(torch.where(masks[:, None], other, copies))
+            logits = side.score(torch.cat([tensor[None], *covered]))
+            for part in measure_margins(logits, record.target)[:2]:
+                for changed in part[1:].reshape(len(covered), -1):
+                    values += [float(part[0]), *map(float, changed)]
+        return values
+
+    def draw_pictures(self, record: PairRecord) -> tuple[bytes, bytes]:
+        """Return the overlays of both models as JPEG files of at most 360 pixels."""
+        pictures = []
+        for side in self.sides:
+            image = side.prepare(record.index)
+            (heat,) = self._map(side, [image], [record.target])
+            photo = Image.fromarray(image.photo)
+            scale = min(1.0, _PICTURE / max(photo.size))
+            width, height = (max(1, round(scale * length)) for length in photo.size)
+            down, across = height / photo.height, width / photo.width
+            top, left, bottom, right = image.geometry.box
+            small = Geometry((height, width), image.geometry.size, (top * down, left * across, bottom * down, right * across))
+            view = Photo(np.asarray(photo.resize((width, height), Image.Resampling.LANCZOS)), small)
+            if scale == 1:
+                enlarged = view.enlarge()
+                assert isinstance(enlarged, Photo)
+                view = enlarged
+            stream = BytesIO()
+            pixels = view.draw_overlay(view.place_map(heat.numpy().astype(np.float32)))
+            Image.fromarray(pixels).save(stream, "JPEG", quality=85)
+            pictures.append(stream.getvalue())
+        return pictures[0], pictures[1]
+
+
+def find_common_box(old: Geometry, new: Geometry) -> Box:
+    """Return the part of the photo that both inputs show.
+
+    Raises:
+        ImageError: There is none.
+    """
+    edges = []
+    for geometry in (old, new):
+        top, left, bottom, right = geometry.box
+        height, width = geometry.photo
+        edges.append([*(sorted((top / height, bottom / height))), *sorted((left / width, right / width))])
+    top, left = (max(0.0, *(side[place] for side in edges)) for place in (0, 2))
+    bottom, right = (min(1.0, *(side[place] for side in edges)) for place in (1, 3))
+    if bottom <= top or right <= left:
+        raise ImageError("the two models see no common part of this image; give them transforms that overlap.")
+    return top, left, bottom, right
+
+
+def place_in_box(heat: Tensor, geometry: Geometry, box: Box) -> NDArray[np.float64]:
+    """Return a map ``(H, W)`` over a model's input on a part of the photo, ``(4 GRID, 4 GRID)``."""
+    placed: NDArray[np.float64] = _move_to_box(geometry, box).place(heat.double()).numpy()
+    return placed
+
+
+def _move_to_box(geometry: Geometry, box: Box) -> Geometry:
+    """Return the geometry on a photo that is cropped to a box and resized to the fine grid."""
+    (height, width), edges = geometry.photo, geometry.box
+    lengths = (box[2] - box[0]) * height, (box[3] - box[1]) * width
+    top, bottom = (_FINE * (edge - box[0] * height) / lengths[0] for edge in edges[::2])
+    left, right = (_FINE * (edge - box[1] * width) / lengths[1] for edge in edges[1::2])
+    return Geometry((_FINE, _FINE), geometry.size, (top, left, bottom, right))
+
+
+def _share_heat(heat: NDArray[np.float64]) -> NDArray[np.float64]:
+    cells = heat.reshape(GRID, _FINE // GRID, GRID, _FINE // GRID).mean((1, 3))
+    shares: NDArray[np.float64] = cells / max(float(cells.sum()), 1e-12)
+    return shares
+
+
+def _correlate(old: NDArray[np.float64], new: NDArray[np.float64]) -> float:
+    """Return the correlation of two maps; of constant ones 1 if both are, else 0."""
+    deviations = old.std(), new.std()
+    if min(deviations) < 1e-12:
+        return float(max(deviations) < 1e-12)
+    return float(np.corrcoef(old.ravel(), new.ravel())[0, 1])

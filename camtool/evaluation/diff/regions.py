@@ -1,0 +1,269 @@
+"""Regions to which heat moved, found on the discovery half, and their tests on the confirmation half."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from camtool.evaluation.audit.candidates import describe_place
+from camtool.evaluation.audit.images import GRID
+from camtool.evaluation.audit.place import find_regions, grow
+from camtool.evaluation.audit.statistics import (
+    Interval,
+    average_groups,
+    bootstrap_mean,
+    compute_share,
+    run_control_test,
+    run_sign_flip_test,
+    run_swap_test,
+)
+from camtool.evaluation.audit.trials import (
+    ANSWER_FLOOR,
+    LEAST_GROUPS,
+    PROBABILITY_FLOOR,
+    Effect,
+    Remember,
+)
+from camtool.evaluation.diff.pairs import PairedImages, PairRecord
+
+HEAT_FLOOR = 0.05
+"""Least share of the heat that has moved to or from a place."""
+
+ANYWHERE = "no fixed place"
+
+_ALPHA = 0.01
+"""Level of the maximum statistic of a class, corrected for its cells. The confirmation half has the last word."""
+
+_CELL_FLOOR = 0.005
+"""A small difference of a cell: half of what each cell has if the heat is even."""
+
+_OF_PEAK = 0.3
+"""Share of the largest difference of an image down to which its cells belong to the region."""
+
+_LEAST_MOVED = 0.25
+"""Least share of the heat that has moved to or from a region which is chosen for each image."""
+
+_MOST_PER_CLASS = 2
+
+
+@dataclass(frozen=True, eq=False)
+class MovedRegion:
+    """A region of a class to which heat moved, or from which it did.
+
+    Attributes:
+        target: The class.
+        sign: 1 if the new model has more heat there, -1 if it has less.
+        name: The place, in words.
+        promise: How clearly it was seen in the discovery half; the highest are tested first.
+        cells: ``(GRID, GRID)``; None if it is chosen for each image.
+    """
+
+    target: int
+    sign: int
+    name: str
+    promise: float
+    cells: NDArray[np.bool_] | None
+
+    @property
+    def key(self) -> str:
+        """A name that no other region has."""
+        return f"{self.target} {self.sign} {self.name} {'' if self.cells is None else np.packbits(self.cells).tobytes().hex()}"
+
+    def locate(self, record: PairRecord) -> NDArray[np.bool_]:
+        """Return the cells in an image."""
+        if self.cells is not None:
+            return self.cells
+        gain = self.sign * record.difference
+        peak = np.unravel_index(int(gain.argmax()), gain.shape)
+        return grow(peak, gain >= max(_OF_PEAK * gain[peak], 1e-12))
+
+    def measure(self, record: PairRecord) -> float:
+        """Return the share of the heat that moved as ``sign`` says, below 0 if it moved the other way."""
+        return float(self.sign * record.difference[self.locate(record)].sum())
+
+    def has_moved(self, record: PairRecord) -> bool:
+        """Return True if the heat of an image moved by more than a floor."""
+        return self.measure(record) >= (_LEAST_MOVED if self.cells is None else HEAT_FLOOR)
+
+
+@dataclass(frozen=True, eq=False)
+class RegionOutcome:
+    """The result of the tests of a region on the confirmation half.
+
+    Attributes:
+        region: The region.
+        present: Images in which heat moved, by number.
+        class_count: Images of the class.
+        heat: The mean share of the heat in the region, of the old model and the new one.
+        moved_p: The p-value of the heat that moved.
+        old: The effect of covering the region in the old model, with the fill that shows the difference less.
+        new: The same in the new model.
+        difference: The share of the answers that change in the new model and not in the old one, beyond controls, with
+            its bootstrap interval; below 0 if more change in the old one.
+        probability: The same for the drop of the probability.
+        p: The p-value of the whole claim.
+        reason: Why it was not tested; empty if it was.
+    """
+
+    region: MovedRegion
+    present: tuple[int, ...] = ()
+    class_count: int = 0
+    heat: tuple[float, float] = (0.0, 0.0)
+    moved_p: float = 1.0
+    old: Effect | None = None
+    new: Effect | None = None
+    difference: Interval | None = None
+    probability: Interval | None = None
+    p: float = 1.0
+    reason: str = ""
+
+    @property
+    def is_large(self) -> bool:
+        """True if the heat and the effect of covering differ by more than the floors."""
+        if self.difference is None or self.probability is None:
+            return False
+        sign = self.region.sign
+        moved = sign * (self.heat[1] - self.heat[0]) >= HEAT_FLOOR
+        reacts = sign * self.difference.mean >= ANSWER_FLOOR or sign * self.probability.mean >= PROBABILITY_FLOOR
+        return moved and reacts
+
+
+def find_moved_regions(
+    records: Sequence[PairRecord], groups: Sequence[int], targets: Sequence[int], seed: int
+) -> list[MovedRegion]:
+    """Return the regions of the discovery half to or from which the heat of a class moved.
+
+    Places are those of a maximum statistic over cells, with the models of each image swapped at random. If heat moved
+    in many images, but to other places in each, the region is the cells around its largest gain in each image.
+    """
+    regions = list[MovedRegion]()
+    for target in targets:
+        rows = [row for row, record in enumerate(records) if record.target == target]
+        values = np.stack([records[row].difference.ravel() for row in rows])
+        units = average_groups(values, [groups[row] for row in rows])
+        tested = run_swap_test(units, floor=_CELL_FLOOR, alpha=_ALPHA, seed=seed)
+        for sign in (1, -1):
+            gain, z = (sign * part.reshape(GRID, GRID) for part in (units.mean(0), tested.z))
+            for cells in find_regions(gain, z > tested.critical)[:_MOST_PER_CLASS]:
+                if gain[cells].sum() >= HEAT_FLOOR:
+                    regions.append(MovedRegion(target, sign, describe_place(cells), float(z[cells].max()), cells))
+            anywhere = MovedRegion(target, sign, ANYWHERE, 0.0, None)
+            if len({groups[row] for row in rows if anywhere.has_moved(records[row])}) >= LEAST_GROUPS:
+                regions.append(anywhere)
+    return regions
+
+
+@dataclass(eq=False)
+class PairBench:
+    """Tests regions on the images of the confirmation half.
+
+    Attributes:
+        images: All images, and the models.
+        records: Those of the confirmation half.
+        groups: The group of each of these.
+        controls: Control regions in each image.
+        most_images: Images for each test.
+        seed: The seed.
+        remember: Keeps what was computed.
+        passes: Forward passes of all tests so far, also of those that were remembered.
+    """
+
+    images: PairedImages
+    records: Sequence[PairRecord]
+    groups: Sequence[int]
+    controls: int
+    most_images: int
+    seed: int
+    remember: Remember
+    passes: int = 0
+
+    def test(self, region: MovedRegion) -> RegionOutcome:
+        """Cover a region in both models."""
+        rows = [row for row, record in enumerate(self.records) if record.target == region.target]
+        moved = np.array([region.measure(self.records[row]) for row in rows])
+        present = [row for row in rows if region.has_moved(self.records[row])]
+        shown = rows if region.cells is not None else present
+        inside = [[float(side[region.locate(self.records[row])].sum()) for side in self.records[row].heat] for row in shown]
+        # For a region that is chosen by what moved in each image this test is void: it would always pass.
+        moved_p = (
+            run_sign_flip_test(moved, [self.groups[row] for row in rows], seed=self.seed)
+            if region.cells is not None
+            else 0.0
+        )
+        outcome = RegionOutcome(
+            region,
+            tuple(self.records[row].index for row in present),
+            len(rows),
+            (float(np.mean([old for old, _ in inside])), float(np.mean([new for _, new in inside]))) if inside else (0, 0),
+            moved_p,
+        )
+        return self._cover(outcome, [row for row in shown if region.target in self.records[row].answers])
+
+    def _cover(self, outcome: RegionOutcome, rows: Sequence[int]) -> RegionOutcome:
+        region, results, groups = outcome.region, list[NDArray[np.float64]](), list[int]()
+        order = sorted(rows, key=lambda row: self._hash(region.key, self.records[row].index))
+        partners = [record.index for record in self.records if record.target != region.target]
+        for row in sorted(order[: self.most_images]):
+            record = self.records[row]
+            number = self._hash(region.key, record.index, "cover")
+            partner = partners[number % len(partners)] if partners else None
+            values = self.remember(
+                f"{region.key} {record.index}",
+                lambda record=record, partner=partner, number=number: self.images.score_covered(  # type: ignore[misc]
+                    record, partner, region.locate(record), self.controls, np.random.default_rng(number)
+                ),
+            )
+            self.passes += len(values) // 2
+            if values:
+                results.append(np.asarray(values).reshape(2, 2, -1, self.controls + 2))
+                groups.append(self.groups[row])
+        if len({*groups}) < LEAST_GROUPS:
+            return replace(
+                outcome,
+                reason=f"independent images in the confirmation half that have it: {len({*groups})}; {LEAST_GROUPS} "
+                "are needed",
+            )
+        fills = min(result.shape[2] for result in results)
+        # (old or new, margin or probability, fill, image, unchanged and columns)
+        stacked = np.stack([result[:, :, :fills] for result in results], 3)
+        deviations = np.mean([record.deviations for record in self.records], 0)
+        outcomes = [self._compare(outcome, stacked[:, :, fill], groups, deviations) for fill in range(fills)]
+        return max(outcomes, key=lambda one: (one.p, -abs(one.difference.mean) if one.difference else 0))
+
+    def _compare(
+        self, outcome: RegionOutcome, values: NDArray[np.float64], groups: Sequence[int], deviations: NDArray[np.float64]
+    ) -> RegionOutcome:
+        """Return the outcome with the effects of covering with a fill.
+
+        Margins count in standard deviations of a model's logits, so a model of higher temperature is no other model.
+        """
+        sign, drops = outcome.region.sign, values[..., :1] - values[..., 1:]
+        margins = sign * (drops[1, 0] / deviations[1] - drops[0, 0] / deviations[0])
+        contrast = average_groups(margins, groups)
+        beyond = contrast[:, 0] - contrast[:, 1:].mean(1)
+        place_p = run_control_test(contrast, seed=self.seed)
+        swap_p = run_sign_flip_test(beyond, seed=self.seed) if outcome.region.cells is not None else 0.0
+        is_lost = ((values[:, 0, :, :1] > 0) & (values[:, 0, :, 1:] <= 0)).astype(float)
+        lost, shifts = (np.stack([average_groups(part, groups) for part in both]) for both in (is_lost, drops[:, 1]))
+        old, new = (
+            Effect(
+                len(margins),
+                len(contrast),
+                compute_share(float(lost[side, :, 0].sum()), len(contrast)),
+                float(lost[side, :, 1:].mean()),
+                bootstrap_mean(shifts[side, :, 0] - shifts[side, :, 1:].mean(1), self.seed),
+                run_control_test(drops[side, 0], groups, seed=self.seed),
+            )
+            for side in (0, 1)
+        )
+        apart = [part[1] - part[0] for part in (lost, shifts)]
+        intervals = [bootstrap_mean(part[:, 0] - part[:, 1:].mean(1), self.seed) for part in apart]
+        p = max(outcome.moved_p, place_p, swap_p)
+        return replace(outcome, old=old, new=new, difference=intervals[0], probability=intervals[1], p=p)
+
+    def _hash(self, *parts: object) -> int:
+        return int.from_bytes(blake2b(repr((self.seed, *parts)).encode(), digest_size=6).digest(), "big")

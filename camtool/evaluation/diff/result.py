@@ -1,0 +1,245 @@
+"""The result of a comparison of two models: where heat moved, and the images sorted by change; JSON, Markdown, a page."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from camtool.arguments.messages import format_count, format_percent
+from camtool.evaluation.audit.statistics import Interval
+from camtool.evaluation.audit.trials import Effect
+from camtool.rendering.image_writing import open_atomically
+from camtool.runs.file_names import check_inside
+
+JSON_NAME, MARKDOWN_NAME, PAGE_NAME = "diff.json", "diff.md", "index.html"
+
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class MovedHeat:
+    """A place to which the heat of a class moved, or from which it did.
+
+    Attributes:
+        label: The class.
+        target: The index of the class.
+        direction: ``"to"`` if the new model has more heat there, ``"from"`` if it has less.
+        place: The place, in words; ``"no fixed place"`` if it is another one in each image.
+        area: Share of the compared part of the photo; None if it is another one in each image.
+        present: Images of the confirmation half in which heat moved so, of ``class_count`` of the class.
+        class_count: Images of the class in the confirmation half.
+        heat: The mean share of the heat that is there, of the old model and the new one.
+        old: The effect of covering it in the old model.
+        new: The effect of covering it in the new model.
+        difference: The share of the answers that change in the new model and not in the old one, beyond controls.
+        p: The p-value of the whole claim.
+        q: The Benjamini-Hochberg value among all places that were tested.
+        images: Images in which heat moved so, by name or number, at most 20.
+    """
+
+    label: str
+    target: int
+    direction: str
+    place: str
+    area: float | None
+    present: int
+    class_count: int
+    heat: tuple[float, float]
+    old: Effect
+    new: Effect
+    difference: Interval
+    p: float
+    q: float
+    images: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The finding in one sentence, with its numbers."""
+        moved = f"heat moved {self.direction} {self.place if self.area is not None else 'places that differ'}"
+        old, new = (f"{100 * share:.0f}" for share in self.heat)
+        return (
+            f"'{self.label}', {self.present} of {format_count(self.class_count, 'image')}: {moved}, {old} % → {new} % "
+            f"of it; covering it changes {_format_effect(self.old)} of the old model's answers and "
+            f"{_format_effect(self.new)} of the new one's; q = {self.q:.2g}."
+        )
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+@dataclass(frozen=True)
+class ImageChange:
+    """An image in both models.
+
+    Attributes:
+        index: Its place among the images of the user.
+        image: Its path, or its number.
+        label: The class that is compared.
+        answers: The answers of the old model and the new one.
+        probabilities: Their probabilities of ``label``.
+        moved: The share of the heat that moved to other cells, 0 to 1.
+        correlation: The correlation of the two maps.
+    """
+
+    index: int
+    image: str
+    label: str
+    answers: tuple[str, str]
+    probabilities: tuple[float, float]
+    moved: float
+    correlation: float
+
+    @property
+    def has_other_answer(self) -> bool:
+        """True if the models have different answers."""
+        return self.answers[0] != self.answers[1]
+
+
+@dataclass(frozen=True, repr=False)
+class CamDiff:
+    """A comparison of what two models look at.
+
+        diff = camtool.diff(old, new, photos)
+        print(diff)
+        diff.save("diff")  # index.html shows both maps of each photo
+
+    Attributes:
+        findings: Where heat moved, and covering shows that the models depend on it differently.
+        unconfirmed: Where heat moved in one half of the images, and the other half or covering did not confirm it.
+        images: All images, the most changed first.
+        names: The names of the models.
+        accuracy: The share of right answers of the old model and the new one, with intervals; None without labels.
+        not_tested: What was left out, and why.
+        notes: What the user should know about images and groups.
+        level: The largest q of a finding.
+        passes: Forward passes.
+        seed: The seed.
+        command: A command that repeats it.
+        pictures: Index of an image → the overlays of both models, as JPEG files; those of the most changed images.
+    """
+
+    findings: tuple[MovedHeat, ...]
+    unconfirmed: tuple[MovedHeat, ...]
+    images: tuple[ImageChange, ...]
+    names: tuple[str, str]
+    accuracy: tuple[Interval, Interval] | None
+    not_tested: tuple[str, ...]
+    notes: tuple[str, ...]
+    level: float
+    passes: int
+    seed: int
+    command: str = ""
+    pictures: Mapping[int, tuple[bytes, bytes]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<CamDiff of {format_count(len(self.images), 'image')}: {format_count(len(self.findings), 'finding')}>"
+
+    def __str__(self) -> str:
+        return self.to_markdown()
+
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
+
+    @property
+    def other_answers(self) -> tuple[ImageChange, ...]:
+        """The images that the models answer differently."""
+        return tuple(image for image in self.images if image.has_other_answer)
+
+    @property
+    def correlation(self) -> float:
+        """The mean correlation of the two maps of an image."""
+        return math.fsum(image.correlation for image in self.images) / len(self.images)
+
+    @property
+    def moved(self) -> float:
+        """The mean share of the heat that moved."""
+        return math.fsum(image.moved for image in self.images) / len(self.images)
+
+    def to_json(self) -> str:
+        """Return everything but the pictures as JSON; unknown numbers are null."""
+        content = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "pictures"}
+        for name in ("findings", "unconfirmed"):
+            content[name] = [
+                {**asdict(one), "old": one.old._asdict(), "new": one.new._asdict(), "sentence": one.sentence}
+                for one in content[name]
+            ]
+        content["images"] = [asdict(image) for image in self.images]
+        content |= {"other_answers": len(self.other_answers), "correlation": self.correlation, "moved": self.moved}
+        return json.dumps(_replace_unknown(content), indent=1, allow_nan=False) + "\n"
+
+    def list_facts(self) -> list[tuple[str, str]]:
+        """Return what describes all images, as pairs of a name and a text."""
+        facts = [
+            ("Images", f"{len(self.images):,}"),
+            ("Other answers", f"{len(self.other_answers):,}"),
+            ("Heat that moved", format_percent(self.moved)),
+            ("Correlation of maps", f"{self.correlation:.2f}"),
+        ]
+        if self.accuracy is not None:
+            shares = (f"{100 * side.mean:.0f} % ({100 * side.low:.0f} to {100 * side.high:.0f})" for side in self.accuracy)
+            facts.append(("Accuracy", " → ".join(shares)))
+        return facts
+
+    def to_markdown(self) -> str:
+        """Return the comparison as a page of Markdown."""
+        old, new = self.names
+        facts = "; ".join(f"{name.lower()}: {text}" for name, text in self.list_facts())
+        lines = ["# Diff", "", f"{old} → {new}. {facts[0].upper()}{facts[1:]}.", ""]
+        lines += [f"{number}. {finding.sentence}" for number, finding in enumerate(self.findings, 1)]
+        if not self.findings:
+            lines.append(f"No finding at q ≤ {self.level:g}, which does not mean that the models look at the same.")
+        for title, entries in (
+            ("Moved, not confirmed", [f"{one.sentence[:-1]}, p = {one.p:.2g}." for one in self.unconfirmed]),
+            ("Most changed", [_describe(image) for image in self.images[:_SHOWN]]),
+            ("Other answers", [_describe(image) for image in self.other_answers[:_SHOWN]]),
+            ("Not tested", self.not_tested),
+            ("Notes", self.notes),
+        ):
+            if entries:
+                lines += ["", f"## {title}", "", *(f"* {entry}" for entry in entries)]
+        if self.command:
+            lines += ["", "## Repeat", "", "```", self.command, "```"]
+        return "\n".join(lines) + "\n"
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``diff.json``, ``diff.md`` and the page ``index.html`` to a folder, and return it.
+
+        Raises:
+            CamtoolError: A file in the folder is a link that leads out of it.
+        """
+        from camtool.evaluation.diff.page import render_page
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {JSON_NAME: self.to_json(), MARKDOWN_NAME: self.to_markdown(), PAGE_NAME: render_page(self)}
+        for name, text in files.items():
+            check_inside(folder, Path(name))
+            with open_atomically(folder / name) as stream:
+                stream.write(text.encode())
+        return folder
+
+
+def _describe(image: ImageChange) -> str:
+    (old, new), (before, after) = image.answers, image.probabilities
+    answers = f"{old} → {new}" if image.has_other_answer else old
+    return (
+        f"{image.image}: {answers}, '{image.label}' {100 * before:.0f} % → {100 * after:.0f} %, "
+        f"{100 * image.moved:.0f} % of the heat moved, correlation {image.correlation:.2f}"
+    )
+
+
+def _format_effect(effect: Effect) -> str:
+    mean, low, high = (f"{100 * number:.0f}" for number in effect.answers)
+    return f"{mean} % ({low} to {high}, controls {100 * effect.controls:.0f} %)"
+
+
+def _replace_unknown(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _replace_unknown(entry) for name, entry in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_replace_unknown(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,302 @@
+"""``diff()``: from images in two models to places where heat moved on one half, tests on the other half, and findings."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from camtool.arguments.checks import check_count, check_number
+from camtool.arguments.messages import format_count
+from camtool.errors import MetricError
+from camtool.evaluation.audit.running import State, find_targets
+from camtool.evaluation.audit.split import group_images, split_in_halves
+from camtool.evaluation.audit.statistics import compute_q_values, compute_share
+from camtool.evaluation.audit.trials import LEAST_GROUPS
+from camtool.evaluation.diff.pairs import PASSES_PER_PAIR, PairedImages, PairRecord
+from camtool.evaluation.diff.regions import MovedRegion, PairBench, RegionOutcome, find_moved_regions
+from camtool.evaluation.diff.result import CamDiff, ImageChange, MovedHeat
+from camtool.evaluation.leaderboard.measurement import hash_tensors
+from camtool.evaluation.subject import Subject
+from camtool.models import Loaded, Transform, to_loaded
+from camtool.progress import Stage, follow_loop
+
+_MOST_IMAGES = 25
+"""Images for each test of a region: with 19 controls and two fills they take 2,000 forward passes."""
+
+_MOST_PICTURES = 60
+
+_SHOWN = 20
+
+_NEVER_TESTED = (
+    "Changes that move no heat: a property of the whole photo (tint, compression), and cues that no photo here shows.",
+    "What the two models do not both see of a photo.",
+)
+
+
+def diff(
+    old: nn.Module | Loaded,
+    new: nn.Module | Loaded,
+    images: Sequence[Any] | Tensor,
+    labels: Sequence[int | str] | None = None,
+    *,
+    passes: int = 20_000,
+    level: float = 0.02,
+    controls: int = 19,
+    method: str = "faithcam",
+    out: str | os.PathLike[str] | None = None,
+    transform: Transform | None = None,
+    class_names: Sequence[str] | None = None,
+    device: Any = None,
+    batch_size: int = 32,
+    seed: int = 0,
+) -> CamDiff:
+    """Compare what two models look at, e.g. before and after training, pruning or quantization.
+
+        diff = camtool.diff(old, new, photos, labels, out="diff")
+        print(diff)
+
+    Both explain the same class of each image: its label, or the old model's answer. Half of the images serve to find
+    places to or from which the heat of a class moved. On the other half each place is covered in both models, against
+    control regions of the same size: a finding needs heat that moved, and models that depend on the place differently.
+
+    Args:
+        old: A classifier, or what :func:`camtool.load` returned.
+        new: A classifier of the same classes. The architecture may be another one. What it does not bring, transform
+            and names of classes, is that of ``old``.
+        images: A list of what :func:`camtool.explain` takes as one image. Files are read again when they are needed.
+        labels: The class of each image, by index or by name; without them the old model's answers are the classes.
+        passes: Most forward passes. Places beyond it are in ``not_tested``; the maps are always computed.
+        level: The largest q of a finding.
+        controls: Control regions in each image, 1 or more.
+        method: The method of the maps, of both models.
+        out: A folder for ``diff.json``, ``diff.md``, the page ``index.html`` and the state: a second call with the same
+            arguments goes on where the first one stopped.
+        transform: From a PIL image to the input of both models, if they do not bring their own.
+        class_names: The names of the classes, if the models do not bring them.
+        device: The device of the inputs; by default each model's.
+        batch_size: Images in a forward pass.
+        seed: The seed of all that is random. On a CPU a second comparison gives the same bits.
+
+    Raises:
+        MetricError: An argument does not fit, a model is no classifier, the classes differ, or there are no images.
+        CamtoolError: The method cannot explain a model.
+    """
+    for name, value in (("passes", passes), ("controls", controls), ("batch_size", batch_size)):
+        check_count(name, value, error=MetricError)
+    check_number("level", level, above=0, below=1, error=MetricError)
+    before, after = to_loaded(old), to_loaded(new)
+    if before.labels is not None and after.labels is not None and [*before.labels] != [*after.labels]:
+        raise MetricError("new has other class names than old; give models of the same classes in the same order.")
+    names = class_names if class_names is not None else before.labels if before.labels is not None else after.labels
+    subjects = (
+        Subject(before, transform, names, device),
+        Subject(after, transform or after.transform or before.transform, names, device),
+    )
+    targets, sources = find_targets(labels, names, len(images)), [*images]
+    pairs = PairedImages(subjects, sources, targets, method, batch_size)
+    tensors = [*subjects[1].model.parameters(), *subjects[1].model.buffers()]
+    settings = "diff", hash_tensors(tensors, repr(subjects[1].model)), controls, method, seed, batch_size, targets
+    state = State(subjects[0], sources, settings, None if out is None else Path(out))
+    titles = before.name or "old", after.name or "new"
+    run = _Comparison(pairs, names, titles, passes, level, controls, seed, state, targets is not None)
+    result = run.run()
+    if out is not None:
+        result.save(Path(out))
+    return result
+
+
+@dataclass
+class _Comparison:
+    """A comparison on its way.
+
+    Attributes:
+        images: The images and the models.
+        names: The names of the classes.
+        titles: The names of the models.
+        passes: Most forward passes.
+        level: The largest q of a finding.
+        controls: Control regions in each image.
+        seed: The seed.
+        state: What was computed before.
+        has_labels: True if the user gave the classes.
+        not_tested: What was left out, and why.
+        notes: What the user should know.
+    """
+
+    images: PairedImages
+    names: Sequence[str] | None
+    titles: tuple[str, str]
+    passes: int
+    level: float
+    controls: int
+    seed: int
+    state: State
+    has_labels: bool
+    not_tested: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def run(self) -> CamDiff:
+        """Return the result: records, halves, regions, tests, findings."""
+        records = self._record_all()
+        groups = self._group(records)
+        classes = [record.target for record in records]
+        confirms = split_in_halves(np.stack([record.hash for record in records]), groups, classes, self.seed)
+        halves = [
+            ([records[row] for row in rows], [groups[row] for row in rows])
+            for rows in (np.flatnonzero(confirms == half).tolist() for half in (False, True))
+        ]
+        regions = find_moved_regions(*halves[0], self._choose_classes(halves), self.seed)
+        regions, most = self._share_passes(regions, len(records))
+        bench = PairBench(self.images, *halves[1], self.controls, most, self.seed, self.state.remember)
+        outcomes = []
+        with closing(follow_loop(len(regions), Stage("Testing", "place"))) as counter:
+            for region in regions:
+                outcomes.append(bench.test(region))
+                counter.update(1)
+        return self._conclude(records, outcomes, PASSES_PER_PAIR * len(records) + bench.passes)
+
+    def _record_all(self) -> list[PairRecord]:
+        known = {index: self.state.get(f"image {index}") for index in range(len(self.images))}
+        missing = [index for index, values in known.items() if values is None]
+        with closing(follow_loop(len(known), Stage("Explaining", "image"))) as counter:
+            counter.update(len(known) - len(missing))
+            for index, record in self.images.iterate_records(missing):
+                known[index] = record if isinstance(record, str) else record.to_list()
+                self.state.add(f"image {index}", known[index] or "")
+                counter.update(1)
+        unread = {index: reason for index, reason in known.items() if isinstance(reason, str)}
+        self.not_tested += [f"{self.images.old.name(index)}: {reason}" for index, reason in unread.items()]
+        records = [PairRecord.from_list(index, values) for index, values in known.items() if isinstance(values, list)]
+        if not records:
+            raise MetricError(f"images: none of {len(known)} can be read. {next(iter(unread.values()), '')}")
+        return records
+
+    def _group(self, records: Sequence[PairRecord]) -> list[int]:
+        times = [self.images.old.read_capture_time(record.index) for record in records]
+        groups = group_images(np.stack([record.hash for record in records]), times)
+        count = len({*groups})
+        if count < len(groups):
+            self.notes.append(
+                f"{format_count(len(groups), 'image')} are {format_count(count, 'independent group')}: "
+                "near-duplicates and bursts count as one."
+            )
+        return groups
+
+    def _choose_classes(self, halves: Sequence[tuple[list[PairRecord], list[int]]]) -> list[int]:
+        """Return the classes that have enough groups in both halves; the others are noted."""
+        counts = [
+            Counter(target for target, _ in {(one.target, group) for one, group in zip(*half, strict=True)})
+            for half in halves
+        ]
+        classes = sorted({*counts[0], *counts[1]})
+        usable = [target for target in classes if min(count[target] for count in counts) >= LEAST_GROUPS]
+        small = [f"'{self._name(target)}'" for target in classes if target not in usable]
+        if small:
+            self.not_tested.append(
+                f"{format_count(len(small), 'class')} with fewer than {LEAST_GROUPS} independent images in a half: "
+                f"{', '.join(small[:_SHOWN])}{', ...' if len(small) > _SHOWN else ''}. Give {2 * LEAST_GROUPS} or more "
+                "of each."
+            )
+        return usable
+
+    def _share_passes(self, regions: list[MovedRegion], count: int) -> tuple[list[MovedRegion], int]:
+        """Return the regions that the passes suffice for, and the images for each test."""
+        rest = self.passes - PASSES_PER_PAIR * count
+        regions = sorted(regions, key=lambda region: -region.promise)
+        # Two models, two fills.
+        cost, kept = 4 * (self.controls + 2), len(regions)
+        while kept and rest // (cost * kept) < LEAST_GROUPS:
+            kept -= 1
+        self.not_tested += [
+            f"'{self._name(region.target)}', {region.name}: {self.passes:,} passes do not suffice; give more."
+            for region in regions[kept:]
+        ]
+        return regions[:kept], min(_MOST_IMAGES, rest // (cost * kept)) if kept else 0
+
+    def _conclude(self, records: Sequence[PairRecord], outcomes: Sequence[RegionOutcome], passes: int) -> CamDiff:
+        tested = [outcome for outcome in outcomes if not outcome.reason]
+        q_values = compute_q_values([outcome.p for outcome in tested])
+        pairs = [*zip(tested, q_values, strict=True)]
+        confirmed = [pair for pair in pairs if pair[1] <= self.level and pair[0].is_large]
+        # A place that is the same in all images explains what moved in each.
+        placed = {(one.region.target, one.region.sign) for one, _ in confirmed if one.region.cells is not None}
+        kept = [
+            pair
+            for pair in confirmed
+            if pair[0].region.cells is not None or (pair[0].region.target, pair[0].region.sign) not in placed
+        ]
+        kept.sort(key=lambda pair: (pair[1], -abs(pair[0].difference.mean) if pair[0].difference else 0))
+        self.not_tested += [
+            f"'{self._name(outcome.region.target)}', {outcome.region.name}: {outcome.reason}."
+            for outcome in outcomes
+            if outcome.reason
+        ]
+        changed = sorted(records, key=lambda record: (-record.moved, record.index))
+        with closing(follow_loop(min(_MOST_PICTURES, len(changed)), Stage("Drawing", "image"))) as counter:
+            pictures = {}
+            for record in changed[:_MOST_PICTURES]:
+                pictures[record.index] = self.images.draw_pictures(record)
+                counter.update(1)
+        return CamDiff(
+            tuple(self._describe(*pair) for pair in kept),
+            tuple(self._describe(*pair) for pair in pairs if pair not in confirmed),
+            tuple(self._describe_image(record) for record in changed),
+            self.titles,
+            self._measure_accuracy(records),
+            (*self.not_tested, *_NEVER_TESTED),
+            tuple(self.notes),
+            self.level,
+            passes + PASSES_PER_PAIR * len(pictures),
+            self.seed,
+            pictures=pictures,
+        )
+
+    def _measure_accuracy(self, records: Sequence[PairRecord]) -> Any:
+        right = np.sum([record.answers == record.target for record in records], 0).tolist()
+        return tuple(compute_share(count, len(records)) for count in right) if self.has_labels else None
+
+    def _describe(self, outcome: RegionOutcome, q: float) -> MovedHeat:
+        region = outcome.region
+        assert outcome.old is not None
+        assert outcome.new is not None
+        assert outcome.difference is not None
+        return MovedHeat(
+            self._name(region.target),
+            region.target,
+            "to" if region.sign > 0 else "from",
+            region.name,
+            None if region.cells is None else float(region.cells.mean()),
+            len(outcome.present),
+            outcome.class_count,
+            outcome.heat,
+            outcome.old,
+            outcome.new,
+            outcome.difference,
+            outcome.p,
+            q,
+            tuple(self.images.old.name(index) for index in outcome.present[:_SHOWN]),
+        )
+
+    def _describe_image(self, record: PairRecord) -> ImageChange:
+        old, new = (self._name(int(answer)) for answer in record.answers)
+        before, after = map(float, record.probabilities)
+        return ImageChange(
+            record.index,
+            self.images.old.name(record.index),
+            self._name(record.target),
+            (old, new),
+            (before, after),
+            record.moved,
+            record.correlation,
+        )
+
+    def _name(self, target: int) -> str:
+        return self.names[target] if self.names is not None and target < len(self.names) else f"class {target}"
