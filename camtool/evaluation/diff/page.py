@@ -1,1 +1,2 @@
-def render_page(diff): return ""
+def render_page(diff):
+    return ""

@@ -40,6 +40,7 @@ _FINE = 4 * GRID
 _PICTURE = 360
 """Longest side of a picture, in pixels."""
 
+
 @dataclass(frozen=True, eq=False)
 class PairRecord:
     """The numbers that are kept of an image. Pairs are of the old model and the new one.
@@ -219,20 +220,14 @@ class PairedImages:
         regions = torch.stack([torch.roll(region, shift, (0, 1)) for shift in shifts])
         images = [side.prepare(record.index) for side in self.sides]
         box = find_common_box(*(image.geometry for image in images))
-        values = []
-        for side, image in zip(self.sides, images, strict=True):
-            tensor = image.tensor
-            geometry = _move_to_box(image.geometry, box)
-            size = (tensor.shape[-2], tensor.shape[-1])
-            masks = torch.stack([geometry.to_input_mask(part.double(), size) >= 0.5 for part in regions])
-            if not masks.flatten(1).any(1).all():
+        values, covered = list[float](), list[Tensor]()
+        for number, (side, image) in enumerate(zip(self.sides, images, strict=True)):
+            # Models of the same preprocessing, e.g. of one architecture, have the same covered images.
+            if not (number and _is_same(*images)):
+                covered = _cover(image, None if partner is None else side.prepare(partner), box, regions)
+            if not covered:
                 return []
-            masks, copies = masks.to(tensor.device), tensor.expand(len(masks), *tensor.shape)
-            covered = [impute_linear(copies, masks)]
-            other = None if partner is None else side.prepare(partner).tensor
-            if other is not None and other.shape == tensor.shape:
-                covered.append(torch.where(masks[:, None], other, copies))
-            logits = side.score(torch.cat([tensor[None], *covered]))
+            logits = side.score(torch.cat([image.tensor[None], *covered]))
             for part in measure_margins(logits, record.target)[:2]:
                 for changed in part[1:].reshape(len(covered), -1):
                     values += [float(part[0]), *map(float, changed)]
@@ -249,7 +244,9 @@ class PairedImages:
             width, height = (max(1, round(scale * length)) for length in photo.size)
             down, across = height / photo.height, width / photo.width
             top, left, bottom, right = image.geometry.box
-            small = Geometry((height, width), image.geometry.size, (top * down, left * across, bottom * down, right * across))
+            small = Geometry(
+                (height, width), image.geometry.size, (top * down, left * across, bottom * down, right * across)
+            )
             view = Photo(np.asarray(photo.resize((width, height), Image.Resampling.LANCZOS)), small)
             if scale == 1:
                 enlarged = view.enlarge()
@@ -260,6 +257,24 @@ class PairedImages:
             Image.fromarray(pixels).save(stream, "JPEG", quality=85)
             pictures.append(stream.getvalue())
         return pictures[0], pictures[1]
+
+
+def _is_same(old: PreparedInput, new: PreparedInput) -> bool:
+    return old.geometry == new.geometry and torch.equal(old.tensor, new.tensor.to(old.tensor.device))
+
+
+def _cover(image: PreparedInput, partner: PreparedInput | None, box: Box, regions: Tensor) -> list[Tensor]:
+    """Return an input with each region of the fine grid covered, by each fill; empty if a region has no pixels."""
+    tensor, geometry = image.tensor, _move_to_box(image.geometry, box)
+    size = (tensor.shape[-2], tensor.shape[-1])
+    masks = torch.stack([geometry.to_input_mask(region.double(), size) >= 0.5 for region in regions]).to(tensor.device)
+    if not masks.flatten(1).any(1).all():
+        return []
+    copies = tensor.expand(len(masks), *tensor.shape)
+    covered = [impute_linear(copies, masks)]
+    if partner is not None and partner.tensor.shape == tensor.shape:
+        covered.append(torch.where(masks[:, None], partner.tensor, copies))
+    return covered
 
 
 def find_common_box(old: Geometry, new: Geometry) -> Box:

@@ -73,6 +73,14 @@ class MovedRegion:
         """A name that no other region has."""
         return f"{self.target} {self.sign} {self.name} {'' if self.cells is None else np.packbits(self.cells).tobytes().hex()}"
 
+    @property
+    def box(self) -> tuple[float, float, float, float] | None:
+        """Top, left, bottom and right of the cells as shares; None if they are chosen for each image."""
+        if self.cells is None:
+            return None
+        rows, columns = (np.flatnonzero(self.cells.any(axis)).tolist() for axis in (1, 0))
+        return rows[0] / GRID, columns[0] / GRID, (rows[-1] + 1) / GRID, (columns[-1] + 1) / GRID
+
     def locate(self, record: PairRecord) -> NDArray[np.bool_]:
         """Return the cells in an image."""
         if self.cells is not None:
@@ -187,7 +195,9 @@ class PairBench:
         moved = np.array([region.measure(self.records[row]) for row in rows])
         present = [row for row in rows if region.has_moved(self.records[row])]
         shown = rows if region.cells is not None else present
-        inside = [[float(side[region.locate(self.records[row])].sum()) for side in self.records[row].heat] for row in shown]
+        inside = [
+            [float(side[region.locate(self.records[row])].sum()) for side in self.records[row].heat] for row in shown
+        ]
         # For a region that is chosen by what moved in each image this test is void: it would always pass.
         moved_p = (
             run_sign_flip_test(moved, [self.groups[row] for row in rows], seed=self.seed)
@@ -198,7 +208,9 @@ class PairBench:
             region,
             tuple(self.records[row].index for row in present),
             len(rows),
-            (float(np.mean([old for old, _ in inside])), float(np.mean([new for _, new in inside]))) if inside else (0, 0),
+            (float(np.mean([old for old, _ in inside])), float(np.mean([new for _, new in inside])))
+            if inside
+            else (0, 0),
             moved_p,
         )
         return self._cover(outcome, [row for row in shown if region.target in self.records[row].answers])
@@ -235,7 +247,11 @@ class PairBench:
         return max(outcomes, key=lambda one: (one.p, -abs(one.difference.mean) if one.difference else 0))
 
     def _compare(
-        self, outcome: RegionOutcome, values: NDArray[np.float64], groups: Sequence[int], deviations: NDArray[np.float64]
+        self,
+        outcome: RegionOutcome,
+        values: NDArray[np.float64],
+        groups: Sequence[int],
+        deviations: NDArray[np.float64],
     ) -> RegionOutcome:
         """Return the outcome with the effects of covering with a fill.
 

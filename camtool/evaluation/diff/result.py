@@ -30,6 +30,8 @@ class MovedHeat:
         direction: ``"to"`` if the new model has more heat there, ``"from"`` if it has less.
         place: The place, in words; ``"no fixed place"`` if it is another one in each image.
         area: Share of the compared part of the photo; None if it is another one in each image.
+        box: Top, left, bottom and right of the place, as shares of the part of the photo that both models see; None
+            if it is another one in each image.
         present: Images of the confirmation half in which heat moved so, of ``class_count`` of the class.
         class_count: Images of the class in the confirmation half.
         heat: The mean share of the heat that is there, of the old model and the new one.
@@ -46,6 +48,7 @@ class MovedHeat:
     direction: str
     place: str
     area: float | None
+    box: tuple[float, float, float, float] | None
     present: int
     class_count: int
     heat: tuple[float, float]
@@ -180,7 +183,9 @@ class CamDiff:
             ("Correlation of maps", f"{self.correlation:.2f}"),
         ]
         if self.accuracy is not None:
-            shares = (f"{100 * side.mean:.0f} % ({100 * side.low:.0f} to {100 * side.high:.0f})" for side in self.accuracy)
+            shares = (
+                f"{100 * side.mean:.0f} % ({100 * side.low:.0f} to {100 * side.high:.0f})" for side in self.accuracy
+            )
             facts.append(("Accuracy", " → ".join(shares)))
         return facts
 

@@ -31,8 +31,6 @@ from camtool.progress import Stage, follow_loop
 _MOST_IMAGES = 25
 """Images for each test of a region: with 19 controls and two fills they take 2,000 forward passes."""
 
-_MOST_PICTURES = 60
-
 _SHOWN = 20
 
 _NEVER_TESTED = (
@@ -51,6 +49,7 @@ def diff(
     level: float = 0.02,
     controls: int = 19,
     method: str = "faithcam",
+    pictures: int = 60,
     out: str | os.PathLike[str] | None = None,
     transform: Transform | None = None,
     class_names: Sequence[str] | None = None,
@@ -76,7 +75,8 @@ def diff(
         passes: Most forward passes. Places beyond it are in ``not_tested``; the maps are always computed.
         level: The largest q of a finding.
         controls: Control regions in each image, 1 or more.
-        method: The method of the maps, of both models.
+        method: The method of the maps, of both models. Quantized models have no gradients and need e.g. ``"reciprocam"``.
+        pictures: Images whose maps the page shows, the most changed ones.
         out: A folder for ``diff.json``, ``diff.md``, the page ``index.html`` and the state: a second call with the same
             arguments goes on where the first one stopped.
         transform: From a PIL image to the input of both models, if they do not bring their own.
@@ -91,6 +91,7 @@ def diff(
     """
     for name, value in (("passes", passes), ("controls", controls), ("batch_size", batch_size)):
         check_count(name, value, error=MetricError)
+    check_count("pictures", pictures, least=0, error=MetricError)
     check_number("level", level, above=0, below=1, error=MetricError)
     before, after = to_loaded(old), to_loaded(new)
     if before.labels is not None and after.labels is not None and [*before.labels] != [*after.labels]:
@@ -106,7 +107,7 @@ def diff(
     settings = "diff", hash_tensors(tensors, repr(subjects[1].model)), controls, method, seed, batch_size, targets
     state = State(subjects[0], sources, settings, None if out is None else Path(out))
     titles = before.name or "old", after.name or "new"
-    run = _Comparison(pairs, names, titles, passes, level, controls, seed, state, targets is not None)
+    run = _Comparison(pairs, names, titles, passes, level, controls, seed, state, targets is not None, pictures)
     result = run.run()
     if out is not None:
         result.save(Path(out))
@@ -127,6 +128,7 @@ class _Comparison:
         seed: The seed.
         state: What was computed before.
         has_labels: True if the user gave the classes.
+        pictures: Images whose maps are drawn.
         not_tested: What was left out, and why.
         notes: What the user should know.
     """
@@ -140,6 +142,7 @@ class _Comparison:
     seed: int
     state: State
     has_labels: bool
+    pictures: int
     not_tested: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -240,9 +243,9 @@ class _Comparison:
             if outcome.reason
         ]
         changed = sorted(records, key=lambda record: (-record.moved, record.index))
-        with closing(follow_loop(min(_MOST_PICTURES, len(changed)), Stage("Drawing", "image"))) as counter:
+        with closing(follow_loop(min(self.pictures, len(changed)), Stage("Drawing", "image"))) as counter:
             pictures = {}
-            for record in changed[:_MOST_PICTURES]:
+            for record in changed[: self.pictures]:
                 pictures[record.index] = self.images.draw_pictures(record)
                 counter.update(1)
         return CamDiff(
@@ -274,6 +277,7 @@ class _Comparison:
             "to" if region.sign > 0 else "from",
             region.name,
             None if region.cells is None else float(region.cells.mean()),
+            region.box,
             len(outcome.present),
             outcome.class_count,
             outcome.heat,
