@@ -1,7 +1,7 @@
 """The installed command ``camtool``: its commands, and the exit code of each error.
 
-Exit codes: 0 all fine, 1 some photos could not be explained, 2 invalid request, 130 interrupted (Ctrl-C), 143
-terminated (SIGTERM).
+Exit codes: 0 all fine, 1 some photos could not be explained or ``camtool diff --fail-on`` applies, 2 invalid
+request, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from camtool.cli import (
     app_command,
     audit_command,
     demo_command,
+    diff_command,
     evaluate_command,
     export_command,
     figure_commands,
@@ -76,6 +77,7 @@ app.command("features")(figure_commands.draw_features)
 app.command("kernels")(figure_commands.draw_kernels)
 app.command("evaluate")(evaluate_command.evaluate_methods)
 app.command("audit")(audit_command.audit_model)
+app.command("diff")(diff_command.compare_models)
 app.command("export")(export_command.export_model)
 app.command("demo")(demo_command.show_demo)
 

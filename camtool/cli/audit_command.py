@@ -100,7 +100,7 @@ def audit_model(
     table = metadata if metadata is not None or truth in (None, _IMAGE_FOLDER) else Path(truth)
     columns = None if table is None or not table.is_file() else _read_metadata(table, plan)
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
-    classes = _read_classes(truth, plan, photos, loaded.labels)
+    classes = read_classes(truth, plan, photos, loaded.labels)
     with FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
         result = audit(
             loaded,

@@ -683,16 +683,16 @@ def test_help_and_version(camtool_):
 
 # The options of these names, of all commands that have any use for them.
 ALIKE = {
-    "--limit": "run cluster evaluate audit",
+    "--limit": "run cluster evaluate audit diff",
     "--weights": "run cluster video slide app layers features kernels evaluate audit export",
-    "--device": "run cluster video slide app features kernels evaluate audit export",
-    "--labels": "run cluster video slide features evaluate audit",
-    "--out": "run cluster video slide features kernels evaluate audit demo",
-    "--json": "run cluster report replay video slide methods layers features kernels evaluate audit export demo",
-    "--quiet": "run cluster report replay video slide features kernels evaluate audit export demo",
+    "--device": "run cluster video slide app features kernels evaluate audit diff export",
+    "--labels": "run cluster video slide features evaluate audit diff",
+    "--out": "run cluster video slide features kernels evaluate audit diff demo",
+    "--json": "run cluster report replay video slide methods layers features kernels evaluate audit diff export demo",
+    "--quiet": "run cluster report replay video slide features kernels evaluate audit diff export demo",
     "--engine": "run cluster video slide app",
     "--layer": "run cluster video slide features kernels evaluate export",
-    "--method": "run cluster video slide evaluate audit export",
+    "--method": "run cluster video slide evaluate audit diff export",
     "--overwrite": "run cluster export",
 }
 

@@ -71,7 +71,8 @@ class MovedRegion:
     @property
     def key(self) -> str:
         """A name that no other region has."""
-        return f"{self.target} {self.sign} {self.name} {'' if self.cells is None else np.packbits(self.cells).tobytes().hex()}"
+        cells = "" if self.cells is None else np.packbits(self.cells).tobytes().hex()
+        return f"{self.target} {self.sign} {self.name} {cells}"
 
     @property
     def box(self) -> tuple[float, float, float, float] | None:

@@ -1,4 +1,4 @@
-"""The result of a comparison of two models: where heat moved, and the images sorted by change; JSON, Markdown, a page."""
+"""The result of a comparison: where heat moved, and the images sorted by change; as JSON, Markdown and a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``diff()``: from images in two models to places where heat moved on one half, tests on the other half, and findings."""
+"""``diff()``: from images in two models to places where heat moved on one half, and tests on the other half."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def diff(
         passes: Most forward passes. Places beyond it are in ``not_tested``; the maps are always computed.
         level: The largest q of a finding.
         controls: Control regions in each image, 1 or more.
-        method: The method of the maps, of both models. Quantized models have no gradients and need e.g. ``"reciprocam"``.
+        method: The method of the maps, of both models. Quantized models, which have no gradients, need
+            another one, e.g. ``"reciprocam"``.
         pictures: Images whose maps the page shows, the most changed ones.
         out: A folder for ``diff.json``, ``diff.md``, the page ``index.html`` and the state: a second call with the same
             arguments goes on where the first one stopped.
