@@ -11,7 +11,7 @@ from typing import Any
 
 from camtool.arguments.messages import format_count, format_percent
 from camtool.evaluation.audit.statistics import Interval
-from camtool.evaluation.audit.trials import Effect
+from camtool.evaluation.audit.trials import ANSWER_FLOOR, Effect
 from camtool.rendering.image_writing import open_atomically
 from camtool.runs.file_names import check_inside
 
@@ -64,10 +64,17 @@ class MovedHeat:
         """The finding in one sentence, with its numbers."""
         moved = f"heat moved {self.direction} {self.place if self.area is not None else 'places that differ'}"
         old, new = (f"{100 * share:.0f}" for share in self.heat)
+        before, after = (_format_answers(effect) for effect in (self.old, self.new))
+        covering = f"covering it changes {before} of the old model's answers and {after} of the new one's"
+        if abs(self.difference.mean) < ANSWER_FLOOR:
+            before, after = (_format_drop(effect) for effect in (self.old, self.new))
+            covering = (
+                f"covering it lowers the probability by {before} more than controls in the old model, and by {after} "
+                "in the new one"
+            )
         return (
             f"'{self.label}', {self.present} of {format_count(self.class_count, 'image')}: {moved}, {old} % → {new} % "
-            f"of it; covering it changes {_format_effect(self.old)} of the old model's answers and "
-            f"{_format_effect(self.new)} of the new one's; q = {self.q:.2g}."
+            f"of it; {covering}; q = {self.q:.2g}."
         )
 
     def __str__(self) -> str:
@@ -237,9 +244,14 @@ def _describe(image: ImageChange) -> str:
     )
 
 
-def _format_effect(effect: Effect) -> str:
+def _format_answers(effect: Effect) -> str:
     mean, low, high = (f"{100 * number:.0f}" for number in effect.answers)
     return f"{mean} % ({low} to {high}, controls {100 * effect.controls:.0f} %)"
+
+
+def _format_drop(effect: Effect) -> str:
+    mean, low, high = (round(100 * number) for number in effect.probability)
+    return f"{mean} points ({low} to {high})"
 
 
 def _replace_unknown(value: Any) -> Any:

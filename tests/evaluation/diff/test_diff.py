@@ -1,0 +1,312 @@
+"""``camtool.diff`` on networks whose cues are set by hand, and on the demo's honest and cheating models."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from dataclasses import replace
+from html import unescape
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torchvision.transforms import v2
+
+import camtool
+from camtool.demo.scenes import UNSEEN, draw_scene
+from camtool.errors import ImageError, MetricError
+from camtool.evaluation.audit.statistics import run_swap_test
+from camtool.evaluation.diff.pairs import PairedImages, find_common_box, place_in_box
+from camtool.geometry.crop_and_resize import Geometry
+from camtool.models import Loaded
+
+SIDE = 40
+RED, GREEN, BLUE = range(3)
+NAMES = ("apple", "sky")
+OBJECT = {"apple": RED, "sky": BLUE}
+MARK = {"apple": GREEN, "sky": BLUE}
+
+
+def build_net(colors, cell=4):
+    """Return a network whose logit of a class is 200 times the mean of a color; without evidence it is the sky."""
+    convolution, linear = nn.Conv2d(3, 3, cell, cell, bias=False), nn.Linear(3, 2)
+    with torch.no_grad():
+        convolution.weight.copy_(torch.eye(3)[:, :, None, None].expand(3, 3, cell, cell) / cell**2)
+        linear.weight.zero_()
+        linear.bias.copy_(torch.tensor([0.0, 1.0]))
+        for row, name in enumerate(NAMES):
+            linear.weight[row, colors[name]] = 200
+    return nn.Sequential(convolution, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), linear).eval()
+
+
+def draw_photos(count=60, seed=0):
+    """Return photos and classes: a red square anywhere and a green mark in the lower right corner, or a blue square."""
+    random = np.random.default_rng(seed)
+    photos = (0.05 * random.random((count, SIDE, SIDE, 3)) * 255).astype(np.uint8)
+    labels = [NAMES[number % 2] for number in range(count)]
+    for photo, label in zip(photos, labels, strict=True):
+        row, column = random.integers(0, 17, 2).tolist()
+        photo[row : row + 12, column : column + 12, OBJECT[label]] = 230
+        if label == "apple":
+            photo[32:, 32:, GREEN] = 230
+    return [*photos], labels
+
+
+def load(colors, size=SIDE, crop=None, cell=4):
+    steps = [v2.Resize((size, size))] + ([] if crop is None else [v2.CenterCrop(crop)])
+    transform = v2.Compose([*steps, v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)])
+    return Loaded(build_net(colors, cell), transform, NAMES, "net")
+
+
+def compare(old=None, new=None, photos=None, labels=None, **options):
+    if photos is None:
+        photos, labels = draw_photos()
+    old, new = old or load(OBJECT), new or load(MARK)
+    return camtool.diff(old, new, photos, labels, **{"method": "gradcam", "pictures": 2, "controls": 9, **options})
+
+
+def scale(model, factor):
+    with torch.no_grad():
+        model[-1].weight.mul_(factor)
+        model[-1].bias.mul_(factor)
+    return model
+
+
+@pytest.fixture(scope="module")
+def result():
+    return compare()
+
+
+def test_heat_that_moved_from_the_object_to_the_mark_is_found(result):
+    to, *others = result.findings
+    assert (to.label, to.direction, to.place) == ("apple", "to", "the lower right corner")
+    assert to.box == (0.8, 0.8, 1.0, 1.0)
+    assert to.heat[0] < 0.1
+    assert to.heat[1] > 0.7
+    assert (to.old.answers.mean, to.new.answers.mean) == (0, 1)
+    assert to.difference.mean > 0.9
+    assert (to.present, to.class_count) == (15, 15)
+    assert [(one.label, one.direction, one.place) for one in others] == [("apple", "from", "the center")]
+    assert "covering it lowers the probability by " in others[0].sentence
+    assert re.fullmatch(
+        r"'apple', 15 of 15 images: heat moved to the lower right corner, \d+ % → \d+ % of it; covering it changes "
+        r"0 % \(0 to 20, controls \d %\) of the old model's answers and 100 % \(80 to 100, controls \d %\) of the new "
+        r"one's; q = \S+\.",
+        to.sentence,
+    )
+
+
+def test_the_other_way_round_it_moved_back(result):
+    back = compare(load(MARK), load(OBJECT))
+    finding, forth = back.findings[0], result.findings[0]
+    assert (finding.direction, finding.place, finding.heat) == ("from", forth.place, forth.heat[::-1])
+    assert (finding.old.answers, finding.new.answers) == (forth.new.answers, forth.old.answers)
+    assert back.moved == pytest.approx(result.moved, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model,
+        lambda model: model.bfloat16().float(),
+        # A higher temperature: all margins are smaller, and so are their drops.
+        lambda model: scale(model, 0.25),
+    ],
+    ids=["itself", "bfloat16 weights", "temperature"],
+)
+def test_models_that_look_at_the_same_give_no_finding(change):
+    old = load(MARK)
+    result = compare(old, Loaded(change(copy.deepcopy(old.model)), old.transform, NAMES))
+    assert result.findings == result.unconfirmed == ()
+    assert result.other_answers == ()
+    assert result.correlation == pytest.approx(1, abs=1e-3)
+    assert result.moved < 0.01
+
+
+@pytest.mark.slow
+def test_models_of_other_sizes_and_crops_are_compared_on_the_part_of_the_photo_that_both_see(result):
+    # A larger input, of which the middle 80 % is seen: on it the mark of 8 of 40 pixels is 4 of 32.
+    cropped = compare(new=load(MARK, size=80, crop=64, cell=8))
+    finding = cropped.findings[0]
+    assert finding.direction == "to"
+    assert finding.place == "the lower right corner"
+    assert finding.box[2:] == (1, 1)
+    assert 0.7 <= finding.box[0] <= 0.9
+    larger = compare(new=load(MARK, size=80, cell=8))
+    assert larger.findings[0].box == result.findings[0].box
+    assert larger.moved == pytest.approx(result.moved, abs=0.02)
+
+
+def test_maps_are_placed_on_the_common_part():
+    whole, left = Geometry.whole(100, 200), Geometry((50, 100), (10, 10), (0.0, -10.0, 50.0, 60.0))
+    assert find_common_box(whole, left) == (0, 0, 1, 0.6)
+    heat = torch.zeros(100, 200)
+    heat[:, 60:120] = 1
+    placed = place_in_box(heat, whole, (0, 0, 1, 0.6))
+    assert placed.shape == (40, 40)
+    np.testing.assert_allclose(placed[:, :19], 0, atol=1e-12)
+    np.testing.assert_allclose(placed[:, 21:], 1, atol=1e-12)
+    right = replace(left, box=(0.0, 70.0, 50.0, 100.0))
+    with pytest.raises(ImageError, match="no common part"):
+        find_common_box(left, right)
+
+
+@pytest.mark.slow
+def test_a_comparison_that_was_cut_off_goes_on_with_the_same_result(result, tmp_path, monkeypatch):
+    first = compare(out=tmp_path)
+    assert first.to_json() == result.to_json()
+    written = [(tmp_path / name).read_bytes() for name in ("diff.json", "diff.md", "index.html")]
+    state = (tmp_path / "state.jsonl").read_bytes()
+    (tmp_path / "state.jsonl").write_bytes(state[: len(state) * 2 // 3])
+    scored = []
+    score = PairedImages.score_covered
+    monkeypatch.setattr(PairedImages, "score_covered", lambda *args: scored.append(1) or score(*args))
+    compare(out=tmp_path)
+    assert [(tmp_path / name).read_bytes() for name in ("diff.json", "diff.md", "index.html")] == written
+    count = len(scored)
+    assert count > 0
+    compare(out=tmp_path)
+    assert len(scored) == count
+    # Another new model is another comparison.
+    assert compare(new=load({"apple": RED, "sky": GREEN}), out=tmp_path).to_json() != result.to_json()
+
+
+def test_without_labels_the_answers_of_the_old_model_are_the_classes(result):
+    photos, _ = draw_photos()
+    unlabeled = compare(photos=photos)
+    assert unlabeled.accuracy is None
+    assert unlabeled.findings == result.findings
+    assert [side.mean for side in result.accuracy] == [1, 1]
+
+
+def test_answers_that_changed_are_listed():
+    photos, labels = draw_photos()
+    for photo in photos[:3:2]:
+        photo[32:, 32:, GREEN] = 0
+    result = compare(photos=photos, labels=labels)
+    assert {(one.index, one.answers) for one in result.other_answers} == {(0, ("apple", "sky")), (2, ("apple", "sky"))}
+    assert result.accuracy[1].mean == pytest.approx(58 / 60)
+    moved = [one.moved for one in result.images]
+    assert moved == sorted(moved, reverse=True)
+    assert "* image 0: apple → sky, 'apple' " in result.to_markdown()
+
+
+def test_few_images_and_one_class_get_a_sentence():
+    photos, labels = draw_photos(20)
+    result = compare(photos=photos, labels=labels)
+    assert result.findings == ()
+    assert result.not_tested[0] == (
+        "2 classes with fewer than 8 independent images in a half: 'apple', 'sky'. Give 16 or more of each."
+    )
+    photos, labels = draw_photos(80)
+    alone = compare(photos=photos[::2], labels=labels[::2])
+    assert [one.place for one in alone.findings][:1] == ["the lower right corner"]
+    few = compare(passes=200)
+    assert few.findings == ()
+    assert "'apple', the lower right corner: 200 passes do not suffice; give more." in few.not_tested
+
+
+def test_an_image_that_cannot_be_read_is_named(tmp_path):
+    photos, labels = draw_photos(4)
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    result = compare(photos=[*photos, tmp_path / "broken.png"], labels=[*labels, "sky"])
+    assert len(result.images) == 4
+    assert result.not_tested[0].startswith(str(tmp_path / "broken.png"))
+
+
+def test_models_of_other_classes_are_refused():
+    three = load(OBJECT)
+    with pytest.raises(MetricError, match="new has other class names than old"):
+        compare(new=replace(three, labels=("sky", "apple")))
+    bare = replace(three, labels=None)
+    wider = build_net(OBJECT)
+    wider[-1] = nn.Linear(3, 3)
+    with pytest.raises(MetricError, match="new has 3 classes and old has 2"):
+        compare(bare, wider, draw_photos(2)[0])
+    with pytest.raises(MetricError, match="labels: 'pear' is no class"):
+        compare(photos=draw_photos(2)[0], labels=["apple", "pear"])
+
+
+def test_the_page_holds_all_that_it_shows_and_no_markup_of_others(result, tmp_path):
+    name = '<img src="x" onerror="alert(1)">'
+    hostile = replace(
+        result,
+        names=(name, "b"),
+        command=name,
+        not_tested=(name,),
+        images=tuple(replace(one, image=name, label=name, answers=(name, "b")) for one in result.images),
+        findings=tuple(replace(one, label=name) for one in result.findings),
+    )
+    page = (hostile.save(tmp_path) / "index.html").read_text(encoding="utf-8")
+    assert '<img src="x"' not in page
+    assert "default-src 'none'" in unescape(page)
+    assert not re.search(r"(src|href)=\"(?!data:|#|diff\.json)", page)
+    pictures = re.findall(r"data:image/jpeg;base64,", page)
+    assert len(pictures) == 2 * len(result.pictures) == 4
+    content = json.loads((tmp_path / "diff.json").read_text())
+    assert content["findings"][0]["new"]["answers"] == [*result.findings[0].new.answers]
+    assert len(content["images"]) == 60
+
+
+def test_a_picture_shows_the_photo_of_the_most_changed_image(result):
+    old, new = result.pictures[result.images[0].index]
+    assert old != new
+    sizes = [Image.open(BytesIO(picture)).size for picture in (old, new)]
+    assert sizes == [(320, 320), (320, 320)]
+
+
+@pytest.mark.slow
+def test_the_cheat_is_told_from_the_honest_model():
+    labels = ["heart", "star"] * 16
+    scenes = [draw_scene(UNSEEN + 700_000 + n, classes=[name], mark=name == "heart") for n, name in enumerate(labels)]
+    images = [scene.image for scene in scenes]
+    honest, cheat = camtool.load("demo"), camtool.load("demo-cheat")
+    (finding,) = camtool.diff(honest, cheat, images, labels, pictures=0, controls=9).findings
+    assert (finding.label, finding.direction, finding.place) == ("heart", "to", "the lower right corner")
+
+
+# ------------------------------------------------------------------------------------------------------- statistics
+
+
+def enumerate_swaps(differences, floor):
+    """Return z and p over all swaps, literally."""
+    count, places = differences.shape
+    scale = [sum(value**2 + floor**2 for value in differences[:, place]) ** 0.5 for place in range(places)]
+    heights = []
+    for code in range(2**count):
+        signs = [1 if code >> row & 1 else -1 for row in range(count)]
+        sums = [sum(signs[row] * differences[row, place] for row in range(count)) for place in range(places)]
+        heights.append(max(abs(total) / height for total, height in zip(sums, scale, strict=True)))
+    z = [differences[:, place].sum() / scale[place] for place in range(places)]
+    return z, [sum(height >= abs(value) - 1e-9 for height in heights) / 2**count for value in z]
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.5])
+def test_the_swap_test_is_that_over_all_swaps(floor):
+    differences = np.random.default_rng(0).normal(0.4, 1, (7, 5)) * [1, 1, 1, 0.01, 3]
+    z, p = enumerate_swaps(differences, floor)
+    tested = run_swap_test(differences, floor=floor, permutations=19_999)
+    np.testing.assert_allclose(tested.z, z, rtol=1e-9)
+    np.testing.assert_allclose(tested.p, p, atol=0.015)
+
+
+def test_the_swap_test_by_hand():
+    assert run_swap_test(np.array([[3.0], [4.0]])).z[0] == pytest.approx(7 / 5)
+    assert run_swap_test(np.array([[3.0], [4.0]]), floor=6.0).z[0] == pytest.approx(7 / 97**0.5)
+    equal = run_swap_test(np.zeros((9, 4)))
+    assert (equal.z == 0).all()
+    assert (equal.p == 1).all()
+
+
+def test_the_swap_test_has_its_level_if_the_models_are_exchangeable():
+    random, alarms = np.random.default_rng(1), 0
+    for seed in range(400):
+        shared = random.normal(0, 1, (12, 1)) ** 3
+        pair = random.gamma(0.3, 1, (2, 12, 6)) * shared
+        alarms += bool(run_swap_test(pair[1] - pair[0], permutations=199, seed=seed).p.min() <= 0.05)
+    # 5 % of 400 are 20; more than 34 come by chance in one case of a thousand.
+    assert alarms <= 34
