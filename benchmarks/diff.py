@@ -64,14 +64,14 @@ class Pair:
 
     Attributes:
         group: A key of :data:`GROUPS`.
-        number: Its number in the group.
+        name: Its name in the group: a number, or those of the networks.
         kind: What differs.
         build: Returns the models, images, labels and the method.
         label: The class whose heat has to move; empty if none has to.
     """
 
     group: str
-    number: int
+    name: str
     kind: str
     build: Callable[[], tuple[Any, Any, list[Any], list[str], str]]
     label: str = ""
@@ -84,7 +84,7 @@ class Pair:
         labeled = [one for one in result.findings if one.label == self.label]
         return {
             "group": self.group,
-            "number": self.number,
+            "name": self.name,
             "kind": self.kind,
             "found": bool(labeled),
             "findings": [one.sentence for one in result.findings],
@@ -108,11 +108,11 @@ def main(
     """Compare the pairs, print a line for each, and write the numbers to a JSON file and to the page."""
     torch.set_num_threads(threads)
     stored = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
-    entries = {(one["group"], one["number"]): one for one in stored.get("pairs", ()) if stored["version"] == _VERSION}
+    entries = {(one["group"], one["name"]): one for one in stored.get("pairs", ()) if stored["version"] == _VERSION}
     for pair in list_pairs(cache, planted, only):
-        if (pair.group, pair.number) in entries:
+        if (pair.group, pair.name) in entries:
             continue
-        entry = entries[pair.group, pair.number] = pair.measure()
+        entry = entries[pair.group, pair.name] = pair.measure()
         summary = summarize([*entries.values()])
         content = {
             "machine": describe_machine(threads),
@@ -121,7 +121,7 @@ def main(
             "pairs": [*entries.values()],
         }
         out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        print(f"{pair.group:<9} {pair.number:>2} {pair.kind:<24} {entry['findings']} {entry['seconds']} s", flush=True)
+        print(f"{pair.group:<9} {pair.name:>7} {pair.kind:<24} {entry['findings']} {entry['seconds']} s", flush=True)
     if out == RESULTS:
         write_between(PAGE, "diff", format_table(summarize([*entries.values()])))
 
@@ -159,7 +159,7 @@ def _draw(number: int) -> tuple[list[Any], list[str]]:
 def _pair_cheat(number: int) -> Pair:
     names = ("demo", "demo-cheat")[:: -1 if number % 2 else 1]
     build = lambda: (*map(camtool.load, names), *_draw(number), "faithcam")  # noqa: E731
-    return Pair("cheat", number, " → ".join(names), build, "heart")
+    return Pair("cheat", str(number), " → ".join(names), build, "heart")
 
 
 def _pair_same(number: int) -> Pair:
@@ -171,7 +171,7 @@ def _pair_same(number: int) -> Pair:
         new = Loaded(CHANGES[change](copy.deepcopy(old.model)).eval(), old.transform, old.labels, change)
         return old, new, *_draw(100 + number), method
 
-    return Pair("same", number, change, build)
+    return Pair("same", str(number), change, build)
 
 
 def _pair_planted(group: str, number: int, one: Network, two: Network, cache: Path) -> Pair:
@@ -183,7 +183,7 @@ def _pair_planted(group: str, number: int, one: Network, two: Network, cache: Pa
         return *models, [scene.image for scene in scenes], [names[scene.label] for scene in scenes], "faithcam"
 
     kind = f"{one.kind} {one.prevalence} %" if group == "planted" else one.architecture
-    return Pair(group, number, kind, build, LABELS[one.label] if group == "planted" else "")
+    return Pair(group, f"{one.index}-{two.index}", kind, build, LABELS[one.label] if group == "planted" else "")
 
 
 # ------------------------------------------------------------------------------------------- what makes no difference

@@ -72,7 +72,10 @@ def test_a_name_and_weights_of_the_same_values_have_the_same_maps(run_command):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("old.safetensors", "demo", "photos"), "OLD old.safetensors is a file of weights; name its architecture"),
+        (
+            ("old.safetensors", "demo", "photos/arrow"),
+            "OLD old.safetensors is a file of weights; name its architecture",
+        ),
         (("demo", "demo-chaet", "photos/arrow"), "Did you mean 'demo-cheat'"),
         (("demo", "demo", "photos/arrow", "--fail-on", "move"), "--fail-on must be one of 'moved', 'answers'"),
         (("demo", "demo", "photos", "--truth", "none.csv"), "--truth none.csv: there is no such file"),

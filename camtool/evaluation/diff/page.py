@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from base64 import b64encode
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
 from camtool.runs.report.page import read_template, render_template
 from camtool.runs.text_escapes import escape_hidden
 
-if TYPE_CHECKING:
-    from camtool.evaluation.diff.result import CamDiff, ImageChange
-
 GENERATOR = "camtool diff"
 
 
-def render_page(diff: CamDiff) -> str:
-    """Return the page as HTML. It holds its pictures, and loads nothing."""
+def render_page(diff: Any) -> str:
+    """Return the page of a :class:`camtool.CamDiff` as HTML. It holds its pictures, and loads nothing."""
     images = [_describe(image, diff.pictures[image.index]) for image in diff.images if image.index in diff.pictures]
     stops = ", ".join(f"rgb({red} {green} {blue})" for red, green, blue in get_palette(DEFAULT_COLORMAP)[::51].tolist())
     colors = f".legend .colors {{ background: linear-gradient(90deg, {stops}); }}\n"
@@ -50,7 +47,7 @@ def _escape_finding(finding: Any) -> Any:
     return replace(finding, label=escape_hidden(finding.label))
 
 
-def _describe(image: ImageChange, pictures: tuple[bytes, bytes]) -> dict[str, Any]:
+def _describe(image: Any, pictures: tuple[bytes, bytes]) -> dict[str, Any]:
     return {
         "image": escape_hidden(image.image),
         "label": escape_hidden(image.label),
