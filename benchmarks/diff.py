@@ -3,12 +3,12 @@
 Four groups of pairs, on scenes that no network was trained on and on which nothing was tuned:
 
 * *cheat*: the demo's honest network and its cheat, in turns as old and new. The heat of hearts has to move to the
-  watermark, or from it. Three classes of 24 scenes; the hearts have the watermark.
+  watermark, or from it. Two classes of 20 scenes; the hearts have the watermark.
 * *same*: a demo network and itself, exactly or but for rounding: autocast to bfloat16, weights in half precision,
   batch normalization folded into the convolutions, logits of twice the temperature, and int8 (dynamic, of the linear
   layer, with ``reciprocam`` as it has no gradients). Any finding is a false alarm.
 * *planted*: a network of ``python -m benchmarks planted`` that uses its cue, and an honest one of the same
-  architecture; a finding for the class with the cue counts. Three classes of 32 scenes with the cue as in training.
+  architecture; a finding for the class with the cue counts. Two classes of 40 scenes with the cue as in training.
 * *retrained*: two honest networks of one architecture, trained on other scenes. A finding is no false alarm, as these
   networks are different; the share of such pairs is what a retraining does.
 
@@ -54,8 +54,8 @@ GROUPS = {
 
 _PAIRS = 20
 _FIRST_SCENE = 8_000_000_000
-_CLASSES, _SCENES, _PLANTED_SCENES = ("heart", "star", "arrow"), 24, 32
-_VERSION = 1
+_CLASSES, _SCENES, _PLANTED_SCENES = ("heart", "star"), 20, 40
+_VERSION = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +177,7 @@ def _pair_same(number: int) -> Pair:
 def _pair_planted(group: str, number: int, one: Network, two: Network, cache: Path) -> Pair:
     def build() -> tuple[Any, Any, list[Any], list[str], str]:
         (first, draw, names), (second, *_) = load_planted(one, cache), load_planted(two, cache)
-        chosen = [(one.label + step) % len(names) for step in (0, 1, 2)]
+        chosen = [(one.label + step) % len(names) for step in (0, 1)]
         scenes = [scene for scene in draw(_PLANTED_SCENES * len(names)) if scene.label in chosen]
         models = (second, first) if number % 2 == 0 else (first, second)
         return *models, [scene.image for scene in scenes], [names[scene.label] for scene in scenes], "faithcam"
