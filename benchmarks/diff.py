@@ -12,7 +12,7 @@ Four groups of pairs, on scenes that no network was trained on and on which noth
 * *retrained*: two honest networks of one architecture, trained on other scenes. A finding is no false alarm, as these
   networks are different; the share of such pairs is what a retraining does.
 
-Pairs stand in turns of the groups, and what was measured is kept.
+What was measured is kept.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def main(
 
 
 def list_pairs(cache: Path, planted: Path, count: int) -> Iterator[Pair]:
-    """Yield the pairs, the groups in turns."""
+    """Yield the pairs: of the demo, then of planted cues, each in turns with those without a change."""
     truth = read_entries(planted)
     networks = [one for one in plan_networks() if one.index in truth and get_weights_path(one, cache).exists()]
     used = [one for one in networks if truth[one.index]["used"] and not one.is_honest]
@@ -143,6 +143,7 @@ def list_pairs(cache: Path, planted: Path, count: int) -> Iterator[Pair]:
     for number in range(count):
         yield _pair_cheat(number)
         yield _pair_same(number)
+    for number in range(count):
         if number < len(cheats):
             yield _pair_planted("planted", number, *cheats[number], cache)
         if number < len(retrained):

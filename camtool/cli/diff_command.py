@@ -31,7 +31,7 @@ _WEIGHTS = (".safetensors", ".pt", ".pth")
 def compare_models(
     *,
     old: Annotated[
-        str, typer.Argument(metavar="OLD", help="Name of a model as for --model; or its weights, a file, with --model.")
+        str, typer.Argument(metavar="OLD", help="Name of a model, NAME=WEIGHTS, or with --model a file of weights.")
     ],
     new: Annotated[str, typer.Argument(metavar="NEW", help="The same for the new model.")],
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of photos.")],
@@ -125,21 +125,22 @@ def _load(
     *,
     is_quiet: bool,
 ) -> Loaded:
-    """Return a model by its name, or the model of ``--model`` with a file of weights.
+    """Return a model by its name, with a file of weights if one is given.
 
     Raises:
         CamtoolError: It is a file of weights without an architecture, or it cannot be loaded.
     """
-    is_file = value.endswith(_WEIGHTS)
-    if is_file and model is None:
-        raise CamtoolError(f"{argument} {value} is a file of weights; name its architecture, e.g. --model resnet18.")
-    options = (
-        model_options.ModelOptions(model or value, value, device)
-        if is_file
-        else model_options.ModelOptions(value, None, device)
-    )
+    name, is_pair, file = value.partition("=") if value.endswith(_WEIGHTS) else (value, "", "")
+    if is_pair or not value.endswith(_WEIGHTS):
+        options = model_options.ModelOptions(name, file or None, device)
+    elif model is not None:
+        options = model_options.ModelOptions(model, value, device)
+    else:
+        raise CamtoolError(
+            f"{argument} {value} is a file of weights; name its architecture: --model resnet18, or resnet18={value}."
+        )
     loaded = options.load(naming.labels, preparing.parse(), is_quiet=is_quiet)
-    return replace(loaded, name=Path(value).name if is_file else value)
+    return replace(loaded, name=Path(file or value).name if value.endswith(_WEIGHTS) else value)
 
 
 def _print_result(result: CamDiff, out: Path) -> None:

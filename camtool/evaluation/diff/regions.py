@@ -31,8 +31,7 @@ from camtool.evaluation.audit.trials import (
 from camtool.evaluation.diff.pairs import PairedImages, PairRecord
 
 HEAT_FLOOR = 0.02
-"""Least share of the heat that has moved to or from a place. Rounding to bfloat16, int8 and the like moved at most 0.5 %
-of all heat (``python -m benchmarks diff``)."""
+"""Least share of the heat that has moved to or from a place. Rounding, e.g. to bfloat16, moves at most 0.5 %."""
 
 ANYWHERE = "no fixed place"
 

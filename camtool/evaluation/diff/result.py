@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from camtool.arguments.messages import format_count, format_percent
+from camtool.arguments.messages import format_count
 from camtool.evaluation.audit.statistics import Interval
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, Effect
 from camtool.rendering.image_writing import open_atomically
@@ -186,14 +186,11 @@ class CamDiff:
         facts = [
             ("Images", f"{len(self.images):,}"),
             ("Other answers", f"{len(self.other_answers):,}"),
-            ("Heat that moved", format_percent(self.moved)),
+            ("Heat that moved", f"{100 * self.moved:.0f} %"),
             ("Correlation of maps", f"{self.correlation:.2f}"),
         ]
         if self.accuracy is not None:
-            shares = (
-                f"{100 * side.mean:.0f} % ({100 * side.low:.0f} to {100 * side.high:.0f})" for side in self.accuracy
-            )
-            facts.append(("Accuracy", " → ".join(shares)))
+            facts.append(("Accuracy", " → ".join(f"{100 * side.mean:.1f} %" for side in self.accuracy)))
         return facts
 
     def to_markdown(self) -> str:
