@@ -138,7 +138,7 @@ class PairedImages:
     def _record(self, pairs: dict[int, tuple[PreparedInput, PreparedInput]]) -> Iterator[tuple[int, PairRecord]]:
         inputs = [[pair[side] for pair in pairs.values()] for side in (0, 1)]
         if not self._is_checked:
-            self._check(*(items[0] for items in inputs))
+            self._check(*inputs)
         logits = torch.stack([self._score(side, items) for side, items in zip(self.sides, inputs, strict=True)])
         answers = logits.argmax(2)
         targets = [*answers[0].tolist()] if self._labels is None else [self._labels[index] for index in pairs]
@@ -162,23 +162,26 @@ class PairedImages:
                 ),
             )
 
-    def _check(self, *images: PreparedInput) -> None:
+    def _check(self, *inputs: list[PreparedInput]) -> None:
         """Check that both models answer with one of the same classes.
 
         Raises:
-            MetricError: They do not.
+            MetricError: They do not, or a label is none of them.
         """
         counts = []
-        for side, image in zip(self.sides, images, strict=True):
-            labeled = next(side.subject.iterate_batches([image], [None], 1))
-            if labeled.link != "softmax":
+        for name, side, items in zip(("old", "new"), self.sides, inputs, strict=True):
+            batch = next(group_into_batches(items, self._batch_size))
+            link = next(side.subject.iterate_batches(batch, [None] * len(batch), len(batch))).link
+            if link != "softmax":
                 raise MetricError(
-                    f"model: its scores become probabilities by {labeled.link}; a comparison needs classifiers of one "
-                    "class per image (softmax). Models of several labels, segmenters and detectors are not compared."
+                    f"{name}: its scores become probabilities by {link}; a comparison needs classifiers of one class "
+                    "per image (softmax). Models of several labels, segmenters and detectors are not compared."
                 )
-            counts.append(side.score(image.tensor[None]).shape[1])
+            counts.append(side.score(batch[0].tensor[None]).shape[1])
         if counts[0] != counts[1]:
             raise MetricError(f"new has {counts[1]} classes and old has {counts[0]}; give models of the same classes.")
+        if max(self._labels or (0,)) >= counts[0]:
+            raise MetricError(f"labels: {max(self._labels or ())} is no class of the models, which have {counts[0]}.")
         self._is_checked = True
 
     def _score(self, side: AuditImages, items: list[PreparedInput]) -> Tensor:

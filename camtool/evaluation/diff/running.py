@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_count, check_number
@@ -23,7 +26,6 @@ from camtool.evaluation.audit.trials import LEAST_GROUPS
 from camtool.evaluation.diff.pairs import PASSES_PER_PAIR, PairedImages, PairRecord
 from camtool.evaluation.diff.regions import MovedRegion, PairBench, RegionOutcome, find_moved_regions
 from camtool.evaluation.diff.result import CamDiff, ImageChange, MovedHeat
-from camtool.evaluation.leaderboard.measurement import hash_tensors
 from camtool.evaluation.subject import Subject
 from camtool.models import Loaded, Transform, to_loaded
 from camtool.progress import Stage, follow_loop
@@ -104,8 +106,8 @@ def diff(
     )
     targets, sources = find_targets(labels, names, len(images)), [*images]
     pairs = PairedImages(subjects, sources, targets, method, batch_size)
-    tensors = [*subjects[1].model.parameters(), *subjects[1].model.buffers()]
-    settings = "diff", hash_tensors(tensors, repr(subjects[1].model)), controls, method, seed, batch_size, targets
+    hashes = [_hash_weights(subject.model) for subject in subjects]
+    settings = "diff", repr(subjects[1].model), hashes, controls, method, seed, batch_size, targets
     state = State(subjects[0], sources, settings, None if out is None else Path(out))
     titles = before.name or "old", after.name or "new"
     run = _Comparison(pairs, names, titles, passes, level, controls, seed, state, targets is not None, pictures)
@@ -113,6 +115,13 @@ def diff(
     if out is not None:
         result.save(Path(out))
     return result
+
+
+def _hash_weights(model: nn.Module) -> str:
+    """Return a hash of the file that the weights make: those of quantized layers are no parameters."""
+    stream = BytesIO()
+    torch.save(model.state_dict(), stream)
+    return blake2b(stream.getbuffer(), digest_size=10).hexdigest()
 
 
 @dataclass

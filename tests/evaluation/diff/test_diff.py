@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import warnings
 from dataclasses import replace
 from html import unescape
 from io import BytesIO
@@ -20,7 +21,8 @@ import camtool
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import ImageError, MetricError
 from camtool.evaluation.audit.statistics import run_swap_test
-from camtool.evaluation.diff.pairs import PairedImages, find_common_box, place_in_box
+from camtool.evaluation.diff.pairs import PairedImages, PairRecord, find_common_box, place_in_box
+from camtool.evaluation.diff.regions import find_moved_regions
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.models import Loaded
 
@@ -175,6 +177,18 @@ def test_a_comparison_that_was_cut_off_goes_on_with_the_same_result(result, tmp_
     assert compare(new=load({"apple": RED, "sky": GREEN}), out=tmp_path).to_json() != result.to_json()
 
 
+def test_weights_of_quantized_layers_are_told_apart(tmp_path):
+    def quantize(colors):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.ao.quantization.quantize_dynamic(build_net(colors), {nn.Linear}, dtype=torch.qint8)
+
+    photos, labels = draw_photos(4)
+    for new, accuracy in ((quantize(OBJECT), 1), (quantize({"apple": BLUE, "sky": RED}), 0)):
+        result = compare(None, new, photos, labels, method="reciprocam", out=tmp_path)
+        assert [side.mean for side in result.accuracy] == [1, accuracy]
+
+
 def test_without_labels_the_answers_of_the_old_model_are_the_classes(result):
     photos, _ = draw_photos()
     unlabeled = compare(photos=photos)
@@ -202,6 +216,8 @@ def test_few_images_and_one_class_get_a_sentence():
     assert result.not_tested[0] == (
         "2 classes with fewer than 8 independent images in a half: 'apple', 'sky'. Give 16 or more of each."
     )
+    equal = compare(photos=[photos[0]] * 20 + [photos[1]] * 20, labels=[NAMES[0]] * 20 + [NAMES[1]] * 20)
+    assert equal.notes == ("40 images are 2 independent groups: near-duplicates and bursts count as one.",)
     photos, labels = draw_photos(80)
     alone = compare(photos=photos[::2], labels=labels[::2])
     assert [one.place for one in alone.findings][:1] == ["the lower right corner"]
@@ -229,6 +245,8 @@ def test_models_of_other_classes_are_refused():
         compare(bare, wider, draw_photos(2)[0])
     with pytest.raises(MetricError, match="labels: 'pear' is no class"):
         compare(photos=draw_photos(2)[0], labels=["apple", "pear"])
+    with pytest.raises(MetricError, match="labels: 2 is no class of the models, which have 2"):
+        compare(bare, replace(bare), draw_photos(2)[0], [0, 2])
 
 
 def test_the_page_holds_all_that_it_shows_and_no_markup_of_others(result, tmp_path):
@@ -267,6 +285,51 @@ def test_the_cheat_is_told_from_the_honest_model():
     honest, cheat = camtool.load("demo"), camtool.load("demo-cheat")
     (finding,) = camtool.diff(honest, cheat, images, labels, pictures=0, controls=9).findings
     assert (finding.label, finding.direction, finding.place) == ("heart", "to", "the lower right corner")
+
+
+# ----------------------------------------------------------------------------------------------------------- places
+
+
+def make_record(index, old, new):
+    shares = np.stack([old / old.sum(), new / new.sum()])
+    ones = np.ones(2)
+    return PairRecord(index, 0, np.zeros(2, int), ones, ones, 0.0, shares, np.zeros(32, np.uint8))
+
+
+def find_places(draw_new, count=12):
+    random, center = np.random.default_rng(0), np.zeros((10, 10))
+    center[4:6, 4:6] = 1
+    records = [make_record(index, center, draw_new(random, center)) for index in range(count)]
+    regions = find_moved_regions(records, range(count), [0], seed=0)
+    return {(region.sign, region.name) for region in regions}
+
+
+def test_little_heat_in_each_cell_of_the_border_is_a_place():
+    def frame(random, center):
+        edge = np.pad(np.zeros((8, 8)), 1, constant_values=1) * random.random((10, 10))
+        return 0.8 * center / center.sum() + 0.2 * edge / edge.sum()
+
+    assert find_places(frame) == {(1, "the border"), (-1, "the center")}
+
+
+def test_a_corner_is_not_the_border():
+    def corner(random, center):
+        heat = 0.01 * random.random((10, 10))
+        heat[8:, 8:] = 1
+        return heat
+
+    places = find_places(corner)
+    assert (1, "the lower right corner") in places
+    assert "the border" not in {name for _, name in places}
+
+
+def test_less_heat_than_the_floor_is_no_place():
+    def shift(random, center):
+        heat = center.copy()
+        heat[0, 0] += 0.015 * center.sum()
+        return heat
+
+    assert find_places(shift) == set()
 
 
 # ------------------------------------------------------------------------------------------------------- statistics
