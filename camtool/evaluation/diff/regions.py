@@ -31,7 +31,7 @@ from camtool.evaluation.audit.trials import (
 from camtool.evaluation.diff.pairs import PairedImages, PairRecord
 
 HEAT_FLOOR = 0.02
-"""Least share of the heat that has moved to or from a place. Rounding, e.g. to bfloat16, moves at most 0.5 %."""
+"""Least share of the heat that has moved to or from a place, on average over the images."""
 
 ANYWHERE = "no fixed place"
 
