@@ -86,6 +86,7 @@ def compute_class_maps(
     merge: str | Merge,
     *,
     differentiable: bool = False,
+    keep_graph: bool = False,
 ) -> ClassMaps:
     """Return the maps of one class of each image.
 
@@ -97,6 +98,7 @@ def compute_class_maps(
             not exist is NaN.
         merge: How the maps of several layers become one.
         differentiable: Keep the graph of the maps, up to where that of the forward pass begins.
+        keep_graph: Keep the graph of the forward pass, for maps of other classes.
 
     Raises:
         MethodError: The method needs more than activations and gradients.
@@ -110,7 +112,9 @@ def compute_class_maps(
         scores = find_logits(forward_pass.output)
         classes = classes.to(scores.device)  # a model may end on another device than it begins
         weights = weigh_chosen_class(scores.detach(), classes)
-        gradients = _differentiate(forward_pass, scores, weights, create_graph=differentiable)
+        gradients = _differentiate(
+            forward_pass, scores, weights, create_graph=differentiable, retain_graph=differentiable or keep_graph
+        )
         for layer, gradient in zip(forward_pass.layers, gradients, strict=True):
             output = forward_pass.layer_outputs[layer.name]
             raw = _apply(method, options, layer, output if differentiable else output.detach(), gradient, logits)
@@ -158,11 +162,13 @@ def to_device_pixels(images: Tensor, transform: Any) -> Tensor:
 
 
 def _differentiate(
-    forward_pass: ForwardPass, scores: Tensor, weights: Tensor, *, create_graph: bool
+    forward_pass: ForwardPass, scores: Tensor, weights: Tensor, *, create_graph: bool, retain_graph: bool
 ) -> Sequence[Tensor]:
     outputs = [forward_pass.layer_outputs[layer.name] for layer in forward_pass.layers]
     with enable_gradients():
-        return differentiate(scores, outputs, weights, materialize_grads=True, create_graph=create_graph)
+        return differentiate(
+            scores, outputs, weights, materialize_grads=True, create_graph=create_graph, retain_graph=retain_graph
+        )
 
 
 def _apply(

@@ -1,0 +1,59 @@
+"""Callbacks of Lightning and of Hugging Face's Trainer that look while they train."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from camtool.errors import MetricError
+
+if TYPE_CHECKING:
+    from camtool.evaluation.watch.watching import Watch
+
+
+def make_lightning_callback(watch: Watch) -> Any:
+    """Return a ``Callback`` of Lightning that counts optimizer steps and writes to the trainer's loggers."""
+    base: Any = _import_first("lightning.pytorch", "pytorch_lightning").Callback
+
+    class WatchCallback(base):  # type: ignore[misc]  # the library may be missing
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            watch.start(trainer.loggers, Path(trainer.default_root_dir) / "watch")
+
+        def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+            watch.step(trainer.global_step, trainer.current_epoch)
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            watch.stop()
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            watch.stop()
+
+    return WatchCallback()
+
+
+def make_hugging_face_callback(watch: Watch) -> Any:
+    """Return a ``TrainerCallback`` of transformers that counts optimizer steps."""
+    base: Any = _import_first("transformers").TrainerCallback
+
+    class WatchCallback(base):  # type: ignore[misc]  # the library may be missing
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            watch.start((), Path(args.output_dir) / "watch")
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            watch.step(state.global_step, int(state.epoch or 0))
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            watch.stop()
+
+    return WatchCallback()
+
+
+def _import_first(*names: str) -> Any:
+    for name in names:
+        try:
+            return import_module(name)
+        except ImportError:  # noqa: PERF203  one of the two is enough
+            continue
+    library = names[0].partition(".")[0]
+    raise MetricError(f"{library} is not installed; run: pip install {library}")
