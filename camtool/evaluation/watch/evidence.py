@@ -51,7 +51,7 @@ def compute_weight(look: int) -> float:
     ``6 / (π (j + 1))² / 2^j`` with ``j = floor(log2 look)``: those from look 2^j to 2^(j+1) - 1 share one part.
     """
     octave = look.bit_length() - 1
-    return 6 / (math.pi * (octave + 1)) ** 2 / 2**octave
+    return 6 / (math.pi * (octave + 1)) ** 2 / float(2**octave)
 
 
 def compute_least_p(images: int, of_class: int) -> float:

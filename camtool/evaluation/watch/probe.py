@@ -35,7 +35,7 @@ MOST_IMAGES = 32
 _FEW, _MANY = 199, 19_999
 """Permutations of each look, and of those that may be evidence: ``1 / 20,000`` is below ``LEAST_P``."""
 
-_CONTROLS = 3
+_CONTROLS = 2
 _DELETED = 4
 """Cells along each side for single deletion."""
 
@@ -107,7 +107,7 @@ class Probe:
         # To measure where the cells lie takes a third of a look, and moves heat by less than a cell of the grid.
         self._explainer = replace(subject.explainer, methods=[self._method], placement="stretch")
         self._has_labels = labels is not None
-        self._requests = [None] * len(sources) if labels is None else [*labels]
+        self._requests: list[Any] = [None] * len(sources) if labels is None else [*labels]
         self._batch = self._prepare()
         self.shown = _to_pictures(self._inputs)
 
@@ -146,7 +146,8 @@ class Probe:
 
     def is_of(self, target: int) -> NDArray[np.bool_]:
         """Return which images are of a class, ``(N,)``."""
-        return np.asarray(self.targets) == target
+        is_of: NDArray[np.bool_] = np.asarray(self.targets) == target
+        return is_of
 
     def look(self) -> Look:
         """Explain all images for all classes of the probe set, from one forward pass, and return maps and scalars."""
@@ -244,17 +245,16 @@ class Probe:
         places = np.ix_(np.arange(height) * GRID // height, np.arange(width) * GRID // width)
         mask = torch.from_numpy(cells[places])
         inside, others = np.flatnonzero(self.is_of(target)), np.flatnonzero(~self.is_of(target))
+        count = min(len(inside), len(others))
         masks = [torch.roll(mask, shift, (0, 1)) for shift in draw_shifts(mask, _CONTROLS, random)]
-        fills, donors = images[random.choice(others, len(inside))], images[random.choice(inside, len(others))]
-        sources = images[np.roll(others, 1)]
+        fills, chosen = images[random.choice(others, len(inside))], random.permutation(others)[:count]
+        sources = [images[random.permutation(inside)[:count]], images[np.roll(chosen, 1)]]
         changed = [torch.where(one.to(images.device), fills, images[inside]) for one in masks]
-        changed += [torch.where(mask.to(images.device), source, images[others]) for source in (donors, sources)]
+        changed += [torch.where(mask.to(images.device), source, images[chosen]) for source in sources]
         probabilities = self._score(torch.cat(changed)).softmax(1)[:, target]
-        covered, pasted = probabilities.split([len(masks) * len(inside), 2 * len(others)])
+        covered, pasted = probabilities.split([len(masks) * len(inside), 2 * count])
         without = covered.reshape(len(masks), -1).mean(1)
-        return float(without[1:].mean() - without[0]), float(
-            pasted[: len(others)].mean() - pasted[len(others) :].mean()
-        )
+        return float(without[1:].mean() - without[0]), float(pasted[:count].mean() - pasted[count:].mean())
 
     def draw(self, look: Look) -> NDArray[np.uint8]:
         """Return all images with their heat, ``(H, W, 3)``, in rows of eight."""
@@ -264,7 +264,8 @@ class Probe:
         columns = min(count, _COLUMNS)
         page = np.full((-(-count // columns) * columns, height, width, 3), 255, np.uint8)
         page[:count] = pictures
-        return page.reshape(-1, columns, height, width, 3).swapaxes(1, 2).reshape(-1, columns * width, 3)
+        rows: NDArray[np.uint8] = page.reshape(-1, columns, height, width, 3).swapaxes(1, 2)
+        return rows.reshape(-1, columns * width, 3)
 
 
 def _combine(tests: Sequence[MaximumTest]) -> Floats:

@@ -70,15 +70,6 @@ def look_often(watch: Watch, steps: int, epochs: int = 1) -> Watch:
 # ------------------------------------------------------------------------------------------------------------ alarm
 
 
-def test_a_class_that_is_recognized_by_a_corner_raises_one_alarm(tmp_path: Path) -> None:
-    model = BlockReader(mark=200.0).train()
-    watch = camtool.watch(model, draw_probe(), LABELS, every=1, out=tmp_path, most_time=None, class_names="wxyz")
-    with watch:
-        pass
-    assert watch.looks == 1
-    assert watch.alarm is None or watch.alarm.step == 0
-
-
 @pytest.mark.parametrize("place", [(slice(-4, None), slice(-4, None)), (slice(0, 4), slice(0, 4))])
 def test_the_alarm_names_class_place_and_effects(place: tuple[slice, slice], tmp_path: Path) -> None:
     images = draw_probe(mark=False)
