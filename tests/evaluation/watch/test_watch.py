@@ -269,3 +269,35 @@ def test_a_network_that_breaks_does_not_end_the_training(tmp_path: Path) -> None
         watch.step()
     assert watch.steps == 2
     assert watch.alarm is None
+
+
+# ------------------------------------------------------------------------------------------------------- distributed
+
+
+def run_rank(rank: int, folder: str) -> None:
+    """Train in two processes; only rank 0 looks, and the other one goes on."""
+    torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(Net().train())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    images, labels = draw_probe(3 + rank), torch.tensor(LABELS)
+    watch = camtool.watch(model, draw_probe(), LABELS, every=1, out=f"{folder}/{rank}", most_time=None)
+    warnings.simplefilter("ignore", ShortcutWarning)
+    with watch:
+        for _ in range(3):
+            nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            watch.step()
+    torch.save((watch.looks, watch.steps, model.state_dict()), f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_rank_0_alone_looks(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(run_rank, (str(tmp_path),), nprocs=2)
+    (looks, steps, state), (other_looks, other_steps, other) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    assert (looks, steps, other_looks, other_steps) == (4, 3, 0, 3)
+    weights = [name for name in state if "weight" in name or "bias" in name]
+    assert all(torch.equal(state[name], other[name]) for name in weights)
+    assert (tmp_path / "0" / "watch.jsonl").exists()
+    assert not (tmp_path / "1").exists()

@@ -45,6 +45,7 @@ def test_a_summary_writer_gets_scalars_an_image_and_the_alarm() -> None:
     summary.add_text.assert_called_once_with("camtool/alarm", "An alarm.", 7)
 
 
+@pytest.mark.filterwarnings("ignore")  # the library's own
 def test_tensorboard_itself_reads_what_was_written(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -130,6 +131,7 @@ def test_a_callback_of_lightning_counts_optimizer_steps(monkeypatch: pytest.Monk
     assert read_steps(tmp_path) == [0, 2, 4]
 
 
+@pytest.mark.filterwarnings("ignore")  # the library's own
 def test_lightning_itself_trains_with_the_callback(tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning")
 
@@ -171,6 +173,7 @@ def test_a_callback_of_hugging_face_counts_optimizer_steps(tmp_path: Path) -> No
     assert read_steps(tmp_path) == [0, 2, 4]
 
 
+@pytest.mark.filterwarnings("ignore")  # the library's own
 def test_the_trainer_itself_trains_with_the_callback(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     transformers = pytest.importorskip("transformers")
