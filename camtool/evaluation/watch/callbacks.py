@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from camtool.errors import MetricError
 
-if TYPE_CHECKING:
-    from camtool.evaluation.watch.watching import Watch
+
+class Steps(Protocol):
+    """What the callbacks call: a :class:`camtool.Watch`."""
+
+    def start(self, loggers: Iterable[Any], folder: Path) -> None:
+        """Begin before the first step."""
+
+    def step(self, step: int, epoch: int) -> None:
+        """Count a step."""
+
+    def stop(self) -> None:
+        """End after the last step."""
 
 
-def make_lightning_callback(watch: Watch) -> Any:
+def make_lightning_callback(watch: Steps) -> Any:
     """Return a ``Callback`` of Lightning that counts optimizer steps and writes to the trainer's loggers."""
     base: Any = _import_first("lightning.pytorch", "pytorch_lightning").Callback
 
@@ -32,7 +43,7 @@ def make_lightning_callback(watch: Watch) -> Any:
     return WatchCallback()
 
 
-def make_hugging_face_callback(watch: Watch) -> Any:
+def make_hugging_face_callback(watch: Steps) -> Any:
     """Return a ``TrainerCallback`` of transformers that counts optimizer steps."""
     base: Any = _import_first("transformers").TrainerCallback
 

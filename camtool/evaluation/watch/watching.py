@@ -133,7 +133,9 @@ class Watch:
         if not has_labels:
             self.not_tested = ["There are no labels, so there is no alarm."]
         elif untested:
-            text = f"{', '.join(untested)}: too few images, or all are of one class. Labels of {len(probe.targets)} images"
+            text = (
+                f"{', '.join(untested)}: too few images, or all are of one class. Labels of {len(probe.targets)} images"
+            )
             text += f" permuted at random give p > {LEAST_P}; eight images for each of four classes are enough."
             self.not_tested = [text]
 
@@ -265,11 +267,12 @@ class Watch:
         epoch, name = (self._epoch if self._has_epoch else None), self._names[target]
         when = f"Step {self.steps}" if epoch is None else f"Epoch {epoch}, step {self.steps}"
         count, shares = format_count(int(probe.is_of(target).sum()), "image"), place.shares
+        removal, transplant = 100 * place.removal, 100 * place.transplant
         sentence = (
-            f"{when}: '{name}' is recognized by {place.name}: {shares[0]:.0%} of the heat of {count}, {shares[1]:.0%} of "
-            f"that of other classes (p = {place.p:.2g}). Covering it lowers the probability by {100 * place.removal:.0f} "
-            f"points more than covering other places does; pasting it makes other images '{name}' by "
-            f"{100 * place.transplant:.0f} points. Is it the object?"
+            f"{when}: '{name}' is recognized by {place.name}: {shares[0]:.0%} of the heat of {count}, "
+            f"{shares[1]:.0%} of that of other classes (p = {place.p:.2g}). Covering it lowers the probability by "
+            f"{removal:.0f} points more than covering other places does; pasting it makes other images '{name}' by "
+            f"{transplant:.0f} points. Is it the object?"
         )
         evidence = self._evidence[target]
         effects = place.removal, place.transplant
