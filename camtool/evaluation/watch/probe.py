@@ -208,8 +208,8 @@ class Probe:
         with torch.autocast(images.device.type, enabled=False):
             return torch.cat([self._subject.score_classes(part).cpu() for part in images.split(MOST_IMAGES)])
 
-    def test(self, look: Look, target: int, seed: int) -> tuple[float, Place | None]:
-        """Return the largest z of a class, and a place if the look is evidence.
+    def test(self, look: Look, target: int, seed: int, *, has_alarm: bool = False) -> tuple[float, Place | None]:
+        """Return the largest z of a class, and a place if the look is evidence; after an alarm z alone.
 
         There are two ways to differ from other images. The heat for *its own* class: other images have theirs
         elsewhere. The heat for *this* class: other images have it elsewhere. Only what is seen in both ways counts: the
@@ -221,7 +221,7 @@ class Probe:
             return float("nan"), None
         tests = [run_maximum_test(heat, is_class, permutations=_FEW, seed=seed) for heat in (own, same)]
         z = float(np.minimum(tests[0].z, tests[1].z).max())
-        if _combine(tests).min() > 2 / (_FEW + 1):
+        if has_alarm or _combine(tests).min() > 2 / (_FEW + 1):
             return z, None
         tests = [run_maximum_test(heat, is_class, permutations=_MANY, seed=seed) for heat in (own, same)]
         p = _combine(tests)

@@ -242,7 +242,8 @@ class Watch:
         self.looks += 1
         weight, raised, scalars = compute_weight(self.looks), list[Alarm](), dict(look.scalars)
         for target, before in self._evidence.items():
-            z, place = probe.test(look, target, self._seed + self.looks)
+            has_alarm = any(alarm.target == target for alarm in self.alarms)
+            z, place = probe.test(look, target, self._seed + self.looks, has_alarm=has_alarm)
             scalars[f"place/{target}"] = z
             if place is not None and max(place.removal, place.transplant) >= PROBABILITY_FLOOR:
                 self._evidence[target] = before + weight / LEAST_P
