@@ -106,6 +106,11 @@ class Probe:
         self._subject, self._sources, self._method = subject, sources, find_method(method)
         # To measure where the cells lie takes a third of a look, and moves heat by less than a cell of the grid.
         self._explainer = replace(subject.explainer, methods=[self._method], placement="stretch")
+        if self._method.ignores_layer or self._method.cost != "a pass":
+            raise MetricError(
+                f"method: a watch needs a formula of activations and gradients, not {method!r}; try gradcam."
+            )
+        self._names = subject.explainer.labels
         self._has_labels = labels is not None
         self._requests: list[Any] = [None] * len(sources) if labels is None else [*labels]
         self._batch = self._prepare()
@@ -144,6 +149,10 @@ class Probe:
             target for target, inside in counts.items() if self._has_labels and compute_least_p(count, inside) < LEAST_P
         ]
 
+    def name_class(self, target: int) -> str:
+        """Return the name of a class, or its number."""
+        return self._names[target] if self._names and target < len(self._names) else str(target)
+
     def is_of(self, target: int) -> NDArray[np.bool_]:
         """Return which images are of a class, ``(N,)``."""
         is_of: NDArray[np.bool_] = np.asarray(self.targets) == target
@@ -158,6 +167,7 @@ class Probe:
         with Cleanup(), guard(self._subject.model):
             with torch.autocast(images.device.type, enabled=False):
                 forward_pass = self._explainer.run_forward_pass(observe, self._batch)
+                self._names = self._explainer.find_labels(forward_pass)[0]
                 by_class = {
                     target: compute_class_maps(
                         forward_pass, self._method, {}, torch.full((len(images),), target), "mean", keep_graph=True

@@ -21,7 +21,7 @@ from camtool.evaluation.subject import Subject
 from camtool.evaluation.watch.callbacks import make_hugging_face_callback, make_lightning_callback
 from camtool.evaluation.watch.evidence import LEAST_P, Alarm, compute_weight
 from camtool.evaluation.watch.probe import Look, Place, Probe
-from camtool.evaluation.watch.writers import Writer, find_writers, make_writer
+from camtool.evaluation.watch.writers import Writer, find_writers
 from camtool.models import Loaded, Transform
 
 
@@ -110,7 +110,7 @@ class Watch:
         method: str,
         seed: int,
     ) -> None:
-        self._subject, self._every, self._folder, self._to, self._seed = subject, every, folder, to, seed
+        self._every, self._folder, self._to, self._seed = every, folder, to, seed
         self._level, self._most_time = level, most_time
         self.steps = self.looks = self.postponed = 0
         self.seconds = {"looks": 0.0, "training": 0.0}
@@ -126,10 +126,8 @@ class Watch:
             self._prepare_classes(self._probe, has_labels=labels is not None)
 
     def _prepare_classes(self, probe: Probe, *, has_labels: bool) -> None:
-        names = self._subject.explainer.labels
-        self._names = {target: names[target] if names else str(target) for target in probe.classes}
         self._evidence = dict.fromkeys(probe.tested, 0.0)
-        untested = [f"'{self._names[target]}'" for target in probe.classes if target not in self._evidence]
+        untested = [f"'{probe.name_class(target)}'" for target in probe.classes if target not in self._evidence]
         if not has_labels:
             self.not_tested = ["There are no labels, so there is no alarm."]
         elif untested:
@@ -166,16 +164,15 @@ class Watch:
         """Open what is written to, and look before the first step, which takes no time from the training.
 
         Args:
-            loggers: What to write to if the user gave nothing.
-            folder: The folder if the user gave nothing.
+            loggers: What to write to beside ``folder``, if the user gave nothing.
+            folder: The folder, if the user gave nothing.
         """
         if self._probe is None:
             return
-        given = self._to is not None or self._folder is not None
-        known = [] if given else [logger for logger in loggers if logger is not None]
-        self._writers = [make_writer(logger, None) for logger in known] or (
-            find_writers(self._to, self._folder if given else folder)
-        )
+        if self._to is None and self._folder is None and folder is not None:
+            self._writers = find_writers([*loggers], folder)
+        else:
+            self._writers = find_writers(self._to, self._folder)
         self._look(self._probe)
         self.seconds["looks"] = 0.0
         self._resumed_at = time.perf_counter()
@@ -265,7 +262,7 @@ class Watch:
         return len(self._evidence) / self._level
 
     def _make_alarm(self, probe: Probe, target: int, place: Place) -> Alarm:
-        epoch, name = (self._epoch if self._has_epoch else None), self._names[target]
+        epoch, name = (self._epoch if self._has_epoch else None), probe.name_class(target)
         when = f"Step {self.steps}" if epoch is None else f"Epoch {epoch}, step {self.steps}"
         count, shares = format_count(int(probe.is_of(target).sum()), "image"), place.shares
         removal, transplant = 100 * place.removal, 100 * place.transplant

@@ -261,6 +261,7 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
         "every": {"every": 0},
         "level": {"level": 0},
         "most_time": {"most_time": 2},
+        "method: .*'occlusion'": {"method": "occlusion"},
     }.items():
         with pytest.raises(MetricError, match=error):
             camtool.watch(BlockReader(0.0), **{"images": images, "labels": LABELS, "out": tmp_path, **kwargs})
