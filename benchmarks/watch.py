@@ -8,7 +8,7 @@ eight of each class.
 
 After each epoch of the 20 two accuracies are measured on 200 unseen scenes: as in training, and without the watermark,
 where the right answer is the object. The accuracy has fallen when the second is 10 points below the first. The settings
-were chosen with the seeds 0, 1 and 1000; all others were seen first with the final ones. Times are those of one core.
+were chosen with the seeds 0 to 2 and 1000; all others were first seen with the final ones. Times are those of one core.
 What was trained is kept in the JSON file; a second start goes on.
 """
 
