@@ -131,7 +131,7 @@ def audit_model(
     raise typer.Exit(1 if fail_on and result.suspects else 0)
 
 
-def _read_classes(truth: str | None, plan: Plan, photos: list[Path], labels: Any) -> list[int] | None:
+def read_classes(truth: str | None, plan: Plan, photos: list[Path], labels: Any) -> list[int] | None:
     """Return the class of each photo, or None if the model's answers are the classes.
 
     Raises:

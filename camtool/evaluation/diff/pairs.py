@@ -109,7 +109,7 @@ class PairedImages:
         method: str,
         batch_size: int,
     ) -> None:
-        self.old, self.new = (AuditImages(subject, sources, labels, method, batch_size) for subject in subjects)
+        self.old, self.new = (AuditImages(subject, sources, None, method, batch_size) for subject in subjects)
         self.sides = self.old, self.new
         self._labels, self._method, self._batch_size = labels, method, batch_size
         self._is_checked = False

@@ -104,7 +104,10 @@ def diff(
         Subject(before, transform, names, device),
         Subject(after, transform or after.transform or before.transform, names, device),
     )
-    targets, sources = find_targets(labels, names, len(images)), [*images]
+    sets, has_sets = find_targets(labels, names, len(images))
+    if has_sets:
+        raise MetricError("labels has lists of several labels; give one class for each image.")
+    targets, sources = None if sets is None else [target for (target,) in sets], [*images]
     pairs = PairedImages(subjects, sources, targets, method, batch_size)
     hashes = [_hash_weights(subject.model) for subject in subjects]
     settings = "diff", repr(subjects[1].model), hashes, controls, method, seed, batch_size, targets
