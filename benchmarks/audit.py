@@ -208,10 +208,11 @@ def judge(
 ) -> dict[str, float | None]:
     """Return the share of scenes that have a candidate more strongly with the cue, and the IoU with its region."""
     scenes = [scene for pair in twins for scene in pair]
-    targets = [scene.label for scene in scenes]
+    targets = [(scene.label,) for scene in scenes]
     images = AuditImages(Subject(loaded), [scene.image for scene in scenes], targets, "faithcam", 32)
-    records = [record for _, record in images.iterate_records(range(len(scenes)))]
-    strengths = np.array([candidate.measure(images, record) for record in records if not isinstance(record, str)])
+    kept = [record for _, record in images.iterate_records(range(len(scenes)))]
+    records = [record for one in kept if not isinstance(one, str) for record in one]
+    strengths = np.array([candidate.measure(images, record) for record in records])
     marked, plain = strengths.reshape(-1, 2).T
     overlaps = []
     for number, (scene, _) in enumerate(twins):

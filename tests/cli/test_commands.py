@@ -690,7 +690,7 @@ ALIKE = {
     "--out": "run cluster video slide features kernels evaluate audit diff demo",
     "--json": "run cluster report replay video slide methods layers features kernels evaluate audit diff export demo",
     "--quiet": "run cluster report replay video slide features kernels evaluate audit diff export demo",
-    "--engine": "run cluster video slide app",
+    "--engine": "run cluster video slide app audit",
     "--layer": "run cluster video slide features kernels evaluate export",
     "--method": "run cluster video slide evaluate audit diff export",
     "--overwrite": "run cluster export",

@@ -72,6 +72,9 @@ _COMPARED = 10
 _ALL = 0.9
 """Share of a class from which on a cue counts as one of all of the class: the threshold misses a few."""
 
+_ON_DEMAND = "concept"
+"""A kind that is no default: finding its candidates takes longer than all other kinds together."""
+
 _NOT_PAID = "the passes do not suffice, so it counts as surviving"
 
 _OUTSIDE = 0.5
@@ -133,7 +136,7 @@ def audit(
         level: The largest q of a finding.
         controls: Control regions in each image, 1 or more.
         method: The method of the maps.
-        kinds: The kinds of candidates; by default all of :data:`KINDS`.
+        kinds: The kinds of candidates, of :data:`KINDS`; by default all but concepts, which take several times as long.
         masks: Where the object is in each image, as for :func:`camtool.testing.assert_looks_at`; None where that is
             unknown. They are no part of the tests: a finding that is outside of them is more suspicious.
         verdicts: A file of verdicts; by default that in ``out``.
@@ -333,8 +336,10 @@ class _Run:
             ([records[row] for row in half], [groups[row] for row in half]) for half in halves
         )
         usable = self._choose_classes(found, found_groups, tested, tested_groups)
-        if "concept" in kinds and (self.images.head.is_independent or len(usable) < LEAST_CLASSES):
-            kinds = {name: find for name, find in kinds.items() if name != "concept"}
+        if _ON_DEMAND not in kinds:
+            self.not_tested.append("Concepts: only if kinds names 'concept', as they take several times as long.")
+        elif self.images.head.is_independent or len(usable) < LEAST_CLASSES:
+            kinds = {name: find for name, find in kinds.items() if name != _ON_DEMAND}
             self.not_tested.append(f"Concepts: {LEAST_CLASSES} classes that exclude one another are needed.")
         views = self._split_by_label(usable, (found, found_groups), (tested, tested_groups))
         random, pairs = np.random.default_rng(self.seed), list[Pair]()
@@ -719,4 +724,4 @@ def _read_tags(images: Sequence[Any] | Tensor) -> dict[str, list[str | None]]:
 def _choose_kinds(kinds: Sequence[str] | None) -> dict[str, Find]:
     for kind in kinds or ():
         check_choice("kinds", kind, KINDS, error=MetricError)
-    return {kind: find for kind, find in KINDS.items() if kinds is None or kind in kinds}
+    return {kind: find for kind, find in KINDS.items() if (kind != _ON_DEMAND if kinds is None else kind in kinds)}
