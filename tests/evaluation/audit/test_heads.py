@@ -138,6 +138,7 @@ def test_segmenters_and_detectors_are_refused_with_what_to_do(load):
 def test_a_real_architecture_with_several_labels():
     torch.manual_seed(0)
     images = torch.rand(40, 3, 64, 64)
-    result = camtool.audit(load_multi_label(), images, [[n % 5, (n + 1) % 5] for n in range(40)], method="gradcam")
+    labels, kinds = [[n % 5, (n + 1) % 5] for n in range(40)], ["place", "patch", "property", "concept"]
+    result = camtool.audit(load_multi_label(), images, labels, method="gradcam", kinds=kinds)
     assert (result.image_count, result.findings) == (40, ())
     assert any(line.startswith("Concepts: 5 classes that exclude one another are needed") for line in result.not_tested)
