@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torchvision.transforms.functional import gaussian_blur
 
 import camtool
-from benchmarks import rivals as benchmark
+from benchmarks.photos import read_photos
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
@@ -147,14 +152,78 @@ def test_rivalcam_separates_two_shapes(demo: camtool.Loaded) -> None:
         assert compute_energy_in_mask(other.heatmap, thing.mask) < 0.2 * thing.mask.mean()
 
 
+_CONFIDENT, _STEPS, _HOT = 0.5, 28, 0.5
+
+
+def read_confident_photos(loaded: camtool.Loaded, folder: Path) -> list[tuple[Tensor, int]]:
+    """Return the prepared photos ``(C, H, W)`` whose class the model predicts with confidence, with the class."""
+    images = read_photos(loaded, folder)
+    return [(x, index) for x, index in images if _compute_probabilities(loaded, x[None], index)[0] > _CONFIDENT]
+
+
+def compute_pointing(loaded: camtool.Loaded, images: list[tuple[Tensor, int]], method: str, count: int) -> float:
+    """Return the mean share of energy in the right quarter: grid pointing game, Böhle et al. 2021, section 4."""
+    generator, explainer = random.Random(0), camtool.Explainer(loaded.model, method)
+    inside = []
+    for _ in range(count):
+        four = generator.sample(images, 4)
+        rows = [torch.cat([x for x, _ in four[i : i + 2]], 2) for i in (0, 2)]
+        (results,) = explainer(torch.cat(rows, 1)[None], [[index for _, index in four]])
+        inside += [_compute_energy_share(result.raw, i) for i, result in enumerate(results)]
+    return round(float(np.mean(inside)), 4)
+
+
+def _compute_energy_share(raw: NDArray[np.float32], quarter: int) -> float:
+    heat, (row, column) = raw.clip(0).astype(float), divmod(quarter, 2)
+    h, w = heat.shape[0] // 2, heat.shape[1] // 2
+    part = heat[row * h : (row + 1) * h, column * w : (column + 1) * w]
+    return float(part.sum() / heat.sum()) if heat.any() else 0.25
+
+
+def measure_single_photos(loaded: camtool.Loaded, images: list[tuple[Tensor, int]], method: str) -> dict[str, Any]:
+    """Return insertion minus deletion, and the share of Grad-CAM's hot cells above a quarter of the peak."""
+    explainer = camtool.Explainer(loaded.model, method)
+    reference = camtool.Explainer(loaded.model, "gradcam")
+    gains, kept = [], []
+    for x, index in images:
+        result, usual = explainer(x, index), reference(x, index)
+        gains.append(compute_insertion_minus_deletion(loaded, x, index, result.heatmap))
+        hot = usual.raw > _HOT * usual.raw.max()
+        kept.append(float((result.raw[hot] > _HOT / 2 * result.raw.max()).mean()))
+    figures = {"insertion_less_deletion": np.mean(gains), "hot_kept": np.mean(kept), "hot_kept_least": np.min(kept)}
+    return {name: round(float(value), 4) for name, value in figures.items()}
+
+
+def compute_insertion_minus_deletion(
+    loaded: camtool.Loaded, x: Tensor, index: int, heat: NDArray[np.float32], steps: int = _STEPS
+) -> float:
+    """Return the mean probability of a class while the hottest pixels are inserted, less that while deleted."""
+    order = torch.from_numpy(np.argsort(-heat.ravel(), kind="stable").copy())
+    blurred = gaussian_blur(x, [51, 51], [10.0, 10.0])
+    inserted, deleted = [], []
+    for step in range(steps + 1):
+        shown = torch.zeros(heat.size, dtype=torch.bool)
+        shown[order[: round(heat.size * step / steps)]] = True
+        mask = shown.reshape(heat.shape)
+        inserted.append(torch.where(mask, x, blurred))
+        deleted.append(torch.where(mask, blurred, x))
+    both = _compute_probabilities(loaded, torch.stack(inserted + deleted), index)
+    return float(both[: len(inserted)].mean() - both[len(inserted) :].mean())
+
+
+def _compute_probabilities(loaded: camtool.Loaded, batch: Tensor, index: int) -> Tensor:
+    with torch.inference_mode():
+        return torch.cat([loaded.model(part).softmax(1)[:, index] for part in batch.split(16)])
+
+
 @pytest.mark.slow
 def test_rivalcam_points_better_than_grad_cam_and_is_as_faithful(mobilenet: camtool.Loaded, shared: Path) -> None:
-    """On fewer mosaics than ``benchmarks/rivals.py`` measures, with the same bars."""
-    pictures = benchmark.read_confident_photos(mobilenet, shared / "images")
-    ours, usual = (benchmark.compute_pointing(mobilenet, pictures, method, 12) for method in ("rivalcam", "gradcam"))
+    """Check it on photos of ImageNet classes."""
+    pictures = read_confident_photos(mobilenet, shared / "images")
+    ours, usual = (compute_pointing(mobilenet, pictures, method, 12) for method in ("rivalcam", "gradcam"))
     assert ours >= usual + 0.15
     ours_single, usual_single = (
-        benchmark.measure_single_photos(mobilenet, pictures[::2], method) for method in ("rivalcam", "gradcam")
+        measure_single_photos(mobilenet, pictures[::2], method) for method in ("rivalcam", "gradcam")
     )
     gain = "insertion_less_deletion"
     assert ours_single[gain] >= 0.95 * usual_single[gain]
@@ -166,11 +235,9 @@ def test_rivalcam_points_better_on_scenes_and_is_as_faithful(demo: camtool.Loade
     """Check the same on the bundled model, where Grad-CAM leaves less to gain."""
     scenes = [unseen(number) for number in range(8)]
     pictures = [(demo.transform(Image.fromarray(each.image)), each.objects[0].index) for each in scenes]
-    ours, usual = (benchmark.compute_pointing(demo, pictures, method, 12) for method in ("rivalcam", "gradcam"))
+    ours, usual = (compute_pointing(demo, pictures, method, 12) for method in ("rivalcam", "gradcam"))
     assert ours >= usual + 0.02
-    ours_single, usual_single = (
-        benchmark.measure_single_photos(demo, pictures, method) for method in ("rivalcam", "gradcam")
-    )
+    ours_single, usual_single = (measure_single_photos(demo, pictures, method) for method in ("rivalcam", "gradcam"))
     gain = "insertion_less_deletion"
     assert ours_single[gain] >= 0.95 * usual_single[gain]
     assert ours_single["hot_kept_least"] >= 0.8
