@@ -109,7 +109,7 @@ def test_ablation_of_a_channel_removes_it_from_all_frames() -> None:
             without = features.clone()
             without[:, channel] = 0
             drop = (score - net.classes(without.mean((2, 3)).amax(0))[2]) / score
-            expected += drop * features[:, channel]
+            expected += features[:, channel].sum().sign() * drop * features[:, channel]
     np.testing.assert_allclose(result.raw, expected.relu(), rtol=1e-3, atol=1e-6)
 
 
@@ -206,7 +206,7 @@ def test_ablation_of_a_channel_of_tokens_keeps_the_class_token() -> None:
             without = kept[0].clone()
             without[:, 1:, channel] = 0
             drop = (score - net.join(net.blocks[1](without)[None])[0, 2]) / score.abs()
-            expected += drop * kept[0][:, 1:, channel]
+            expected += kept[0][:, 1:, channel].sum().sign() * drop * kept[0][:, 1:, channel]
     assert expected.relu().any()
     np.testing.assert_allclose(result.raw, expected.relu().reshape(3, 4, 6), rtol=1e-4, atol=1e-9)
 
