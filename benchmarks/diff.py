@@ -1,4 +1,4 @@
-"""Comparisons of pairs of networks, with and without a difference that is known: ``python -m benchmarks diff``.
+"""Pairs of networks with and without a known difference: ``python -m benchmarks diff``.
 
 Four groups of pairs, on scenes that no network was trained on and on which nothing was tuned:
 

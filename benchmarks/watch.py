@@ -1,4 +1,4 @@
-"""A watch on trainings of networks that begin to cheat, and of honest ones: ``python -m benchmarks watch``.
+"""Trainings that begin to cheat, and honest ones, watched: ``python -m benchmarks watch``.
 
 A network that has learned ten classes of 64-pixel scenes without any cue is trained on, with four of the classes. In 20
 trainings one of them is collected by a watermark, as in the story of ``demo-cheat``: all its scenes have it, whatever
