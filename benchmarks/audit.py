@@ -22,6 +22,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -184,15 +185,15 @@ class _Recording:
         self._candidates, self._labels, self._kinds = candidates, labels, dict(running.KINDS)
 
     def __enter__(self) -> None:
-        for kind, find in self._kinds.items():
+        for name, kind in self._kinds.items():
 
-            def keep(discovery: Discovery, find: running.Find = find) -> Sequence[CueCandidate]:
+            def keep(discovery: Discovery, find: running.Find = kind.find) -> Sequence[CueCandidate]:
                 made = find(discovery)
                 self._candidates.heats["all"] = discovery.images.heats
                 self._candidates.update({f"{self._labels[one.target]}: {one.kind}: {one.name}": one for one in made})
                 return made
 
-            running.KINDS[kind] = keep
+            running.KINDS[name] = replace(kind, find=keep)
 
     def __exit__(self, *_: object) -> None:
         running.KINDS.update(self._kinds)

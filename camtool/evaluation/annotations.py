@@ -1,12 +1,15 @@
-"""Annotations of photos, and their places in the model's input: the object in each, as a mask, boxes or a region.
+"""Annotations of photos: the class, columns of metadata, and the object as a mask, boxes or a region.
 
-On disk it is a folder of masks, a table of boxes, or folders named by class.
+Objects are placed in the model's input. On disk they are a folder of masks or a table of boxes, and classes are folders
+named by class.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from io import StringIO
 from numbers import Real
@@ -18,9 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from camtool.arguments.messages import suggest_names
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import MetricError
 from camtool.geometry.crop_and_resize import Geometry
+from camtool.inputs.formats.dicom import TAGS, read_tags
 from camtool.inputs.image_files import read_image
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.rendering import regions as drawing
@@ -183,6 +188,68 @@ def find_classes(photos: Sequence[Path], labels: Sequence[str] | None) -> list[A
             f"{len(labels)} classes; name the folders by label or by index."
         )
     return [names.index(photo.parent.name) for photo in photos]
+
+
+def find_targets(
+    labels: Sequence[Any] | None, names: Sequence[str] | None, count: int
+) -> tuple[list[tuple[int, ...]] | None, bool]:
+    """Return the indices of the classes of each image, None without labels; and True if sets of labels were given.
+
+    Raises:
+        MetricError: There are more or fewer labels than images, or one is no class of the model.
+    """
+    if not count:
+        raise MetricError("images is empty; give 16 or more of each of two classes.")
+    if labels is None:
+        return None, False
+    if len(labels) != count:
+        raise MetricError(f"labels has {len(labels)} entries for {count} images; give one for each.")
+    known = {name: index for index, name in reversed([*enumerate(names or ())])}
+    several = [isinstance(label, (list, tuple, set, frozenset)) for label in labels]
+    targets = []
+    for label, is_set in zip(labels, several, strict=True):
+        own = {_find_index(one, known) for one in (label if is_set else (label,))}
+        targets.append(tuple(sorted(own)))
+    return targets, any(several)
+
+
+def _find_index(label: Any, known: Mapping[str, int]) -> int:
+    index = known.get(label, -1) if isinstance(label, str) else -1
+    with suppress(TypeError, ValueError):  # e.g. None or NaN
+        index = int(label) if not isinstance(label, str) and int(label) == label else index
+    if index < 0:
+        raise MetricError(f"labels: {label!r} is no class of the model.{suggest_names(str(label), known)}")
+    return index
+
+
+def check_targets(targets: Sequence[tuple[int, ...]] | None, count: int) -> None:
+    """Check that the model has the classes.
+
+    Raises:
+        MetricError: It has fewer.
+    """
+    highest = max((target for own in targets or () for target in own), default=0)
+    if highest >= count:
+        raise MetricError(f"labels: {highest} is no class of the model, which has the classes 0 to {count - 1}.")
+
+
+def read_columns(metadata: Any, count: int) -> dict[str, list[Any]]:
+    """Return the metadata as lists.
+
+    Raises:
+        MetricError: A column has another length.
+    """
+    columns = {} if metadata is None else {str(name): [*metadata[name]] for name in metadata}
+    for name, values in columns.items():
+        if len(values) != count:
+            raise MetricError(f"metadata[{name!r}] has {len(values)} entries for {count} images; give one for each.")
+    return columns
+
+
+def read_tag_columns(images: Sequence[Any] | Tensor) -> dict[str, list[str | None]]:
+    """Return the tags of DICOM files that some of the images have, as columns; None where one has none."""
+    tags = [read_tags(Path(image)) if isinstance(image, (str, os.PathLike)) else {} for image in images]
+    return {name: [one.get(name) for one in tags] for name in TAGS if any(name in one for one in tags)}
 
 
 def match_regions(name: str, regions: Any, count: int) -> list[tuple[str, Any]]:

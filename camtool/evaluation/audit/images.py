@@ -23,11 +23,11 @@ from camtool.engines.comparison import run_by_engines
 from camtool.engines.observers import list_engines
 from camtool.errors import ImageError, MetricError
 from camtool.evaluation.annotations import Region, read_region
-from camtool.evaluation.audit.photo_properties import PROPERTIES, measure_properties
 from camtool.evaluation.audit.split import compute_perceptual_hash, read_capture_time
 from camtool.evaluation.candidates import Candidate as Method
 from camtool.evaluation.candidates import map_candidates
 from camtool.evaluation.leaderboard.measurement import hash_tensors
+from camtool.evaluation.photo_properties import PROPERTIES, measure_properties
 from camtool.evaluation.subject import Subject
 from camtool.hooks.observation import Observation, observe, resume
 from camtool.hooks.state.cleanup import Cleanup
@@ -129,7 +129,7 @@ class ImageRecord:
         target: The class that it counts for: its label, or the answer; -1 if it has none of several.
         heat: ``(GRID, GRID)``, the share of the heat for ``target`` in each cell of the input; zeros for no heat.
         hash: The perceptual hash, bytes.
-        properties: Numbers of the photo, see :mod:`camtool.evaluation.audit.photo_properties`.
+        properties: Numbers of the photo, see :mod:`camtool.evaluation.photo_properties`.
         answers: All classes with a logit above 0, of a model of several labels. There an image has a record for each
             of its labels.
     """

@@ -128,20 +128,21 @@ class Finding:
         has, effects = f"{self.present} of {self.class_count} '{self.label}' images: {self.name}", []
         if self.removal is not None:
             verb = _VERBS.get(self.kind, _VERBS["place"])[0]
-            answers = _format_interval(self.removal)
+            answers = format_answers(self.removal)
             effects.append(
                 f"{verb} changes {answers} of the answers (controls {_format_percent(self.removal.controls)})"
             )
         if self.transplant is not None:
             verb = _VERBS.get(self.kind, _VERBS["place"])[1]
-            effects.append(f"{verb} makes {_format_interval(self.transplant)} of other images '{self.label}'")
+            effects.append(f"{verb} makes {format_answers(self.transplant)} of other images '{self.label}'")
         return f"{has}; {', '.join(effects)}; q = {self.q:.2g}."
 
     def __str__(self) -> str:
         return self.sentence
 
 
-def _format_interval(effect: Effect) -> str:
+def format_answers(effect: Effect) -> str:
+    """Return the share of the answers that changed, with its interval, in percent."""
     mean, low, high = (f"{100 * number:.0f}" for number in effect.answers)
     return f"{mean} % ({low} to {high})"
 
@@ -222,7 +223,7 @@ class Audit:
         del content["folder"]
         for kind in ("findings", "rejected", "decoys"):
             content[kind] = [_to_record(finding) for finding in getattr(self, kind)]
-        return json.dumps(_replace_infinite(content), indent=1, allow_nan=False) + "\n"
+        return encode_json(content)
 
     def to_markdown(self) -> str:
         """Return the audit as a page of Markdown."""
@@ -239,19 +240,13 @@ class Audit:
             lines += ["", f"{number}. {finding.sentence}", *_list_details(finding)]
         if not self.findings:
             lines += ["", "No finding does not mean no shortcut: see what was not tested, and what could be detected."]
-        if self.rejected:
-            lines += ["", "## Tested, not confirmed", ""]
-            lines += [
-                f"* '{one.label}', {one.name} ({one.kind}): p = {one.p:.2g}, q = {one.q:.2g}; an effect on less than "
-                f"{_format_percent(one.smallest_share)} of the answers would not have shown."
-                for one in self.rejected
-            ]
-        for title, entries in (("Not tested", self.not_tested), ("Notes", self.notes)):
-            if entries:
-                lines += ["", f"## {title}", "", *(f"* {entry}" for entry in entries)]
-        if self.command:
-            lines += ["", "## Repeat", "", "```", self.command, "```"]
-        return "\n".join(lines) + "\n"
+        rejected = [
+            f"'{one.label}', {one.name} ({one.kind}): p = {one.p:.2g}, q = {one.q:.2g}; an effect on less than "
+            f"{_format_percent(one.smallest_share)} of the answers would not have shown."
+            for one in self.rejected
+        ]
+        sections = {"Tested, not confirmed": rejected, "Not tested": self.not_tested, "Notes": self.notes}
+        return "\n".join([*lines, *list_sections(sections, self.command)]) + "\n"
 
     def save(self, folder: str | Path) -> Path:
         """Write ``audit.json``, ``audit.md``, the page ``index.html`` and the verdicts to a folder, and return it.
@@ -267,16 +262,12 @@ class Audit:
         verdicts = {finding.key: finding.verdict for finding in self.findings if finding.verdict is not None}
         files = {JSON_NAME: self.to_json(), MARKDOWN_NAME: self.to_markdown()}
         check_page(folder)
-        for name in (*files, VERDICTS_NAME):
-            check_inside(folder, Path(name))
+        check_inside(folder, Path(VERDICTS_NAME))
         known = {**read_verdicts(folder / VERDICTS_NAME), **verdicts}
         if verdicts:
             files[VERDICTS_NAME] = json.dumps(known, indent=1) + "\n"
         files[PAGE_NAME] = render_audit(json.loads(files[JSON_NAME]), read_pictures(folder), known)
-        for name, text in files.items():
-            with open_atomically(folder / name) as stream:
-                stream.write(text.encode())
-        return folder
+        return write_files(folder, files)
 
 
 def read_verdicts(path: Path | None) -> dict[str, Verdict]:
@@ -407,9 +398,37 @@ def _to_record(finding: Finding) -> dict[str, Any]:
     return {**asdict(finding), **effects, "worst_group": group, "sentence": finding.sentence}
 
 
+def encode_json(content: Any) -> str:
+    """Return JSON in which infinite and unknown numbers are null, as the text of a file."""
+    return json.dumps(_replace_infinite(content), indent=1, allow_nan=False) + "\n"
+
+
 def _replace_infinite(value: Any) -> Any:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {name: _replace_infinite(entry) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [_replace_infinite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def list_sections(sections: Mapping[str, Sequence[str]], command: str) -> list[str]:
+    """Return the lines of Markdown for sections with entries, by title, and for the command that repeats the result."""
+    lines = list[str]()
+    for title, entries in sections.items():
+        if entries:
+            lines += ["", f"## {title}", "", *(f"* {entry}" for entry in entries)]
+    return [*lines, "", "## Repeat", "", "```", command, "```"] if command else lines
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> Path:
+    """Write the text of each file to a folder, and return it.
+
+    Raises:
+        CamtoolError: A file in the folder is a link that leads out of it.
+    """
+    for name in files:
+        check_inside(folder, Path(name))
+    for name, text in files.items():
+        with open_atomically(folder / name) as stream:
+            stream.write(text.encode())
+    return folder

@@ -3,45 +3,45 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from torch import Tensor, nn
 
-import camtool
 from camtool.arguments.checks import check_choice, check_count, check_number
-from camtool.arguments.messages import format_count, suggest_names
+from camtool.arguments.messages import suggest_names
 from camtool.errors import MetricError
-from camtool.evaluation.annotations import Region, match_regions
+from camtool.evaluation.annotations import (
+    Region,
+    check_targets,
+    find_targets,
+    match_regions,
+    read_columns,
+    read_tag_columns,
+)
 from camtool.evaluation.audit.candidates import DECOYS, CueCandidate, Discovery
 from camtool.evaluation.audit.concept import LEAST_CLASSES, find_concepts
 from camtool.evaluation.audit.images import PASSES_PER_MAP, AuditImages, ImageRecord, pack_records, unpack_records
 from camtool.evaluation.audit.patch import find_patches
 from camtool.evaluation.audit.place import find_frames, find_places, find_positions
-from camtool.evaluation.audit.property_shift import find_properties
+from camtool.evaluation.audit.property import find_properties
 from camtool.evaluation.audit.report.page import check_page
 from camtool.evaluation.audit.report.pictures import FindingPictures, write_pictures
 from camtool.evaluation.audit.result import VERDICTS_NAME, Audit, Finding, Verdict, rank_findings, read_verdicts
-from camtool.evaluation.audit.split import group_images, split_in_halves
+from camtool.evaluation.audit.state import SHOWN, PassProgress, Run, State, hold_folder
 from camtool.evaluation.audit.statistics import (
     compute_detectable_share,
     compute_q_values,
     estimate_false_discovery_rate,
 )
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, Bench, Outcome, count_passes, name_strengths
-from camtool.evaluation.leaderboard.measurement import Checkpoint, hash_tensors
 from camtool.evaluation.subject import Subject
-from camtool.inputs.formats.dicom import TAGS, read_tags
 from camtool.models import Loaded, Transform
-from camtool.progress import PassCounter, Stage, follow_loop
-from camtool.runs.file_names import check_inside
-from camtool.runs.locking import LockedError, hold_lock
+from camtool.progress import Stage, follow_loop
 
 Find: TypeAlias = Callable[[Discovery], Sequence[CueCandidate]]
 Pair: TypeAlias = "tuple[CueCandidate, list[CueCandidate]]"
@@ -51,20 +51,34 @@ Half: TypeAlias = "tuple[Sequence[ImageRecord], Sequence[int]]"
 View: TypeAlias = "tuple[Sequence[int], Half, Half]"
 """Classes, and the records in which they are compared, of the discovery and of the confirmation half."""
 
-KINDS: dict[str, Find] = {
-    "place": find_places,
-    "border": find_frames,
-    "position": find_positions,
-    "patch": find_patches,
-    "property": find_properties,
-    "concept": find_concepts,
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of candidates.
+
+    Attributes:
+        find: Finds them in the discovery half.
+        least_classes: Classes that exclude one another which it needs; 0 for a kind that needs none.
+        reason_to_ask: The reason why it is only used if the user names it; empty if it is used by default.
+    """
+
+    find: Find
+    least_classes: int = 0
+    reason_to_ask: str = ""
+
+
+KINDS: dict[str, Kind] = {
+    "place": Kind(find_places),
+    "border": Kind(find_frames),
+    "position": Kind(find_positions),
+    "patch": Kind(find_patches),
+    "property": Kind(find_properties),
+    "concept": Kind(find_concepts, LEAST_CLASSES, "they take several times as long"),
 }
-"""Name of a kind of candidates → function that finds them in the discovery half."""
+"""Name → kind of candidates."""
 
 _MOST_IMAGES = 50
 """Images for each test of a candidate: with 19 controls and two fills they take 2,000 forward passes for covering."""
-
-_SHOWN = 20
 
 _COMPARED = 10
 """Images in which the regions of two findings are compared."""
@@ -72,18 +86,12 @@ _COMPARED = 10
 _ALL = 0.9
 """Share of a class from which on a cue counts as one of all of the class: the threshold misses a few."""
 
-_ON_DEMAND = "concept"
-"""A kind that is no default: finding its candidates takes longer than all other kinds together."""
-
 _NOT_PAID = "the passes do not suffice, so it counts as surviving"
 
 _OUTSIDE = 0.5
 """Share of a region outside of the given masks from which on it counts as outside."""
 
 _PATIENT = "PatientID"
-
-_STATE_NAME = "state.jsonl"
-_LOCK_NAME = f".{_STATE_NAME}.lock"
 
 _NEVER_TESTED = (
     "Cues that all classes share, and cues outside of what the model sees of a photo.",
@@ -163,7 +171,7 @@ def audit(
     names = class_names if class_names is not None else subject.explainer.labels
     names = names if names is None or len(names) != 1 else (f"not {names[0]}", names[0])
     targets, has_sets = find_targets(labels, names, len(images))
-    columns = {**_read_tags(images), **_read_columns(metadata, len(images))}
+    columns = {**read_tag_columns(images), **read_columns(metadata, len(images))}
     if group is None and _PATIENT in columns:
         group = _PATIENT
     elif group is not None and group not in columns:
@@ -174,17 +182,17 @@ def audit(
     sources = [*images]
     regions = () if masks is None else match_regions("masks", masks, len(sources))
     probe = AuditImages(subject, sources, targets, method, batch_size, regions, has_sets=has_sets, engine=engine)
-    _check_classes(targets, probe.head.class_count)
+    check_targets(targets, probe.head.class_count)
     grouping, inputs = group and columns[group], probe.hash_first_inputs()
     settings = controls, method, seed, batch_size, engine, targets, has_sets, grouping, inputs
     folder = None if out is None else Path(out)
     if folder is not None:
         check_page(folder)
     known = read_verdicts(folder / VERDICTS_NAME if verdicts is None and folder is not None else _to_path(verdicts))
-    with _hold_folder(folder):
+    with hold_folder(folder):
         state = State(subject, sources, settings, folder)
-        run = _Run(probe, names, columns, group, passes, level, controls, seed, state, targets is not None, folder)
-        result = run.run(chosen, known)
+        shared = state, probe, names, passes, level, controls, seed, targets is not None
+        result = _Run(*shared, columns, group, folder).run(chosen, known)
         if folder is not None:
             result.save(folder)
     return result
@@ -194,166 +202,69 @@ def _to_path(path: str | os.PathLike[str] | None) -> Path | None:
     return None if path is None else Path(path)
 
 
-@contextmanager
-def _hold_folder(folder: Path | None) -> Iterator[None]:
-    """Keep other audits out of a folder during the block.
-
-    Raises:
-        MetricError: One works in it.
-    """
-    if folder is None:
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    check_inside(folder, Path(_LOCK_NAME))
-    try:
-        with hold_lock(folder / _LOCK_NAME):
-            yield
-    except LockedError as error:
-        raise MetricError(
-            f"out: another audit works in {folder} ({error}); wait for its end, or give another folder."
-        ) from error
-
-
-class State:
-    """Numbers that were computed under a key, in memory and in a file of the folder; those of other settings are kept.
-
-    Args:
-        subject: The model.
-        sources: The images.
-        settings: All that numbers depend on.
-        folder: The folder; None keeps them in memory only.
-    """
-
-    def __init__(self, subject: Subject, sources: Sequence[Any], settings: object, folder: Path | None) -> None:
-        stamps = [_stamp(source) for source in sources]
-        tensors = [*subject.model.parameters(), *subject.model.buffers()]
-        self._prefix = hash_tensors(tensors, repr(subject.model), camtool.__version__, settings, stamps)
-        if folder is not None:
-            check_inside(folder, Path(_STATE_NAME))
-        self._store = Checkpoint(None if folder is None else folder / _STATE_NAME)
-
-    def get(self, key: str) -> list[float] | str | None:
-        """Return the numbers under a key, or the text; None if there are none."""
-        name = f"{self._prefix} {key}"
-        if name not in self._store:
-            return None
-        entry = self._store[name]
-        return entry["values"] if "values" in entry else str(entry["error"])
-
-    def add(self, key: str, value: list[float] | str) -> None:
-        """Keep numbers, or a text."""
-        self._store.add({f"{self._prefix} {key}": {"error" if isinstance(value, str) else "values": value}})
-
-    def remember(self, key: str, compute: Callable[[], list[float]]) -> list[float]:
-        """Return the numbers under a key, which are computed if there are none."""
-        known = self.get(key)
-        if not isinstance(known, list):
-            self.add(key, known := compute())
-        return known
-
-
-def _stamp(source: Any) -> object:
-    """Return what changes when an image does: of a file its size and time, else a hash of the values."""
-    if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
-        return (str(source), *((status := path.stat()).st_size, status.st_mtime_ns)) if path.is_file() else str(source)
-    values = source.detach().cpu().numpy() if isinstance(source, Tensor) else np.asarray(source)
-    return blake2b(np.ascontiguousarray(values).tobytes(), digest_size=8).hexdigest()
-
-
-class _PassCounter:
-    """Follows the forward passes of tests. Those that an earlier start did are left out, as they take no time.
-
-    Args:
-        count: All passes.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._loop: PassCounter | None = None
-
-    def update(self, passes: int, /) -> None:
-        """Note that passes are done."""
-        self._loop = self._loop or follow_loop(self._count, Stage("Testing", "pass"))
-        self._loop.update(passes)
-
-    def leave_out(self, passes: int) -> None:
-        """Note that an earlier start did passes."""
-        self._count -= passes
-        if self._loop is not None:
-            self._loop.update(passes)
-
-    def close(self) -> None:
-        """Note the end."""
-        if self._loop is not None:
-            self._loop.close()
-
-
 @dataclass
-class _Run:
+class _Run(Run):
     """An audit on its way.
 
     Attributes:
-        images: The images and the model.
-        names: The names of the classes.
         columns: The metadata.
         group: The column of what belongs together.
-        passes: Most forward passes.
-        level: The largest q of a finding.
-        controls: Control regions in each image.
-        seed: The seed.
-        state: What was computed before.
-        has_labels: True if the user gave the classes.
         folder: The folder for pictures of the findings; None for none.
-        not_tested: What was left out, and why.
-        notes: What the user should know.
     """
 
-    images: AuditImages
-    names: Sequence[str] | None
     columns: Mapping[str, Sequence[Any]]
     group: str | None
-    passes: int
-    level: float
-    controls: int
-    seed: int
-    state: State
-    has_labels: bool
-    folder: Path | None = None
-    not_tested: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    folder: Path | None
 
-    def run(self, kinds: Mapping[str, Find], verdicts: Mapping[str, Verdict]) -> Audit:
+    def run(self, kinds: Mapping[str, Kind], verdicts: Mapping[str, Verdict]) -> Audit:
         """Return the result: records, halves, candidates, tests, findings."""
         records = self._record_all()
         self.images.heats.update({record.index: record.heat for record in records})
-        groups = self._group(records)
-        classes = [record.target for record in records]
-        confirms = split_in_halves(np.stack([record.hash for record in records]), groups, classes, self.seed)
-        halves = [np.flatnonzero(confirms == half).tolist() for half in (False, True)]
-        (found, found_groups), (tested, tested_groups) = (
-            ([records[row] for row in half], [groups[row] for row in half]) for half in halves
-        )
-        usable = self._choose_classes(found, found_groups, tested, tested_groups)
-        if _ON_DEMAND not in kinds:
-            self.not_tested.append("Concepts: only if kinds names 'concept', as they take several times as long.")
-        elif self.images.head.is_independent or len(usable) < LEAST_CLASSES:
-            kinds = {name: find for name, find in kinds.items() if name != _ON_DEMAND}
-            self.not_tested.append(f"Concepts: {LEAST_CLASSES} classes that exclude one another are needed.")
-        views = self._split_by_label(usable, (found, found_groups), (tested, tested_groups))
+        column = None if self.group is None else [self.columns[self.group][record.index] for record in records]
+        found, tested = self.split(records, "near-duplicates, bursts and what the group column joins", column)
+        usable = self._choose_classes(records, [found, tested])
+        kinds = self._choose_possible(kinds, len(usable))
+        views = self._split_by_label(usable, found, tested)
         random, pairs = np.random.default_rng(self.seed), list[Pair]()
         for targets, part, _ in views:
             discovery = Discovery(self.images, *part, targets, self.seed)
-            candidates = [candidate for find in kinds.values() for candidate in find(discovery)]
+            candidates = [candidate for kind in kinds.values() for candidate in kind.find(discovery)]
             pairs += [(candidate, _make_decoys(candidate, discovery, random)) for candidate in candidates]
-        pairs, most = self._share_passes(pairs, len(records))
+        pairs.sort(key=lambda pair: -pair[0].promise)
+        costs = [2 * count_passes(candidate, self.controls) for candidate, _ in pairs]
+        rest = self.passes - PASSES_PER_MAP * len(records)
+        pairs, most = self.share_passes(pairs, costs, rest, _MOST_IMAGES, lambda pair: self._name_candidate(pair[0]))
         benches = dict[int, Bench]()
         for targets, _, part in views:
             bench = Bench(self.images, *part, self.controls, most, self.seed, self.state.remember)
             benches |= dict.fromkeys(targets, bench)
-        outcomes, decoys = self._test(benches, pairs, self.passes - PASSES_PER_MAP * len(records))
+        outcomes, decoys = self._test(benches, pairs, rest)
         return self._conclude(benches, outcomes, decoys, verdicts, records)
+
+    def _choose_classes(self, records: Sequence[ImageRecord], halves: Sequence[Half]) -> list[int]:
+        """Return the classes that have enough groups in both halves; none if there is one class alone."""
+        classes = {record.target for record in records}
+        if len(classes) > 1:
+            return self.choose_classes(halves)
+        self.not_tested.append(
+            f"All images are of one class, '{self.name_class(*classes)}': a cue of a class is what the others "
+            "lack; add images of other classes."
+        )
+        return []
+
+    def _choose_possible(self, kinds: Mapping[str, Kind], class_count: int) -> dict[str, Kind]:
+        """Return the kinds that the number of classes suffices for; others, and those to ask for, are noted."""
+        chosen = dict[str, Kind]()
+        for name, kind in KINDS.items():
+            if name not in kinds and kind.reason_to_ask:
+                self.not_tested.append(f"{name.capitalize()}s: only if kinds names '{name}', as {kind.reason_to_ask}.")
+            elif name in kinds and kind.least_classes > (0 if self.images.head.is_independent else class_count):
+                self.not_tested.append(
+                    f"{name.capitalize()}s: {kind.least_classes} classes that exclude one another are needed."
+                )
+            elif name in kinds:
+                chosen[name] = kind
+        return chosen
 
     def _split_by_label(
         self, usable: Sequence[int], found: Half, tested: Half
@@ -371,7 +282,7 @@ class _Run:
                 views.append(([target], *halves))
             else:
                 self.not_tested.append(
-                    f"'{self._name_class(target)}': independent images without it in a half: {min(counts)}; "
+                    f"'{self.name_class(target)}': independent images without it in a half: {min(counts)}; "
                     f"{LEAST_GROUPS} are needed."
                 )
         return views
@@ -398,70 +309,8 @@ class _Run:
                     # One step for each batch, or the first images would seem to take no time.
                     counter.update(waiting)
                     waiting = 0
-        unread = {index: reason for index, reason in known.items() if isinstance(reason, str)}
-        self.not_tested += [f"{self._name_image(index)}: {reason}" for index, reason in unread.items()]
-        packed = {index: values for index, values in known.items() if isinstance(values, list)}
-        records = [record for index, values in packed.items() for record in unpack_records(index, values)]
-        if not records:
-            raise MetricError(f"images: none of {len(known)} can be read. {next(iter(unread.values()), '')}")
-        return records
-
-    def _group(self, records: Sequence[ImageRecord]) -> list[int]:
-        column = None if self.group is None else [self.columns[self.group][record.index] for record in records]
-        times = [self.images.read_capture_time(record.index) for record in records]
-        groups = group_images(np.stack([record.hash for record in records]), times, column)
-        count, images = len({*groups}), len({record.index for record in records})
-        if count < images:
-            self.notes.append(
-                f"{format_count(images, 'image')} are {format_count(count, 'independent group')}: "
-                "near-duplicates, bursts and what the group column joins count as one."
-            )
-        return groups
-
-    def _choose_classes(
-        self,
-        found: Sequence[ImageRecord],
-        found_groups: Sequence[int],
-        tested: Sequence[ImageRecord],
-        tested_groups: Sequence[int],
-    ) -> list[int]:
-        """Return the classes that have enough groups in both halves; the others are noted."""
-        halves = [
-            {(record.target, group) for record, group in zip(records, groups, strict=True)}
-            for records, groups in ((found, found_groups), (tested, tested_groups))
-        ]
-        counts = [Counter(target for target, _ in half) for half in halves]
-        classes = sorted({*counts[0], *counts[1]})
-        named = [target for target in classes if target >= 0]
-        usable = [target for target in named if min(count[target] for count in counts) >= LEAST_GROUPS]
-        small = [f"'{self._name_class(target)}'" for target in named if target not in usable]
-        if len(classes) < 2:
-            self.not_tested.append(
-                f"All images are of one class, '{self._name_class(classes[0])}': a cue of a class is what the others "
-                "lack; add images of other classes."
-            )
-            return []
-        if small:
-            self.not_tested.append(
-                f"{format_count(len(small), 'class')} with fewer than {LEAST_GROUPS} independent images in a half: "
-                f"{', '.join(small[:_SHOWN])}{', ...' if len(small) > _SHOWN else ''}. Give {2 * LEAST_GROUPS} or more "
-                "of each."
-            )
-        return usable
-
-    def _share_passes(self, pairs: list[Pair], count: int) -> tuple[list[Pair], int]:
-        """Return the candidates that the passes suffice for, and the images for each test."""
-        rest = self.passes - PASSES_PER_MAP * count
-        pairs = sorted(pairs, key=lambda pair: -pair[0].promise)
-        costs = [2 * count_passes(candidate, self.controls) for candidate, _ in pairs]
-        kept = len(pairs)
-        while kept and rest // sum(costs[:kept]) < LEAST_GROUPS:
-            kept -= 1
-        self.not_tested += [
-            f"{self._name_candidate(candidate)}: {self.passes:,} passes do not suffice; give more."
-            for candidate, _ in pairs[kept:]
-        ]
-        return pairs[:kept], min(_MOST_IMAGES, rest // sum(costs[:kept])) if kept else 0
+        readable = self.choose_readable(known)
+        return [record for index, values in readable.items() for record in unpack_records(index, values)]
 
     def _measure(self, bench: Bench, candidates: Sequence[CueCandidate]) -> None:
         """Keep how strongly each image has each candidate: image by image, as candidates need the same activations."""
@@ -483,7 +332,7 @@ class _Run:
         for bench in {*benches.values()}:
             own = [one for candidate, made in pairs for one in (candidate, *made) if benches[one.target] is bench]
             self._measure(bench, own)
-        with closing(_PassCounter(self._count_tests(benches, pairs, rest))) as counter:
+        with closing(PassProgress(self._count_tests(benches, pairs, rest))) as counter:
             for bench in {*benches.values()}:
                 bench.counter = counter
             for candidate, _ in pairs:
@@ -535,7 +384,7 @@ class _Run:
             shown = [
                 (benches[one.target], one.key, by_key[one.key].candidate, by_key[one.key].present) for one in findings
             ]
-            naming = self._name_image, self._name_class
+            naming = self.images.name, self.name_class
             write_pictures(self.folder, [FindingPictures(self.folder, *one, *naming) for one in shown])
         return Audit(
             findings,
@@ -569,17 +418,11 @@ class _Run:
         self, benches: Mapping[int, Bench], outcome: Outcome, q: float, tests: int, verdicts: Mapping[str, Verdict]
     ) -> Finding:
         candidate, present = outcome.candidate, {*outcome.present}
-        label = self._name_class(candidate.target)
+        label = self.name_class(candidate.target)
         of_class = [record for record in benches[candidate.target].records if record.target == candidate.target]
         without = [record for record in of_class if record.index not in present]
         key = f"{label}: {candidate.kind}: {candidate.name}"
-        facts = candidate.list_facts()
-        facts += ["only in a part of the class"] * (0 < len(present) < _ALL * len(of_class))
-        if outcome.transplants is not None and outcome.transplants.is_large and outcome.transplants.p <= self.level:
-            facts.append("works on other classes")
-        facts += ["works alone on a blank image"] * (outcome.alone is not None and outcome.alone >= 0.5)
-        outside = candidate.measure_outside(self.images, outcome.present[:_SHOWN])
-        facts += ["outside the given masks"] * (outside is not None and outside >= _OUTSIDE)
+        outside = candidate.measure_outside(self.images, outcome.present[:SHOWN])
         groups = outcome.removal.groups if outcome.removal is not None else 0
         columns = candidate.count_columns(self.controls)
         smallest = compute_detectable_share(groups, self.level / max(1, tests), columns) if groups else np.inf
@@ -601,15 +444,25 @@ class _Run:
             outcome.p,
             q,
             max(smallest, ANSWER_FLOOR),
-            tuple(facts),
-            tuple(self._name_image(index) for index in outcome.present[:_SHOWN]),
-            tuple(self._name_image(record.index) for record in without[:_SHOWN]),
+            self._list_facts(outcome, outside),
+            tuple(self.images.name(index) for index in outcome.present[:SHOWN]),
+            tuple(self.images.name(record.index) for record in without[:SHOWN]),
             (accuracy[0], accuracy[1]) if self.has_labels else None,
             self._count_by_group(of_class, present),
             verdicts.get(key),
             accuracy_by_group=self._measure_by_group(of_class, present),
             outside=outside,
         )
+
+    def _list_facts(self, outcome: Outcome, outside: float | None) -> tuple[str, ...]:
+        """Return what makes a candidate suspicious, of which a share is outside of the given masks."""
+        facts = outcome.candidate.list_facts()
+        facts += ["only in a part of the class"] * (0 < len(outcome.present) < _ALL * outcome.class_count)
+        if outcome.transplants is not None and outcome.transplants.is_large and outcome.transplants.p <= self.level:
+            facts.append("works on other classes")
+        facts += ["works alone on a blank image"] * (outcome.alone is not None and outcome.alone >= 0.5)
+        facts += ["outside the given masks"] * (outside is not None and outside >= _OUTSIDE)
+        return tuple(facts)
 
     def _measure_by_group(self, records: Sequence[ImageRecord], present: set[int]) -> dict[str, tuple[float, float]]:
         """Return the accuracy with and without a cue by column and value; nothing without labels."""
@@ -628,17 +481,11 @@ class _Run:
 
     def _iterate_groups(self, records: Sequence[ImageRecord]) -> Iterator[tuple[str, ImageRecord]]:
         for column, values in self.columns.items():
-            if column != self.group and len({*map(str, values)}) <= _SHOWN:
+            if column != self.group and len({*map(str, values)}) <= SHOWN:
                 yield from ((f"{column} {values[record.index]}", record) for record in records)
 
-    def _name_class(self, target: int) -> str:
-        return self.names[target] if self.names is not None and target < len(self.names) else f"class {target}"
-
     def _name_candidate(self, candidate: CueCandidate) -> str:
-        return f"'{self._name_class(candidate.target)}', {candidate.name} ({candidate.kind})"
-
-    def _name_image(self, index: int) -> str:
-        return self.images.name(index)
+        return f"'{self.name_class(candidate.target)}', {candidate.name} ({candidate.kind})"
 
 
 def _make_decoys(candidate: CueCandidate, discovery: Discovery, random: np.random.Generator) -> list[CueCandidate]:
@@ -659,69 +506,7 @@ def _is_same_cue(images: AuditImages, one: Outcome, other: Outcome) -> bool:
     return bool(both) and one.candidate.is_same_cue(other.candidate, images, both[:_COMPARED])
 
 
-def find_targets(
-    labels: Sequence[Any] | None, names: Sequence[str] | None, count: int
-) -> tuple[list[tuple[int, ...]] | None, bool]:
-    """Return the indices of the classes of each image, None without labels; and True if sets of labels were given.
-
-    Raises:
-        MetricError: There are more or fewer labels than images, or one is no class of the model.
-    """
-    if not count:
-        raise MetricError("images is empty; give 16 or more of each of two classes.")
-    if labels is None:
-        return None, False
-    if len(labels) != count:
-        raise MetricError(f"labels has {len(labels)} entries for {count} images; give one for each.")
-    known = {name: index for index, name in reversed([*enumerate(names or ())])}
-    several = [isinstance(label, (list, tuple, set, frozenset)) for label in labels]
-    targets = []
-    for label, is_set in zip(labels, several, strict=True):
-        own = {_find_index(one, known) for one in (label if is_set else (label,))}
-        targets.append(tuple(sorted(own)))
-    return targets, any(several)
-
-
-def _find_index(label: Any, known: Mapping[str, int]) -> int:
-    index = known.get(label, -1) if isinstance(label, str) else -1
-    with suppress(TypeError, ValueError):  # e.g. None or NaN
-        index = int(label) if not isinstance(label, str) and int(label) == label else index
-    if index < 0:
-        raise MetricError(f"labels: {label!r} is no class of the model.{suggest_names(str(label), known)}")
-    return index
-
-
-def _check_classes(targets: Sequence[tuple[int, ...]] | None, count: int) -> None:
-    """Check that the model has the classes.
-
-    Raises:
-        MetricError: It has fewer.
-    """
-    highest = max((target for own in targets or () for target in own), default=0)
-    if highest >= count:
-        raise MetricError(f"labels: {highest} is no class of the model, which has the classes 0 to {count - 1}.")
-
-
-def _read_columns(metadata: Any, count: int) -> dict[str, list[Any]]:
-    """Return the metadata as lists.
-
-    Raises:
-        MetricError: A column has another length.
-    """
-    columns = {} if metadata is None else {str(name): [*metadata[name]] for name in metadata}
-    for name, values in columns.items():
-        if len(values) != count:
-            raise MetricError(f"metadata[{name!r}] has {len(values)} entries for {count} images; give one for each.")
-    return columns
-
-
-def _read_tags(images: Sequence[Any] | Tensor) -> dict[str, list[str | None]]:
-    """Return the tags of DICOM files that some of the images have, as columns; None where one has none."""
-    tags = [read_tags(Path(image)) if isinstance(image, (str, os.PathLike)) else {} for image in images]
-    return {name: [one.get(name) for one in tags] for name in TAGS if any(name in one for one in tags)}
-
-
-def _choose_kinds(kinds: Sequence[str] | None) -> dict[str, Find]:
-    for kind in kinds or ():
-        check_choice("kinds", kind, KINDS, error=MetricError)
-    return {kind: find for kind, find in KINDS.items() if (kind != _ON_DEMAND if kinds is None else kind in kinds)}
+def _choose_kinds(names: Sequence[str] | None) -> dict[str, Kind]:
+    for name in names or ():
+        check_choice("kinds", name, KINDS, error=MetricError)
+    return {name: kind for name, kind in KINDS.items() if (not kind.reason_to_ask if names is None else name in names)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
@@ -139,20 +139,20 @@ class _Choice(NamedTuple):
     """The images of the confirmation half in the tests of a candidate.
 
     Attributes:
-        strengths: How strongly each image has it.
         is_class: True for the images of the class.
         present: The rows of the images of the class that have it.
         others: Those of other classes that do not have it.
         used: Those from which it is removed.
         recipients: Those to which it is given.
+        presence_p: The p-value that the class has it more strongly than the others.
     """
 
-    strengths: NDArray[np.float64]
     is_class: NDArray[np.bool_]
     present: NDArray[np.int_]
     others: NDArray[np.int_]
     used: list[int]
     recipients: list[int]
+    presence_p: float
 
 
 def name_strengths(candidate: CueCandidate) -> str:
@@ -185,6 +185,7 @@ class Bench:
     remember: Remember
     passes: int = 0
     counter: Counter | None = None
+    _choices: dict[str, _Choice] = field(default_factory=dict, init=False, repr=False)
 
     def test(self, candidate: CueCandidate, level: float = 1.0) -> Outcome:
         """Run all tests of a candidate.
@@ -196,9 +197,8 @@ class Bench:
         chosen = self._choose(candidate)
         used, others, recipients = chosen.used, chosen.others, chosen.recipients
         indices = tuple(self.records[row].index for row in chosen.present.tolist())
-        presence_p = self._test_presence(chosen.strengths, chosen.is_class)
-        outcome = Outcome(candidate, indices, int(chosen.is_class.sum()), presence_p)
-        if presence_p > level:
+        outcome = Outcome(candidate, indices, int(chosen.is_class.sum()), chosen.presence_p)
+        if chosen.presence_p > level:
             return replace(outcome, reason="the class does not have it more than the others")
         for rows, what in ((used, "images of the class that have it"), (recipients, "images of other classes")):
             groups = len({self.groups[row] for row in rows})
@@ -214,7 +214,7 @@ class Bench:
     def count_passes(self, candidate: CueCandidate, level: float = 1.0) -> int:
         """Return the forward passes of :meth:`test`; a few less if an image cannot be changed."""
         chosen = self._choose(candidate)
-        if level < 1 and self._test_presence(chosen.strengths, chosen.is_class) > level:
+        if chosen.presence_p > level:
             return 0
         if any(len({self.groups[row] for row in rows}) < LEAST_GROUPS for rows in (chosen.used, chosen.recipients)):
             return 0
@@ -222,20 +222,29 @@ class Bench:
         covering = used * (len(candidate.fills) * (columns + 1))
         return covering + len(chosen.recipients) * (columns + 1) + min(_ALONE, used)
 
-    def _choose(self, candidate: CueCandidate) -> _Choice:
-        strengths = np.array(
+    def measure_strengths(self, candidate: CueCandidate) -> NDArray[np.float64]:
+        """Return how strongly each image has a candidate, ``(N,)``."""
+        return np.array(
             self.remember(
                 name_strengths(candidate),
                 lambda: [candidate.measure(self.images, record) for record in self.records],
             )
         )
+
+    def _choose(self, candidate: CueCandidate) -> _Choice:
+        """Return the images in the tests of a candidate, which are chosen once."""
+        if candidate.key in self._choices:
+            return self._choices[candidate.key]
+        strengths = self.measure_strengths(candidate)
         is_class = np.array([record.target == candidate.target for record in self.records])
         has_it = strengths > float(np.quantile(strengths[~is_class], candidate.present))
         is_answer = np.array([record.answer == candidate.target for record in self.records])
         present = np.flatnonzero(is_class & has_it)
         others = np.flatnonzero(~is_class & ~is_answer & ~has_it)
         used = self._draw(present[is_answer[present]], candidate, "removal")
-        return _Choice(strengths, is_class, present, others, used, self._draw(others, candidate, "transplant"))
+        recipients, presence_p = self._draw(others, candidate, "transplant"), self._test_presence(strengths, is_class)
+        choice = self._choices[candidate.key] = _Choice(is_class, present, others, used, recipients, presence_p)
+        return choice
 
     def _show_alone(self, candidate: CueCandidate, rows: Sequence[int]) -> float | None:
         """Return the share of blank images that become the class with the candidate alone."""
@@ -273,7 +282,9 @@ class Bench:
 
     def _draw(self, rows: NDArray[np.int_], candidate: CueCandidate, test: str) -> list[int]:
         """Return at most the number of images for a test, drawn by a hash of candidate and image."""
-        order = sorted(rows.tolist(), key=lambda row: _hash(self.seed, candidate.key, test, self.records[row].index))
+        order = sorted(
+            rows.tolist(), key=lambda row: hash_parts(self.seed, candidate.key, test, self.records[row].index)
+        )
         return sorted(order[: self.most_images])
 
     def _try(
@@ -283,7 +294,7 @@ class Bench:
         name, results, groups = "removal" if is_removal else "transplant", list[NDArray[np.float64]](), list[int]()
         for row in rows:
             index = self.records[row].index
-            number = _hash(self.seed, candidate.key, name, index)
+            number = hash_parts(self.seed, candidate.key, name, index)
             partner = self.records[int(partners[number % len(partners)])].index
 
             def run(index: int = index, partner: int = partner, number: int = number, row: int = row) -> list[float]:
@@ -358,5 +369,6 @@ class Bench:
         )
 
 
-def _hash(*parts: object) -> int:
+def hash_parts(*parts: object) -> int:
+    """Return a number below 2^48 that these parts always have."""
     return int.from_bytes(blake2b(repr(parts).encode(), digest_size=6).digest(), "big")

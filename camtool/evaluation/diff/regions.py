@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +26,7 @@ from camtool.evaluation.audit.trials import (
     PROBABILITY_FLOOR,
     Effect,
     Remember,
+    hash_parts,
 )
 from camtool.evaluation.diff.pairs import PairedImages, PairRecord
 
@@ -232,11 +232,11 @@ class PairBench:
 
     def _cover(self, outcome: RegionOutcome, rows: Sequence[int]) -> RegionOutcome:
         region, results, groups = outcome.region, list[NDArray[np.float64]](), list[int]()
-        order = sorted(rows, key=lambda row: self._hash(region.key, self.records[row].index))
+        order = sorted(rows, key=lambda row: hash_parts(self.seed, region.key, self.records[row].index))
         partners = [record.index for record in self.records if record.target != region.target]
         for row in sorted(order[: self.most_images]):
             record = self.records[row]
-            number = self._hash(region.key, record.index, "cover")
+            number = hash_parts(self.seed, region.key, record.index, "cover")
             partner = partners[number % len(partners)] if partners else None
             values = self.remember(
                 f"{region.key} {record.index}",
@@ -295,6 +295,3 @@ class PairBench:
         intervals = [bootstrap_mean(part[:, 0] - part[:, 1:].mean(1), self.seed) for part in apart]
         p = max(outcome.moved_p, place_p, swap_p)
         return replace(outcome, old=old, new=new, difference=intervals[0], probability=intervals[1], p=p)
-
-    def _hash(self, *parts: object) -> int:
-        return int.from_bytes(blake2b(repr((self.seed, *parts)).encode(), digest_size=6).digest(), "big")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from camtool.arguments.messages import format_count
+from camtool.evaluation.audit.result import encode_json, format_answers, list_sections, write_files
 from camtool.evaluation.audit.statistics import Interval
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, Effect
-from camtool.rendering.image_writing import open_atomically
-from camtool.runs.file_names import check_inside
 
 JSON_NAME, MARKDOWN_NAME, PAGE_NAME = "diff.json", "diff.md", "index.html"
 
@@ -179,7 +176,7 @@ class CamDiff:
             ]
         content["images"] = [asdict(image) for image in self.images]
         content |= {"other_answers": len(self.other_answers), "correlation": self.correlation, "moved": self.moved}
-        return json.dumps(_replace_unknown(content), indent=1, allow_nan=False) + "\n"
+        return encode_json(content)
 
     def list_facts(self) -> list[tuple[str, str]]:
         """Return what describes all images, as pairs of a name and a text."""
@@ -201,18 +198,14 @@ class CamDiff:
         lines += [f"{number}. {finding.sentence}" for number, finding in enumerate(self.findings, 1)]
         if not self.findings:
             lines.append(f"No finding at q ≤ {self.level:g}, which does not mean that the models look at the same.")
-        for title, entries in (
-            ("Moved, not confirmed", [f"{one.sentence[:-1]}, p = {one.p:.2g}." for one in self.unconfirmed]),
-            ("Most changed", [_describe(image) for image in self.images[:_SHOWN]]),
-            ("Other answers", [_describe(image) for image in self.other_answers[:_SHOWN]]),
-            ("Not tested", self.not_tested),
-            ("Notes", self.notes),
-        ):
-            if entries:
-                lines += ["", f"## {title}", "", *(f"* {entry}" for entry in entries)]
-        if self.command:
-            lines += ["", "## Repeat", "", "```", self.command, "```"]
-        return "\n".join(lines) + "\n"
+        sections = {
+            "Moved, not confirmed": [f"{one.sentence[:-1]}, p = {one.p:.2g}." for one in self.unconfirmed],
+            "Most changed": [_describe(image) for image in self.images[:_SHOWN]],
+            "Other answers": [_describe(image) for image in self.other_answers[:_SHOWN]],
+            "Not tested": self.not_tested,
+            "Notes": self.notes,
+        }
+        return "\n".join([*lines, *list_sections(sections, self.command)]) + "\n"
 
     def save(self, folder: str | Path) -> Path:
         """Write ``diff.json``, ``diff.md`` and the page ``index.html`` to a folder, and return it.
@@ -225,11 +218,7 @@ class CamDiff:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         files = {JSON_NAME: self.to_json(), MARKDOWN_NAME: self.to_markdown(), PAGE_NAME: render_page(self)}
-        for name, text in files.items():
-            check_inside(folder, Path(name))
-            with open_atomically(folder / name) as stream:
-                stream.write(text.encode())
-        return folder
+        return write_files(folder, files)
 
 
 def _describe(image: ImageChange) -> str:
@@ -242,18 +231,9 @@ def _describe(image: ImageChange) -> str:
 
 
 def _format_answers(effect: Effect) -> str:
-    mean, low, high = (f"{100 * number:.0f}" for number in effect.answers)
-    return f"{mean} % ({low} to {high}, controls {100 * effect.controls:.0f} %)"
+    return f"{format_answers(effect)[:-1]}, controls {100 * effect.controls:.0f} %)"
 
 
 def _format_drop(effect: Effect) -> str:
     mean, low, high = (round(100 * number) for number in effect.probability)
     return f"{mean} points ({low} to {high})"
-
-
-def _replace_unknown(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _replace_unknown(entry) for name, entry in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_replace_unknown(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

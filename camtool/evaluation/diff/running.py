@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
@@ -17,12 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_count, check_number
-from camtool.arguments.messages import format_count
 from camtool.errors import MetricError
-from camtool.evaluation.audit.running import State, find_targets
-from camtool.evaluation.audit.split import group_images, split_in_halves
+from camtool.evaluation.annotations import find_targets
+from camtool.evaluation.audit.state import SHOWN, Run, State
 from camtool.evaluation.audit.statistics import compute_q_values, compute_share
-from camtool.evaluation.audit.trials import LEAST_GROUPS
 from camtool.evaluation.diff.pairs import PASSES_PER_PAIR, PairedImages, PairRecord
 from camtool.evaluation.diff.regions import MovedRegion, PairBench, RegionOutcome, find_moved_regions
 from camtool.evaluation.diff.result import CamDiff, ImageChange, MovedHeat
@@ -32,8 +29,6 @@ from camtool.progress import Stage, follow_loop
 
 _MOST_IMAGES = 25
 """Images for each test of a region: with 19 controls and two fills they take 2,000 forward passes."""
-
-_SHOWN = 20
 
 _NEVER_TESTED = (
     "Changes that move no heat: a property of the whole photo (tint, compression), and cues that no photo here shows.",
@@ -113,8 +108,8 @@ def diff(
     settings = "diff", repr(subjects[1].model), hashes, controls, method, seed, batch_size, targets
     state = State(subjects[0], sources, settings, None if out is None else Path(out))
     titles = before.name or "old", after.name or "new"
-    run = _Comparison(pairs, names, titles, passes, level, controls, seed, state, targets is not None, pictures)
-    result = run.run()
+    shared = state, pairs.old, names, passes, level, controls, seed, targets is not None
+    result = _Comparison(*shared, pairs, titles, pictures).run()
     if out is not None:
         result.save(Path(out))
     return result
@@ -128,50 +123,29 @@ def _hash_weights(model: nn.Module) -> str:
 
 
 @dataclass
-class _Comparison:
+class _Comparison(Run):
     """A comparison on its way.
 
     Attributes:
-        images: The images and the models.
-        names: The names of the classes.
+        pairs: The images and both models.
         titles: The names of the models.
-        passes: Most forward passes.
-        level: The largest q of a finding.
-        controls: Control regions in each image.
-        seed: The seed.
-        state: What was computed before.
-        has_labels: True if the user gave the classes.
         pictures: Images whose maps are drawn.
-        not_tested: What was left out, and why.
-        notes: What the user should know.
     """
 
-    images: PairedImages
-    names: Sequence[str] | None
+    pairs: PairedImages
     titles: tuple[str, str]
-    passes: int
-    level: float
-    controls: int
-    seed: int
-    state: State
-    has_labels: bool
     pictures: int
-    not_tested: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     def run(self) -> CamDiff:
         """Return the result: records, halves, regions, tests, findings."""
         records = self._record_all()
-        groups = self._group(records)
-        classes = [record.target for record in records]
-        confirms = split_in_halves(np.stack([record.hash for record in records]), groups, classes, self.seed)
-        halves = [
-            ([records[row] for row in rows], [groups[row] for row in rows])
-            for rows in (np.flatnonzero(confirms == half).tolist() for half in (False, True))
-        ]
-        regions = find_moved_regions(*halves[0], self._choose_classes(halves), self.seed)
-        regions, most = self._share_passes(regions, len(records))
-        bench = PairBench(self.images, *halves[1], self.controls, most, self.seed, self.state.remember)
+        found, tested = self.split(records, "near-duplicates and bursts")
+        regions = find_moved_regions(*found, self.choose_classes([found, tested]), self.seed)
+        regions.sort(key=lambda region: -region.promise)
+        # Two models, two fills.
+        costs, rest = [4 * (self.controls + 2)] * len(regions), self.passes - PASSES_PER_PAIR * len(records)
+        regions, most = self.share_passes(regions, costs, rest, _MOST_IMAGES, self._name_region)
+        bench = PairBench(self.pairs, *tested, self.controls, most, self.seed, self.state.remember)
         outcomes = []
         with closing(follow_loop(len(regions), Stage("Testing", "place"))) as counter:
             for region in regions:
@@ -184,58 +158,12 @@ class _Comparison:
         missing = [index for index, values in known.items() if values is None]
         with closing(follow_loop(len(known), Stage("Explaining", "image"))) as counter:
             counter.update(len(known) - len(missing))
-            for index, record in self.images.iterate_records(missing):
+            for index, record in self.pairs.iterate_records(missing):
                 known[index] = record if isinstance(record, str) else record.to_list()
                 self.state.add(f"image {index}", known[index] or "")
                 counter.update(1)
-        unread = {index: reason for index, reason in known.items() if isinstance(reason, str)}
-        self.not_tested += [f"{self.images.old.name(index)}: {reason}" for index, reason in unread.items()]
-        records = [PairRecord.from_list(index, values) for index, values in known.items() if isinstance(values, list)]
-        if not records:
-            raise MetricError(f"images: none of {len(known)} can be read. {next(iter(unread.values()), '')}")
-        return records
-
-    def _group(self, records: Sequence[PairRecord]) -> list[int]:
-        times = [self.images.old.read_capture_time(record.index) for record in records]
-        groups = group_images(np.stack([record.hash for record in records]), times)
-        count = len({*groups})
-        if count < len(groups):
-            self.notes.append(
-                f"{format_count(len(groups), 'image')} are {format_count(count, 'independent group')}: "
-                "near-duplicates and bursts count as one."
-            )
-        return groups
-
-    def _choose_classes(self, halves: Sequence[tuple[list[PairRecord], list[int]]]) -> list[int]:
-        """Return the classes that have enough groups in both halves; the others are noted."""
-        counts = [
-            Counter(target for target, _ in {(one.target, group) for one, group in zip(*half, strict=True)})
-            for half in halves
-        ]
-        classes = sorted({*counts[0], *counts[1]})
-        usable = [target for target in classes if min(count[target] for count in counts) >= LEAST_GROUPS]
-        small = [f"'{self._name(target)}'" for target in classes if target not in usable]
-        if small:
-            self.not_tested.append(
-                f"{format_count(len(small), 'class')} with fewer than {LEAST_GROUPS} independent images in a half: "
-                f"{', '.join(small[:_SHOWN])}{', ...' if len(small) > _SHOWN else ''}. Give {2 * LEAST_GROUPS} or more "
-                "of each."
-            )
-        return usable
-
-    def _share_passes(self, regions: list[MovedRegion], count: int) -> tuple[list[MovedRegion], int]:
-        """Return the regions that the passes suffice for, and the images for each test."""
-        rest = self.passes - PASSES_PER_PAIR * count
-        regions = sorted(regions, key=lambda region: -region.promise)
-        # Two models, two fills.
-        cost, kept = 4 * (self.controls + 2), len(regions)
-        while kept and rest // (cost * kept) < LEAST_GROUPS:
-            kept -= 1
-        self.not_tested += [
-            f"'{self._name(region.target)}', {region.name}: {self.passes:,} passes do not suffice; give more."
-            for region in regions[kept:]
-        ]
-        return regions[:kept], min(_MOST_IMAGES, rest // (cost * kept)) if kept else 0
+        readable = self.choose_readable(known)
+        return [PairRecord.from_list(index, values) for index, values in readable.items()]
 
     def _conclude(self, records: Sequence[PairRecord], outcomes: Sequence[RegionOutcome], passes: int) -> CamDiff:
         tested = [outcome for outcome in outcomes if not outcome.reason]
@@ -251,15 +179,13 @@ class _Comparison:
         ]
         kept.sort(key=lambda pair: (pair[1], -abs(pair[0].difference.mean) if pair[0].difference else 0))
         self.not_tested += [
-            f"'{self._name(outcome.region.target)}', {outcome.region.name}: {outcome.reason}."
-            for outcome in outcomes
-            if outcome.reason
+            f"{self._name_region(outcome.region)}: {outcome.reason}." for outcome in outcomes if outcome.reason
         ]
         changed = sorted(records, key=lambda record: (-record.moved, record.index))
         with closing(follow_loop(min(self.pictures, len(changed)), Stage("Drawing", "image"))) as counter:
             pictures = {}
             for record in changed[: self.pictures]:
-                pictures[record.index] = self.images.draw_pictures(record)
+                pictures[record.index] = self.pairs.draw_pictures(record)
                 counter.update(1)
         return CamDiff(
             tuple(self._describe(*pair) for pair in kept),
@@ -285,7 +211,7 @@ class _Comparison:
         assert outcome.new is not None
         assert outcome.difference is not None
         return MovedHeat(
-            self._name(region.target),
+            self.name_class(region.target),
             region.target,
             "to" if region.sign > 0 else "from",
             region.name,
@@ -299,21 +225,21 @@ class _Comparison:
             outcome.difference,
             outcome.p,
             q,
-            tuple(self.images.old.name(index) for index in outcome.present[:_SHOWN]),
+            tuple(self.images.name(index) for index in outcome.present[:SHOWN]),
         )
 
+    def _name_region(self, region: MovedRegion) -> str:
+        return f"'{self.name_class(region.target)}', {region.name}"
+
     def _describe_image(self, record: PairRecord) -> ImageChange:
-        old, new = (self._name(int(answer)) for answer in record.answers)
+        old, new = (self.name_class(int(answer)) for answer in record.answers)
         before, after = map(float, record.probabilities)
         return ImageChange(
             record.index,
-            self.images.old.name(record.index),
-            self._name(record.target),
+            self.images.name(record.index),
+            self.name_class(record.target),
             (old, new),
             (before, after),
             record.moved,
             record.correlation,
         )
-
-    def _name(self, target: int) -> str:
-        return self.names[target] if self.names is not None and target < len(self.names) else f"class {target}"

@@ -16,8 +16,8 @@ from camtool.errors import MetricError
 from camtool.evaluation.audit import running
 from camtool.evaluation.audit.candidates import describe_place, draw_shifts
 from camtool.evaluation.audit.images import GRID
-from camtool.evaluation.audit.photo_properties import PROPERTIES, compress, measure_blockiness
 from camtool.evaluation.audit.place import PlaceCandidate
+from camtool.evaluation.photo_properties import PROPERTIES, compress, measure_blockiness
 
 SIDE = 40
 RED, GREEN, BLUE = range(3)
@@ -300,7 +300,7 @@ def test_a_cue_that_two_candidates_show_is_one_finding(monkeypatch):
         edge[:, 0] = True
         return [PlaceCandidate(RED, name, 1.0, each) for name, each in (("again", cells), ("the edge", edge))]
 
-    monkeypatch.setitem(running.KINDS, "again", find_again)
+    monkeypatch.setitem(running.KINDS, "again", running.Kind(find_again))
     images, classes = draw_images()
     names = ["red", "green", "blue"]
     result = camtool.audit(build_net(), images, classes, class_names=names, method="gradcam", kinds=["place", "again"])

@@ -127,7 +127,7 @@ def test_two_places_with_one_name_have_numbers_of_their_own(monkeypatch):
     corner, edge = np.zeros((2, GRID, GRID), bool)
     corner[7:, 7:] = edge[:, 0] = True
     both = [PlaceCandidate(RED, "here", 1.0, cells) for cells in (corner, edge)]
-    monkeypatch.setitem(running.KINDS, "place", lambda discovery: both)
+    monkeypatch.setitem(running.KINDS, "place", running.Kind(lambda discovery: both))
     result = run_audit()
     assert [one.area for one in result.findings] == [0.09]
     assert not any(one.area == 0.1 and one.p < 0.1 for one in result.rejected)

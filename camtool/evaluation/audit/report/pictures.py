@@ -98,9 +98,7 @@ class FindingPictures:
     def _find_similar(self, others: Sequence[ImageRecord]) -> list[ImageRecord]:
         """Return the images of other classes that are most like those with the cue, the most similar first."""
         bench, candidate = self.bench, self.candidate
-        values = bench.remember(
-            f"{candidate.key} strengths", lambda: [candidate.measure(bench.images, record) for record in bench.records]
-        )
+        values = bench.measure_strengths(candidate).tolist()
         strengths = {record.index: value for record, value in zip(bench.records, values, strict=True)}
         limit = np.quantile([strengths[record.index] for record in others], _PRESENT)
         similar = [record for record in others if strengths[record.index] > limit]

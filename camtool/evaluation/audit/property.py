@@ -12,9 +12,9 @@ from torch import Tensor
 
 from camtool.evaluation.audit.candidates import CueCandidate, Discovery
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
-from camtool.evaluation.audit.photo_properties import PROPERTIES, Photo
 from camtool.evaluation.audit.place import average_units
 from camtool.evaluation.audit.statistics import run_maximum_test
+from camtool.evaluation.photo_properties import PROPERTIES, Photo
 
 _ALPHA = 0.01
 """Level of the maximum statistic of a class, corrected for the properties and both directions."""

@@ -1,0 +1,244 @@
+"""An audit, or a comparison of two models, on its way: its state file and lock, and the steps that both have."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+import camtool
+from camtool.arguments.messages import format_count
+from camtool.errors import MetricError
+from camtool.evaluation.audit.images import AuditImages
+from camtool.evaluation.audit.split import group_images, split_in_halves
+from camtool.evaluation.audit.trials import LEAST_GROUPS
+from camtool.evaluation.leaderboard.measurement import Checkpoint, hash_tensors
+from camtool.evaluation.subject import Subject
+from camtool.progress import PassCounter, Stage, follow_loop
+from camtool.runs.file_names import check_inside
+from camtool.runs.locking import LockedError, hold_lock
+
+SHOWN = 20
+"""Names of images or classes that are listed."""
+
+_STATE_NAME = "state.jsonl"
+_LOCK_NAME = f".{_STATE_NAME}.lock"
+
+_T = TypeVar("_T")
+
+
+class _Record(Protocol):
+    @property
+    def index(self) -> int: ...
+    @property
+    def target(self) -> int: ...
+    @property
+    def hash(self) -> NDArray[np.uint8]: ...
+
+
+_R = TypeVar("_R", bound=_Record)
+
+
+@contextmanager
+def hold_folder(folder: Path | None) -> Iterator[None]:
+    """Keep other audits out of a folder during the block.
+
+    Raises:
+        MetricError: One works in it.
+    """
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    check_inside(folder, Path(_LOCK_NAME))
+    try:
+        with hold_lock(folder / _LOCK_NAME):
+            yield
+    except LockedError as error:
+        raise MetricError(
+            f"out: another audit works in {folder} ({error}); wait for its end, or give another folder."
+        ) from error
+
+
+class State:
+    """Numbers that were computed under a key, in memory and in a file of the folder; those of other settings are kept.
+
+    Args:
+        subject: The model.
+        sources: The images.
+        settings: All that numbers depend on.
+        folder: The folder; None keeps them in memory only.
+    """
+
+    def __init__(self, subject: Subject, sources: Sequence[Any], settings: object, folder: Path | None) -> None:
+        stamps = [_stamp(source) for source in sources]
+        tensors = [*subject.model.parameters(), *subject.model.buffers()]
+        self._prefix = hash_tensors(tensors, repr(subject.model), camtool.__version__, settings, stamps)
+        if folder is not None:
+            check_inside(folder, Path(_STATE_NAME))
+        self._store = Checkpoint(None if folder is None else folder / _STATE_NAME)
+
+    def get(self, key: str) -> list[float] | str | None:
+        """Return the numbers under a key, or the text; None if there are none."""
+        name = f"{self._prefix} {key}"
+        if name not in self._store:
+            return None
+        entry = self._store[name]
+        return entry["values"] if "values" in entry else str(entry["error"])
+
+    def add(self, key: str, value: list[float] | str) -> None:
+        """Keep numbers, or a text."""
+        self._store.add({f"{self._prefix} {key}": {"error" if isinstance(value, str) else "values": value}})
+
+    def remember(self, key: str, compute: Callable[[], list[float]]) -> list[float]:
+        """Return the numbers under a key, which are computed if there are none."""
+        known = self.get(key)
+        if not isinstance(known, list):
+            self.add(key, known := compute())
+        return known
+
+
+def _stamp(source: Any) -> object:
+    """Return what changes when an image does: of a file its size and time, else a hash of the values."""
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        return (str(source), *((status := path.stat()).st_size, status.st_mtime_ns)) if path.is_file() else str(source)
+    values = source.detach().cpu().numpy() if isinstance(source, Tensor) else np.asarray(source)
+    return blake2b(np.ascontiguousarray(values).tobytes(), digest_size=8).hexdigest()
+
+
+class PassProgress:
+    """Follows the forward passes of tests. Those that an earlier start did are left out, as they take no time.
+
+    Args:
+        count: All passes.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._loop: PassCounter | None = None
+
+    def update(self, passes: int, /) -> None:
+        """Note that passes are done."""
+        self._loop = self._loop or follow_loop(self._count, Stage("Testing", "pass"))
+        self._loop.update(passes)
+
+    def leave_out(self, passes: int) -> None:
+        """Note that an earlier start did passes."""
+        self._count -= passes
+        if self._loop is not None:
+            self._loop.update(passes)
+
+    def close(self) -> None:
+        """Note the end."""
+        if self._loop is not None:
+            self._loop.close()
+
+
+@dataclass
+class Run:
+    """An audit or a comparison on its way.
+
+    Attributes:
+        state: The numbers that were computed before.
+        images: The images with the model, of a comparison with the old one.
+        names: The names of the classes.
+        passes: Most forward passes.
+        level: The largest q of a finding.
+        controls: Control regions in each image.
+        seed: The seed.
+        has_labels: True if the user gave the classes.
+        not_tested: The parts that were left out, and why.
+        notes: Notes for the user about images and groups.
+    """
+
+    state: State
+    images: AuditImages
+    names: Sequence[str] | None
+    passes: int
+    level: float
+    controls: int
+    seed: int
+    has_labels: bool
+    not_tested: list[str] = field(default_factory=list, init=False)
+    notes: list[str] = field(default_factory=list, init=False)
+
+    def name_class(self, target: int) -> str:
+        """Return the name of a class, or its number."""
+        return self.names[target] if self.names is not None and target < len(self.names) else f"class {target}"
+
+    def choose_readable(self, known: Mapping[int, list[float] | str | None]) -> dict[int, list[float]]:
+        """Return the numbers of the images that could be read; the others, with a reason as text, are noted.
+
+        Raises:
+            MetricError: There are none.
+        """
+        unread = {index: reason for index, reason in known.items() if isinstance(reason, str)}
+        self.not_tested += [f"{self.images.name(index)}: {reason}" for index, reason in unread.items()]
+        readable = {index: values for index, values in known.items() if isinstance(values, list)}
+        if not readable:
+            raise MetricError(f"images: none of {len(known)} can be read. {next(iter(unread.values()), '')}")
+        return readable
+
+    def split(
+        self, records: Sequence[_R], joined: str, column: Sequence[Hashable] | None = None
+    ) -> list[tuple[list[_R], list[int]]]:
+        """Return the records of the discovery and of the confirmation half, with the group of each.
+
+        Args:
+            records: All records.
+            joined: Words for the images that count as one, for a note.
+            column: See :func:`camtool.evaluation.audit.split.group_images`.
+        """
+        hashes = np.stack([record.hash for record in records])
+        times = [self.images.read_capture_time(record.index) for record in records]
+        groups = group_images(hashes, times, column)
+        count, images = len({*groups}), len({record.index for record in records})
+        if count < images:
+            text = f"{format_count(images, 'image')} are {format_count(count, 'independent group')}"
+            self.notes.append(f"{text}: {joined} count as one.")
+        confirms = split_in_halves(hashes, groups, [record.target for record in records], self.seed)
+        halves = (np.flatnonzero(confirms == half).tolist() for half in (False, True))
+        return [([records[row] for row in rows], [groups[row] for row in rows]) for rows in halves]
+
+    def choose_classes(self, halves: Sequence[tuple[Sequence[_R], Sequence[int]]]) -> list[int]:
+        """Return the classes that have enough groups in both halves; the others are noted."""
+        pairs = ({(record.target, group) for record, group in zip(*half, strict=True)} for half in halves)
+        counts = [Counter(target for target, _ in of_half) for of_half in pairs]
+        classes = sorted(target for target in {*counts[0], *counts[1]} if target >= 0)
+        usable = [target for target in classes if min(count[target] for count in counts) >= LEAST_GROUPS]
+        small = [f"'{self.name_class(target)}'" for target in classes if target not in usable]
+        if small:
+            self.not_tested.append(
+                f"{format_count(len(small), 'class')} with fewer than {LEAST_GROUPS} independent images in a half: "
+                f"{', '.join(small[:SHOWN])}{', ...' if len(small) > SHOWN else ''}. Give {2 * LEAST_GROUPS} or more "
+                "of each."
+            )
+        return usable
+
+    def share_passes(
+        self, tests: Sequence[_T], costs: Sequence[int], rest: int, most: int, name: Callable[[_T], str]
+    ) -> tuple[list[_T], int]:
+        """Return the first tests that the passes suffice for, and the images for each; the others are noted.
+
+        Args:
+            tests: All tests.
+            costs: The forward passes of each test for one image.
+            rest: The forward passes that are left for all tests.
+            most: Most images for each test.
+            name: Returns the name of a test.
+        """
+        kept = len(tests)
+        while kept and rest // sum(costs[:kept]) < LEAST_GROUPS:
+            kept -= 1
+        self.not_tested += [f"{name(test)}: {self.passes:,} passes do not suffice; give more." for test in tests[kept:]]
+        return [*tests[:kept]], min(most, rest // sum(costs[:kept])) if kept else 0
