@@ -22,9 +22,26 @@ from camtool.cli.progress.file_progress import FileProgress
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from camtool.evaluation.audit import Audit
+    from camtool.evaluation.diff import CamDiff
     from camtool.runs.job_list import Plan
 
 _IMAGE_FOLDER = "imagefolder"
+
+
+Passes = Annotated[int, typer.Option(metavar="N", min=1, help="Most forward passes.")]
+Level = Annotated[float, typer.Option(metavar="Q", help="Largest q of a finding.")]
+
+
+def build_truth_option(owner: str) -> Any:
+    """Return the option ``--truth``, which says whose answers are the classes without it."""
+    return typer.Option(
+        metavar="TRUTH",
+        help="The classes: 'imagefolder' if the photos are in folders named by their class, or a CSV file with the "
+        f"columns image and label. Without it {owner} answers.",
+    )
 
 
 @takes_options
@@ -34,14 +51,7 @@ def audit_model(
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
     preparing: preprocessing_options.PreprocessingOptions,
-    truth: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TRUTH",
-            help="The classes: 'imagefolder' if the photos are in folders named by their class, or a CSV file with the "
-            "columns image and label. Without it the model's answers.",
-        ),
-    ] = None,
+    truth: Annotated[str | None, build_truth_option("the model's")] = None,
     metadata: Annotated[
         Path | None,
         typer.Option(
@@ -64,8 +74,8 @@ def audit_model(
             metavar="FOLDER", help="Masks of the objects, by the paths of the photos, not black in them.", exists=True
         ),
     ] = None,
-    passes: Annotated[int, typer.Option(metavar="N", min=1, help="Most forward passes.")] = 20_000,
-    level: Annotated[float, typer.Option(metavar="Q", help="Largest q of a finding.")] = 0.02,
+    passes: Passes = 20_000,
+    level: Level = 0.02,
     kind: Annotated[list[str] | None, typer.Option("--kind", "--kinds", metavar="NAME", help="Kinds of cues.")] = None,
     method: Annotated[str, typer.Option(metavar="NAME", help="Method of the maps.")] = "faithcam",
     limit: photo_options.Limit = None,
@@ -78,7 +88,7 @@ def audit_model(
     out: Out = Path("audit"),
     engine: model_options.EngineOption = "eager",
     batch_size: model_options.BatchSize = 32,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of all that is random.")] = 0,
+    seed: photo_options.Seed = 0,
     printed: PrintOptions,
 ) -> None:
     """Audit a classifier on a folder of photos: does it recognize classes by something that it should not use?
@@ -86,16 +96,12 @@ def audit_model(
     It goes on where it stopped if it is called again with the same folder for its results. The page in that folder
     shows the findings, and takes your verdicts: object, shortcut or unsure.
     """
-    from camtool.arguments.checks import check_choice, check_not_url
-    from camtool.errors import ImageError
+    from camtool.arguments.checks import check_choice
     from camtool.evaluation.audit import audit
-    from camtool.runs.job_list import plan_run, select_jobs
 
-    check_not_url("folder", folder, ImageError)
     if fail_on is not None:
         check_choice("--fail-on", fail_on, ["finding"], error=CamtoolError)
-    plan = plan_run([folder], recursive=truth is not None, out=out)
-    plan = select_jobs(plan, limit=limit, shuffle=False, seed=seed)
+    plan = photo_options.plan_folder(folder, out, recursive=truth is not None, limit=limit)
     photos = [Path(job.source) for job in plan.jobs]
     table = metadata if metadata is not None or truth in (None, _IMAGE_FOLDER) else Path(truth)
     columns = None if table is None or not table.is_file() else _read_metadata(table, plan)
@@ -118,6 +124,22 @@ def audit_model(
             engine=engine,
             seed=seed,
         )
+    write_result(result, out, printed, "there is no shortcut", ["Pictures, and what was not tested"])
+    raise typer.Exit(1 if fail_on and result.suspects else 0)
+
+
+def write_result(
+    result: Audit | CamDiff, out: Path, printed: PrintOptions, unproven: str, lines: Sequence[str]
+) -> None:
+    """Write a result to its folder, with the command that repeats it, and print it.
+
+    Args:
+        result: The result.
+        out: The folder.
+        printed: The options of printing.
+        unproven: The clause that an absence of findings does not prove.
+        lines: The lines below the findings; the last one introduces the page.
+    """
     result = replace(result, command=shlex.join(["camtool", *sys.argv[1:]]))
     result.save(out)
     if printed.as_json:
@@ -126,9 +148,10 @@ def audit_model(
         for finding in result.findings:
             terminal.print_line(f"[bold]{terminal.escape(finding.sentence)}[/]")
         if not result.findings:
-            terminal.print_line(f"No finding at q ≤ {level:g}, which does not mean that there is no shortcut.")
-        terminal.print_line(f"Pictures, and what was not tested: [bold]{terminal.escape(str(out / 'index.html'))}[/]")
-    raise typer.Exit(1 if fail_on and result.suspects else 0)
+            terminal.print_line(f"No finding at q ≤ {result.level:g}, which does not mean that {unproven}.")
+        for line in lines[:-1]:
+            terminal.print_line(line)
+        terminal.print_line(f"{lines[-1]}: [bold]{terminal.escape(str(out / 'index.html'))}[/]")
 
 
 def read_classes(truth: str | None, plan: Plan, photos: list[Path], labels: Any) -> list[int] | None:

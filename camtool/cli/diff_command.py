@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from camtool.arguments.messages import format_count
-from camtool.cli import terminal
-from camtool.cli.audit_command import read_classes
+from camtool.cli.audit_command import Level, Passes, build_truth_option, read_classes, write_result
 from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, PrintOptions
@@ -21,7 +17,6 @@ from camtool.cli.progress.file_progress import FileProgress
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
-    from camtool.evaluation.diff import CamDiff
     from camtool.models import Loaded
 
 _WEIGHTS = (".safetensors", ".pt", ".pth")
@@ -44,14 +39,7 @@ def compare_models(
     ] = "auto",
     naming: model_options.LabelOptions,
     preparing: preprocessing_options.PreprocessingOptions,
-    truth: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TRUTH",
-            help="The classes: 'imagefolder' if the photos are in folders named by their class, or a CSV file with the "
-            "columns image and label. Without it the old model's answers.",
-        ),
-    ] = None,
+    truth: Annotated[str | None, build_truth_option("the old model's")] = None,
     fail_on: Annotated[
         list[str] | None,
         typer.Option(
@@ -59,15 +47,15 @@ def compare_models(
             help="Exit with code 1 if this happened: 'moved' for a finding, 'answers' for an answer that changed.",
         ),
     ] = None,
-    passes: Annotated[int, typer.Option(metavar="N", min=1, help="Most forward passes.")] = 20_000,
-    level: Annotated[float, typer.Option(metavar="Q", help="Largest q of a finding.")] = 0.02,
+    passes: Passes = 20_000,
+    level: Level = 0.02,
     method: Annotated[
         str, typer.Option(metavar="NAME", help="Method of the maps; for quantized models e.g. reciprocam.")
     ] = "faithcam",
     limit: photo_options.Limit = None,
     out: Out = Path("diff"),
     batch_size: model_options.BatchSize = 32,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of all that is random.")] = 0,
+    seed: photo_options.Seed = 0,
     printed: PrintOptions,
 ) -> None:
     """Compare what two models look at on a folder of photos: an old one, and a retrained, pruned or quantized one.
@@ -75,16 +63,13 @@ def compare_models(
     [bold]camtool diff old.pt new.pt photos/ --model resnet18[/] compares two files of weights. It goes on where it
     stopped if it is called again with the same folder for its results.
     """
-    from camtool.arguments.checks import check_choice, check_not_url
-    from camtool.errors import ImageError
+    from camtool.arguments.checks import check_choice
     from camtool.evaluation.diff import diff
-    from camtool.runs.job_list import plan_run, select_jobs
 
-    check_not_url("folder", folder, ImageError)
     events = map_options.split_names(fail_on or [])
     for event in events:
         check_choice("--fail-on", event, ("moved", "answers"), error=CamtoolError)
-    plan = select_jobs(plan_run([folder], recursive=truth is not None, out=out), limit=limit, shuffle=False, seed=seed)
+    plan = photo_options.plan_folder(folder, out, recursive=truth is not None, limit=limit)
     photos = [Path(job.source) for job in plan.jobs]
     before, after = (
         _load(name, value, model, device, naming, preparing, is_quiet=printed.hides_progress)
@@ -104,12 +89,9 @@ def compare_models(
             batch_size=batch_size,
             seed=seed,
         )
-    result = replace(result, command=shlex.join(["camtool", *sys.argv[1:]]))
-    result.save(out)
-    if printed.as_json:
-        terminal.print_json(json.loads(result.to_json()))
-    elif not printed.quiet:
-        _print_result(result, out)
+    facts = "; ".join(f"{name.lower()}: {text}" for name, text in result.list_facts())
+    lines = [facts, "Both maps of the most changed photos"]
+    write_result(result, out, printed, "the models look at the same", lines)
     happened = {"moved": result.findings, "answers": result.other_answers}
     if any(happened[event] for event in events):
         raise typer.Exit(1)
@@ -141,14 +123,3 @@ def _load(
         )
     loaded = options.load(naming.labels, preparing.parse(), is_quiet=is_quiet)
     return replace(loaded, name=Path(file or value).name if value.endswith(_WEIGHTS) else value)
-
-
-def _print_result(result: CamDiff, out: Path) -> None:
-    for finding in result.findings:
-        terminal.print_line(f"[bold]{terminal.escape(finding.sentence)}[/]")
-    if not result.findings:
-        terminal.print_line(
-            f"No finding at q ≤ {result.level:g}, which does not mean that the models look at the same."
-        )
-    terminal.print_line("; ".join(f"{name.lower()}: {text}" for name, text in result.list_facts()))
-    terminal.print_line(f"Both maps of the most changed photos: [bold]{terminal.escape(str(out / 'index.html'))}[/]")

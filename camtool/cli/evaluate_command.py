@@ -57,23 +57,19 @@ def evaluate_methods(
     limit: photo_options.Limit = None,
     out: Out = Path("leaderboard"),
     batch_size: model_options.BatchSize = 16,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of all that is random.")] = 0,
+    seed: photo_options.Seed = 0,
     printed: PrintOptions,
 ) -> None:
     """Compare methods on a model and photos: which maps can be trusted?
 
     It goes on where it stopped if it is called again with the same folder for its results.
     """
-    from camtool.arguments.checks import check_not_url
-    from camtool.errors import ImageError
     from camtool.evaluation.leaderboard import evaluate
     from camtool.runs.file_names import check_inside
-    from camtool.runs.job_list import plan_run, select_jobs
 
     check_inside(out, Path("checkpoint.jsonl"))
     is_sorted = truth == _IMAGE_FOLDER
-    check_not_url("folder", folder, ImageError)
-    listed = select_jobs(plan_run([folder], recursive=is_sorted, out=out), limit=limit, shuffle=False, seed=seed)
+    listed = photo_options.plan_folder(folder, out, recursive=is_sorted, limit=limit)
     photos = [Path(job.source) for job in listed.jobs]
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
     classes, annotations = _read_truth(truth, photos, loaded.labels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -13,7 +13,12 @@ from camtool.errors import CamtoolError
 from camtool.slides import SLIDE_SUFFIXES
 from camtool.videos import VIDEO_SUFFIXES
 
+if TYPE_CHECKING:
+    from camtool.runs.job_list import Plan
+
 Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="Explain the first N photos only.")]
+
+Seed = Annotated[int, typer.Option(metavar="N", help="Seed of all that is random.")]
 
 
 @dataclass(frozen=True)
@@ -88,3 +93,17 @@ def check_no_other_command(paths: list[str]) -> None:
         command = choose_command(path)
         if command != "run":
             raise CamtoolError(f"path {path!r} is a {command}, not a photo; explain it with: camtool {command} {path}")
+
+
+def plan_folder(folder: str, out: Path, *, recursive: bool, limit: int | None) -> Plan:
+    """Return the photos of a folder, without the results in ``out``.
+
+    Raises:
+        ImageError: The folder is a URL.
+    """
+    from camtool.arguments.checks import check_not_url
+    from camtool.errors import ImageError
+    from camtool.runs.job_list import plan_run, select_jobs
+
+    check_not_url("folder", folder, ImageError)
+    return select_jobs(plan_run([folder], recursive=recursive, out=out), limit=limit, shuffle=False, seed=0)

@@ -62,7 +62,7 @@ class CueCandidate(ABC):
 
     Attributes:
         target: The class.
-        name: What it is, e.g. ``"the lower right corner"``.
+        name: Its description, e.g. ``"the lower right corner"``.
         promise: How clearly it was seen in the discovery half; the highest are tested first.
     """
 

@@ -1,6 +1,6 @@
 """The images of an audit: read again when they are needed, so that memory does not grow with their number.
 
-What is kept of each is a record of few numbers: answer, heat in cells, perceptual hash, properties of the photo. Those
+The record of each has few numbers: answer, heat in cells, perceptual hash, properties of the photo. Those
 that were used last are kept as well, up to a fixed number of bytes.
 """
 
@@ -83,7 +83,7 @@ class _Kept(Generic[_K, _V]):
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """What an engine returned for an image, which is compared with what the model returns."""
+    """The output of an engine for an image, which is compared with the output of the model."""
 
     raw: NDArray[Any]
     index: None = None
@@ -105,7 +105,7 @@ _ADVICE = (
 
 
 class Head(NamedTuple):
-    """How a model's scores are read.
+    """The meaning of a model's scores.
 
     Attributes:
         link: From scores to probabilities.
@@ -180,12 +180,12 @@ class AuditImages:
 
     Args:
         subject: The model.
-        sources: Whatever :func:`camtool.explain` takes as one image each.
+        sources: Images as :func:`camtool.explain` takes them, one each.
         labels: The classes of each image, or None.
         has_sets: True if the user gave sets of labels, so classes do not exclude one another.
         method: The method of the maps.
         batch_size: Images in a forward pass.
-        masks: What messages call the mask of each image, and a region or None; empty without masks.
+        masks: The name of each image's mask in messages, and a region or None; empty without masks.
         engine: The engine of the answers; for ``"eager"`` a prepared copy of the model. Maps come from the model:
             with some images of a batch they differ in an engine by more than an engine may.
 
@@ -339,7 +339,7 @@ class AuditImages:
         return self._activations.get((image, layer), lambda: self.read_activations(image.tensor[None], layer))
 
     def _observe(self, engines: Sequence[str], inputs: Tensor, layers: Sequence[str]) -> Observation:
-        """Run the model once, by the first engine that gives the model's own results."""
+        """Run the model once, by the first engine that returns the model's own results."""
 
         def list_rows(observed: Observation) -> list[_Row]:
             outputs = [find_logits(observed.output), *(observed.calls[name][-1] for name in layers)]

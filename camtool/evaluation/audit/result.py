@@ -59,7 +59,7 @@ class Finding:
         kind: ``"place"``, ``"border"``, ``"position"``, ``"patch"``, ``"property"`` or ``"concept"``.
         label: The class.
         target: The index of the class.
-        name: What it is, in words.
+        name: Its description in words.
         area: Share of the model's input that it covers; None if it has no place.
         present: Images of the confirmation half that have it, of ``class_count`` of the class.
         class_count: Images of the class in the confirmation half.
@@ -68,12 +68,12 @@ class Finding:
         p: The p-value of the whole claim.
         q: The Benjamini-Hochberg value among all candidates that were tested.
         smallest_share: The smallest share of answers that this many images could have shown, with 80 % power.
-        facts: What makes it suspicious, most telling first.
+        facts: Suspicious facts, most telling first.
         images: Images that have it, by name or number, at most 20.
         without: Images of the class that do not have it, at most 20.
         accuracy: The accuracy on images of the class with it and without it; None without labels.
         by_group: Name of a column and value → images of the class, and those with it.
-        verdict: What the user said; None if nothing.
+        verdict: The user's verdict; None without one.
         also: The same cue by other candidates that were confirmed, in words.
         accuracy_by_group: As ``accuracy``, for each of ``by_group``; NaN where there is no image.
         outside: Share of it that is outside of the given masks; None without a place or masks.
@@ -162,8 +162,8 @@ class Audit:
         surviving_decoys: How many decoys passed like findings.
         false_discovery_rate: ``(surviving decoys + 1) / 9 / findings``, as each candidate has nine; None without
             findings.
-        not_tested: What was left out, and why.
-        notes: What the user should know about images and groups.
+        not_tested: The parts that were left out, and why.
+        notes: Notes for the user about images and groups.
         image_count: The images that were read.
         level: The largest q of a finding.
         passes: Forward passes.

@@ -95,7 +95,7 @@ class PairedImages:
 
     Args:
         subjects: The old model and the new one.
-        sources: Whatever :func:`camtool.explain` takes as one image each.
+        sources: Images as :func:`camtool.explain` takes them, one each.
         labels: The class of each image; None for the answers of the old model.
         method: The method of the maps.
         batch_size: Images in a forward pass.

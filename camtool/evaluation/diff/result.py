@@ -120,8 +120,8 @@ class CamDiff:
         images: All images, the most changed first.
         names: The names of the models.
         accuracy: The share of right answers of the old model and the new one, with intervals; None without labels.
-        not_tested: What was left out, and why.
-        notes: What the user should know about images and groups.
+        not_tested: The parts that were left out, and why.
+        notes: Notes for the user about images and groups.
         level: The largest q of a finding.
         passes: Forward passes.
         seed: The seed.

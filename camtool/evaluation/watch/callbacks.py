@@ -11,7 +11,7 @@ from camtool.errors import MetricError
 
 
 class Steps(Protocol):
-    """What the callbacks call: a :class:`camtool.Watch`."""
+    """Receiver of the steps of a training: a :class:`camtool.Watch`."""
 
     def start(self, loggers: Iterable[Any], folder: Path) -> None:
         """Begin before the first step."""

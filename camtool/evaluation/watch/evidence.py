@@ -1,6 +1,6 @@
 """Evidence over many looks at the same images: one alarm level for the whole training, however the looks depend.
 
-Each look at a class gives an e-value: ``1 / LEAST_P`` if its p-value is at most ``LEAST_P``, else 0. Its expectation is
+Each look at a class has an e-value: ``1 / LEAST_P`` if its p-value is at most ``LEAST_P``, else 0. Its expectation is
 at most 1 if nothing is wrong. The sum of e-values with fixed weights that add up to 1 has an expectation of at most 1
 as well, whatever their dependence (Vovk and Wang 2021, 10.1214/20-AOS2020), and it never falls. So the chance that it
 ever reaches ``classes / level`` for one of the classes is at most ``level`` (Markov's inequality, a union bound). A

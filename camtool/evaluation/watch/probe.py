@@ -70,7 +70,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """What one look at the probe set gives.
+    """The result of one look at the probe set.
 
     Attributes:
         scalars: Name → value.
@@ -88,8 +88,8 @@ class Probe:
 
     Args:
         subject: The model.
-        sources: What :func:`camtool.explain` takes as one image each, at most :data:`MOST_IMAGES`.
-        labels: The class of each; None for what the model answers at the first look.
+        sources: Images as :func:`camtool.explain` takes them, one each, at most :data:`MOST_IMAGES`.
+        labels: The class of each; None for the model's answers at the first look.
         method: A method that is a formula of activations and gradients.
 
     Raises:

@@ -94,7 +94,7 @@ class Watch:
         postponed: Looks that were due and would have taken too much time; each was made up for later.
         seconds: The time of all looks, and that of the training without them.
         alarms: The alarms, at most one for each class.
-        not_tested: What cannot raise an alarm, and why.
+        not_tested: The classes that cannot raise an alarm, and why.
     """
 
     def __init__(
@@ -161,10 +161,10 @@ class Watch:
         self.stop()
 
     def start(self, loggers: Iterable[Any] = (), folder: Path | None = None) -> None:
-        """Open what is written to, and look before the first step, which takes no time from the training.
+        """Open the writers, and look before the first step, which takes no time from the training.
 
         Args:
-            loggers: What to write to beside ``folder``, if the user gave nothing.
+            loggers: Loggers to write to beside ``folder``, if the user gave nothing.
             folder: The folder, if the user gave nothing.
         """
         if self._probe is None:

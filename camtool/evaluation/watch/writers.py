@@ -1,4 +1,4 @@
-"""Where a watch writes to: a folder, TensorBoard, W&B, MLflow, or a logger of Lightning."""
+"""Writers of a watch: to a folder, TensorBoard, W&B, MLflow, or a logger of Lightning."""
 
 from __future__ import annotations
 

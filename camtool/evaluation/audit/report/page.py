@@ -58,7 +58,7 @@ def render_audit(content: Mapping[str, Any], pictures: Mapping[str, Any], verdic
     """Return the page as HTML.
 
     Args:
-        content: What ``audit.json`` holds.
+        content: The content of ``audit.json``.
         pictures: The pictures, see :func:`camtool.evaluation.audit.report.pictures.read_pictures`.
         verdicts: All verdicts in the folder, also those of other findings.
     """

@@ -54,7 +54,7 @@ class FindingPictures:
         folder: The folder of the audit.
         bench: The images of its class and of others, the model, and what was computed.
         key: The key of the finding.
-        candidate: What was tested.
+        candidate: The candidate that was tested.
         present: Images of the class that have it, by number.
         name_image: Returns the name of an image.
         name_class: Returns the name of a class.
