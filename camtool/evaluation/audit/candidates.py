@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
+from camtool.evaluation.audit.statistics import average_units
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.trust.metrics.removal import impute_linear
 
@@ -54,6 +55,10 @@ class Discovery:
     groups: Sequence[int]
     targets: Sequence[int]
     seed: int
+
+    def average_units(self, values: NDArray[np.float64], target: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return the mean of the values ``(N, ...)`` of each unit, see :func:`average_units`, and True for a class."""
+        return average_units(values, self.groups, np.array([record.target == target for record in self.records]))
 
 
 @dataclass(frozen=True, eq=False)

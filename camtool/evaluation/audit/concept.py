@@ -26,7 +26,6 @@ from camtool.concept_maps.factorization import compute_amounts, factorize
 from camtool.errors import CamtoolError
 from camtool.evaluation.audit.candidates import Discovery, RegionCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
-from camtool.evaluation.audit.place import average_units
 from camtool.evaluation.audit.statistics import run_maximum_test
 from camtool.inputs.prepared_inputs import PreparedInput
 
@@ -276,7 +275,7 @@ def _find_clearest(discovery: Discovery, space: ConceptSpace, target: int) -> tu
         The difference, the class, the number of the concept, and True if it is significant and many images of the class
         have it. If none is, it is the one with the largest difference.
     """
-    values, is_class = average_units(space.amounts[target], discovery, target)
+    values, is_class = discovery.average_units(space.amounts[target], target)
     tested = run_maximum_test(values, is_class, alpha=_ALPHA, seed=discovery.seed)
     is_frequent = (values[is_class] > np.quantile(values[~is_class], _RARE, axis=0)).mean(0) >= _LEAST_SHARE
     is_clear = is_frequent & (tested.z > tested.critical)

@@ -405,8 +405,7 @@ class AuditImages:
             batch = InputBatch.from_prepared([items[row] for row, _ in part])
             explained = [int(logits[row].argmax()) if target < 0 else target for row, target in part]
             (mapped,) = map_candidates(self.subject.explainer, [Method(self._method)], batch, explained)
-            cells = adaptive_avg_pool2d(mapped.maps[:, None].double(), GRID)[:, 0].cpu()
-            heat += (cells / cells.sum((1, 2), keepdim=True).clamp_min(1e-12)).unbind()
+            heat += share_heat(mapped.maps).unbind()
         for row, (number, item) in enumerate(zip(numbers, items, strict=True)):
             properties, hashed = measure_properties(item.photo), compute_perceptual_hash(item.photo)
             yield (
@@ -463,6 +462,12 @@ class AuditImages:
             margins = logits[:, target]
             return margins, margins.sigmoid(), (margins > 0).double()
         return measure_margins(logits, target)
+
+
+def share_heat(maps: Tensor) -> Tensor:
+    """Return the share of the heat of maps ``(N, H, W)`` in each cell, ``(N, GRID, GRID)``, on the CPU in float64."""
+    cells = adaptive_avg_pool2d(maps[:, None].double(), GRID)[:, 0].cpu()
+    return cells / cells.sum((1, 2), keepdim=True).clamp_min(1e-12)
 
 
 def _count_bytes(image: PreparedInput) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from camtool.evaluation.audit.candidates import CueCandidate, Discovery, RegionCandidate, describe_place
 from camtool.evaluation.audit.images import GRID, AuditImages, ImageRecord
-from camtool.evaluation.audit.statistics import average_groups, run_maximum_test
+from camtool.evaluation.audit.statistics import run_maximum_test
 from camtool.inputs.prepared_inputs import PreparedInput
 
 _ALPHA = 0.01
@@ -90,8 +90,8 @@ def find_places(discovery: Discovery) -> list[PlaceCandidate]:
     """Return the places at which a class has more heat than the others, by a permuted maximum statistic over cells."""
     candidates = []
     for target in discovery.targets:
-        values, is_class = average_units(
-            np.stack([record.heat.ravel() for record in discovery.records]), discovery, target
+        values, is_class = discovery.average_units(
+            np.stack([record.heat.ravel() for record in discovery.records]), target
         )
         tested = run_maximum_test(values, is_class, alpha=_ALPHA, seed=discovery.seed)
         z = tested.z.reshape(GRID, GRID)
@@ -198,7 +198,7 @@ def find_positions(discovery: Discovery) -> list[PositionCandidate]:
     """Return the classes whose heat has another center than that of the others, by a permuted maximum statistic."""
     candidates, centers = [], np.stack([compute_center(record.heat) for record in discovery.records])
     for target in discovery.targets:
-        values, is_class = average_units(np.concatenate([centers, -centers], 1), discovery, target)
+        values, is_class = discovery.average_units(np.concatenate([centers, -centers], 1), target)
         tested = run_maximum_test(values, is_class, alpha=_ALPHA, seed=discovery.seed)
         if tested.p.min() <= _ALPHA:
             of_class = np.array([record.target == target for record in discovery.records])
@@ -269,7 +269,7 @@ def find_frames(discovery: Discovery) -> list[FrameCandidate]:
     candidates = []
     widths = np.stack([measure_frame(discovery.images.prepare(one.index).tensor) for one in discovery.records])
     for target in discovery.targets:
-        values, is_class = average_units(widths.astype(float), discovery, target)
+        values, is_class = discovery.average_units(widths.astype(float), target)
         tested = run_maximum_test(values, is_class, alpha=_ALPHA, seed=discovery.seed)
         of_class = widths[[record.target == target for record in discovery.records]]
         usual = [
@@ -281,20 +281,6 @@ def find_frames(discovery: Discovery) -> list[FrameCandidate]:
             name = f"a frame of one color ({'all sides' if len(sides) == 4 else ', '.join(sides)})"
             candidates.append(FrameCandidate(target, name, float(tested.z.max()), np.array(usual)))
     return candidates
-
-
-def average_units(
-    values: NDArray[np.float64], discovery: Discovery, target: int
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the mean of the values of each group, those of a class apart from the others, and which are of the class.
-
-    A group of two classes, e.g. a patient with both, is two units.
-    """
-    is_class = np.array([record.target == target for record in discovery.records])
-    units = [
-        average_groups(values[part], np.asarray(discovery.groups)[part].tolist()) for part in (is_class, ~is_class)
-    ]
-    return np.concatenate(units), np.arange(len(units[0]) + len(units[1])) < len(units[0])
 
 
 def find_regions(difference: NDArray[np.float64], is_significant: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from camtool.evaluation.audit.candidates import CueCandidate, Discovery
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
-from camtool.evaluation.audit.place import average_units
 from camtool.evaluation.audit.statistics import run_maximum_test
 from camtool.evaluation.photo_properties import PROPERTIES, Photo
 
@@ -108,7 +107,7 @@ def find_properties(discovery: Discovery) -> list[PropertyCandidate]:
     candidates = []
     for target in discovery.targets:
         values: NDArray[np.float64] = np.stack([record.properties for record in discovery.records])
-        units, is_class = average_units(np.concatenate([values, -values], 1), discovery, target)
+        units, is_class = discovery.average_units(np.concatenate([values, -values], 1), target)
         tested = run_maximum_test(units, is_class, alpha=_ALPHA, seed=discovery.seed)
         means = units[is_class].mean(0), units[~is_class].mean(0)
         for column in np.flatnonzero(tested.p <= _ALPHA).tolist():

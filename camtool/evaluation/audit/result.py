@@ -15,7 +15,7 @@ from camtool.arguments.messages import format_count, suggest_names
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import MetricError
 from camtool.evaluation.audit.candidates import DECOYS
-from camtool.evaluation.audit.report.page import PAGE_NAME, check_page, render_audit
+from camtool.evaluation.audit.report.page import PAGE_NAME, check_page, format_percent, render_audit
 from camtool.evaluation.audit.report.pictures import read_pictures
 from camtool.evaluation.audit.statistics import Interval, compute_share
 from camtool.evaluation.audit.trials import Effect
@@ -46,7 +46,7 @@ class WorstGroup(NamedTuple):
 
     def __str__(self) -> str:
         low, high = (f"{100 * number:.0f}" for number in self.accuracy[1:])
-        right = f"{_format_percent(self.accuracy.mean)} ({low} to {high})"
+        right = f"{format_percent(self.accuracy.mean)} ({low} to {high})"
         return f"{self.name}: {right} of {format_count(self.images, 'image')} right"
 
 
@@ -130,7 +130,7 @@ class Finding:
             verb = _VERBS.get(self.kind, _VERBS["place"])[0]
             answers = format_answers(self.removal)
             effects.append(
-                f"{verb} changes {answers} of the answers (controls {_format_percent(self.removal.controls)})"
+                f"{verb} changes {answers} of the answers (controls {format_percent(self.removal.controls)})"
             )
         if self.transplant is not None:
             verb = _VERBS.get(self.kind, _VERBS["place"])[1]
@@ -230,7 +230,7 @@ class Audit:
         count = format_count(len(self.findings), "finding")
         lines = ["# Audit", "", f"{format_count(self.image_count, 'image')}, {count} at q ≤ {self.level:g}."]
         if self.false_discovery_rate is not None:
-            decoys, rate = format_count(self.surviving_decoys, "decoy"), _format_percent(self.false_discovery_rate)
+            decoys, rate = format_count(self.surviving_decoys, "decoy"), format_percent(self.false_discovery_rate)
             lines[-1] += (
                 f" {decoys} of {len(self.decoys)} passed the same tests: the false-discovery rate is estimated as "
                 f"({self.surviving_decoys} + 1) / {DECOYS} / {len(self.findings)}, at most {rate}. It is "
@@ -242,7 +242,7 @@ class Audit:
             lines += ["", "No finding does not mean no shortcut: see what was not tested, and what could be detected."]
         rejected = [
             f"'{one.label}', {one.name} ({one.kind}): p = {one.p:.2g}, q = {one.q:.2g}; an effect on less than "
-            f"{_format_percent(one.smallest_share)} of the answers would not have shown."
+            f"{format_percent(one.smallest_share)} of the answers would not have shown."
             for one in self.rejected
         ]
         sections = {"Tested, not confirmed": rejected, "Not tested": self.not_tested, "Notes": self.notes}
@@ -356,11 +356,11 @@ def _list_details(finding: Finding) -> list[str]:
     if finding.facts:
         details.append(f"Suspicious: {', '.join(finding.facts)}.")
     if finding.outside is not None:
-        details.append(f"Of it {_format_percent(finding.outside)} is outside of the given masks.")
+        details.append(f"Of it {format_percent(finding.outside)} is outside of the given masks.")
     if finding.also:
         details.append(f"Found as well as: {'; '.join(finding.also)}.")
     if finding.accuracy is not None and not math.isnan(sum(finding.accuracy)):
-        with_it, without_it = map(_format_percent, finding.accuracy)
+        with_it, without_it = map(format_percent, finding.accuracy)
         details.append(f"Accuracy with it {with_it}, without it {without_it}.")
     for group, (count, present) in finding.by_group.items():
         details.append(
@@ -378,12 +378,8 @@ def _list_details(finding: Finding) -> list[str]:
 
 def _list_accuracies(finding: Finding, group: str) -> str:
     pairs = zip(("with it", "without it"), finding.accuracy_by_group.get(group, ()), strict=False)
-    texts = [f"{_format_percent(share)} {cue}" for cue, share in pairs if not math.isnan(share)]
+    texts = [f"{format_percent(share)} {cue}" for cue, share in pairs if not math.isnan(share)]
     return f"; accuracy {', '.join(texts)}" if texts else ""
-
-
-def _format_percent(share: float) -> str:
-    return f"{100 * min(share, 1.0):.0f} %"
 
 
 def _to_record(finding: Finding) -> dict[str, Any]:

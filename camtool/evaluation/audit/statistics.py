@@ -59,6 +59,19 @@ def average_groups(values: NDArray[np.float64], groups: Sequence[int]) -> NDArra
     return averages
 
 
+def average_units(
+    values: NDArray[np.float64], groups: Sequence[int], is_class: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the mean of the values ``(N, ...)`` of each unit, and True for the units of a class.
+
+    A unit is a group. A group of two classes, e.g. a patient with both, is two units.
+    """
+    numbers = np.asarray(groups)
+    units = [average_groups(values[part], numbers[part].tolist()) for part in (is_class, ~is_class)]
+    joined = np.concatenate(units)
+    return joined, np.arange(len(joined)) < len(units[0])
+
+
 def run_sign_flip_test(
     differences: NDArray[np.float64],
     groups: Sequence[int] | None = None,

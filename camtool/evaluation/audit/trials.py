@@ -15,8 +15,10 @@ from torch import Tensor
 from camtool.evaluation.audit.candidates import CueCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import (
+    PERMUTATIONS,
     Interval,
     average_groups,
+    average_units,
     bootstrap_mean,
     compute_share,
     run_control_test,
@@ -274,11 +276,8 @@ class Bench:
         return values
 
     def _test_presence(self, strengths: NDArray[np.float64], is_class: NDArray[np.bool_]) -> float:
-        groups = np.asarray(self.groups)
-        units = [average_groups(strengths[part], groups[part].tolist()) for part in (is_class, ~is_class)]
-        joined = np.concatenate(units)
-        of_class = np.arange(len(joined)) < len(units[0])
-        return float(run_maximum_test(joined[:, None], of_class, permutations=4999, seed=self.seed).p[0])
+        units, of_class = average_units(strengths[:, None], self.groups, is_class)
+        return float(run_maximum_test(units, of_class, permutations=PERMUTATIONS, seed=self.seed).p[0])
 
     def _draw(self, rows: NDArray[np.int_], candidate: CueCandidate, test: str) -> list[int]:
         """Return at most the number of images for a test, drawn by a hash of candidate and image."""

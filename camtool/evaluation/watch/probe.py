@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d, interpolate
+from torch.nn.functional import interpolate
 
 from camtool.errors import MetricError
 from camtool.evaluation.audit.candidates import describe_place, draw_shifts
-from camtool.evaluation.audit.images import GRID
+from camtool.evaluation.audit.images import GRID, share_heat
 from camtool.evaluation.audit.place import find_regions
 from camtool.evaluation.audit.statistics import MaximumTest, run_maximum_test
 from camtool.evaluation.subject import Subject
@@ -178,7 +178,7 @@ class Probe:
             maps = {target: of_class.to_heatmaps(images.shape[-2:]).cpu() for target, of_class in by_class.items()}
             own = torch.stack([maps[target][row] for row, target in enumerate(self.targets)])
         probabilities = logits.softmax(1)[rows, torch.tensor(self.targets)]
-        heat = {target: _average_cells(of_class) for target, of_class in maps.items()}
+        heat = {target: share_heat(of_class).flatten(1).numpy() for target, of_class in maps.items()}
         scalars = {
             "probability": float(probabilities.mean()),
             "accuracy": float((logits.argmax(1) == torch.tensor(self.targets)).double().mean()),
@@ -281,13 +281,6 @@ class Probe:
 def _combine(tests: Sequence[MaximumTest]) -> Floats:
     """Return the larger p-value of two tests at each cell."""
     return np.maximum(tests[0].p, tests[1].p)
-
-
-def _average_cells(maps: Tensor) -> Floats:
-    """Return the share of the heat of each map in each cell, ``(N, GRID²)``."""
-    cells = adaptive_avg_pool2d(maps[:, None].double(), GRID).flatten(1)
-    shares: Floats = (cells / cells.sum(1, keepdim=True).clamp_min(1e-12)).numpy()
-    return shares
 
 
 def _to_pictures(images: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ def render_audit(content: Mapping[str, Any], pictures: Mapping[str, Any], verdic
         ],
         rejected=[_describe(finding, []) for finding in shown["rejected"]],
         decoys=[_describe(finding, []) for finding in shown["decoys"]],
-        rate=_format_percent(content["false_discovery_rate"]),
+        rate=format_percent(content["false_discovery_rate"]),
     )
 
 
@@ -113,7 +113,7 @@ def _choose_pictures(kinds: Mapping[str, Sequence[Mapping[str, Any]]], of_kind: 
 
 
 def _format_answer(answer: Mapping[str, Any]) -> tuple[str, str]:
-    return answer["label"], _format_percent(answer["probability"])
+    return answer["label"], format_percent(answer["probability"])
 
 
 def _describe(finding: Mapping[str, Any], pictures: list[dict[str, Any]]) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _describe(finding: Mapping[str, Any], pictures: list[dict[str, Any]]) -> dic
         **finding,
         "effects": effects,
         "numbers": _list_numbers(finding, effects),
-        "smallest": _format_percent(finding["smallest_share"]),
+        "smallest": format_percent(finding["smallest_share"]),
         "accuracies": _list_accuracies(finding),
         "pictures": pictures,
     }
@@ -165,10 +165,10 @@ def _list_numbers(finding: Mapping[str, Any], effects: Sequence[Mapping[str, Any
     numbers += [("q, corrected for all candidates", f"{finding['q']:.2g}")]
     numbers += [(f"{effect['verb']}: probability beyond controls", effect["probability"]) for effect in effects]
     if finding["area"] is not None:
-        numbers.append(("Share of the input", _format_percent(finding["area"])))
+        numbers.append(("Share of the input", format_percent(finding["area"])))
     if finding["smallest_share"] is not None:
         numbers.append(
-            ("Smallest effect that would have shown", f"{_format_percent(finding['smallest_share'])} of answers")
+            ("Smallest effect that would have shown", f"{format_percent(finding['smallest_share'])} of answers")
         )
     return numbers
 
@@ -185,7 +185,7 @@ def _list_accuracies(finding: Mapping[str, Any]) -> list[dict[str, Any]]:
             "name": name or "All of the class",
             "cells": [
                 {
-                    "text": _format_percent(share),
+                    "text": format_percent(share),
                     "images": format_count(number, "image"),
                     "is_worst": f"{name}, {cue}".removeprefix(", ") == worst,
                 }
@@ -200,5 +200,6 @@ def _list_accuracies(finding: Mapping[str, Any]) -> list[dict[str, Any]]:
     return table[:1] + sorted(table[1:], key=lambda row: not any(cell["is_worst"] for cell in row["cells"]))
 
 
-def _format_percent(share: float | None) -> str:
+def format_percent(share: float | None) -> str:
+    """Return a share in percent, at most 100; nothing for None."""
     return "" if share is None else f"{100 * min(share, 1.0):.0f} %"
