@@ -22,6 +22,9 @@ from camtool.evaluation.audit.statistics import average_units
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.trust.metrics.removal import impute_linear
 
+COMPARED_IMAGES = 9
+"""Images of other classes that are changed as an image of the class, where these are the controls."""
+
 FILLS = ("inpainting", "an image of another class")
 """The fills that cover regions. Another image of the same class would bring the cue back."""
 
@@ -75,6 +78,11 @@ class CueCandidate(ABC):
     fills: ClassVar[tuple[str, ...]]
     present: ClassVar[float] = 0.95
     """An image has it if it has it more strongly than this share of the images of other classes."""
+
+    compares_images: ClassVar[bool] = False
+    """True if the controls of removing it are other images, see :meth:`compare_moves`."""
+    compares_classes: ClassVar[bool] = False
+    """True if giving it to an image is compared between classes, as the same change may raise any of them."""
 
     target: int
     name: str

@@ -112,6 +112,7 @@ class PositionCandidate(CueCandidate):
 
     kind: ClassVar[str] = "position"
     fills: ClassVar[tuple[str, ...]] = ("a move to where the other classes are",)
+    compares_images: ClassVar[bool] = True
     present: ClassVar[float] = 0.8
 
     center: NDArray[np.float64]
@@ -132,13 +133,10 @@ class PositionCandidate(CueCandidate):
     def compare_moves(
         self, images: AuditImages, record: ImageRecord, others: Sequence[ImageRecord], random: np.random.Generator
     ) -> list[Tensor]:
-        """Move what is hot in each image to the center of another one."""
-        pairs = []
-        for one in (record, *others):
-            image = images.prepare(one.index).tensor
-            goal = self.goals[int(random.integers(len(self.goals)))]
-            pairs.append(torch.stack([image, _move(image, goal - compute_center(one.heat))]))
-        return pairs
+        """Move what is hot in the image to the center of another one, and the other images as far."""
+        step = self.goals[int(random.integers(len(self.goals)))] - compute_center(record.heat)
+        inputs = [images.prepare(one.index).tensor for one in (record, *others)]
+        return [torch.stack([image, _move(image, step)]) for image in inputs]
 
     def remove(
         self, images: AuditImages, index: int, other: int, controls: int, random: np.random.Generator

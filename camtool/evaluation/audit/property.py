@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from camtool.evaluation.audit.candidates import CueCandidate, Discovery
+from camtool.evaluation.audit.candidates import COMPARED_IMAGES, CueCandidate, Discovery
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import run_maximum_test
-from camtool.evaluation.photo_properties import PROPERTIES, Photo
+from camtool.evaluation.photo_properties import PROPERTIES
 
 _ALPHA = 0.01
 """Level of the maximum statistic of a class, corrected for the properties and both directions."""
@@ -32,6 +33,8 @@ class PropertyCandidate(CueCandidate):
 
     kind: ClassVar[str] = "property"
     fills: ClassVar[tuple[str, ...]] = ("a shift to the mean of the other classes",)
+    compares_images: ClassVar[bool] = True
+    compares_classes: ClassVar[bool] = True
     present: ClassVar[float] = 0.5
     # Photos differ in brightness or tint for many reasons, so few of a class are beyond nearly all others.
 
@@ -45,38 +48,46 @@ class PropertyCandidate(CueCandidate):
         return np.array([self.of_class, self.of_others]).tobytes()
 
     def count_columns(self, controls: int) -> int:
-        """Return 2: a change has one control."""
-        return 2
+        """Return one more than the number of images that are changed alike."""
+        return COMPARED_IMAGES + 1
 
     def measure(self, images: AuditImages, record: ImageRecord) -> float:
         """Return the property, positive in the direction of the class."""
         return self.sign * float(record.properties[self.number])
 
+    def compare_moves(
+        self, images: AuditImages, record: ImageRecord, others: Sequence[ImageRecord], random: np.random.Generator
+    ) -> list[Tensor] | None:
+        """Shift photos of the class, and of other classes, as far as the means are apart: a change may hurt any."""
+        pairs = []
+        for one in (record, *others):
+            changed = self._shift(images, one.index, self.of_others - self.of_class)
+            if changed is None:
+                return None
+            pairs.append(torch.stack([images.prepare(one.index).tensor, changed]))
+        return pairs
+
     def remove(
         self, images: AuditImages, index: int, other: int, controls: int, random: np.random.Generator
     ) -> Tensor | None:
-        """Shift the photo to the mean of the other classes, and as a control as far into the other direction."""
-        changed = self._shift(images, index, self.of_others - self.of_class, random)
-        return None if changed is None else changed[None]
+        """Return the photo shifted to the mean of the other classes; for the controls see :meth:`compare_moves`."""
+        changed = self._shift(images, index, self.of_others - self.of_class)
+        return None if changed is None else changed[None, None]
 
     def transplant(
         self, images: AuditImages, index: int, donor: int, controls: int, random: np.random.Generator
     ) -> Tensor | None:
-        """Shift the photo to the mean of the class, and as a control as far into the other direction."""
-        return self._shift(images, index, self.of_class - self.of_others, random)
+        """Return the photo shifted to the mean of the class; what this does to other classes is the control."""
+        changed = self._shift(images, index, self.of_class - self.of_others)
+        return None if changed is None else changed[None]
 
-    def _shift(self, images: AuditImages, index: int, step: float, random: np.random.Generator) -> Tensor | None:
+    def _shift(self, images: AuditImages, index: int, step: float) -> Tensor | None:
+        """Return the input for a photo with more or less of the property, ``(C, H, W)``; None if impossible."""
         image, kind = images.prepare(index), PROPERTIES[self.number]
-        photo, value = image.photo, kind.measure(image.photo.astype(float))
-        changed = kind.shift(photo, value, value + step)
-        if changed is None:
-            return None
-        opposite = kind.shift(photo, value, value - step)
-        if opposite is None:
-            opposite = _add_noise(photo, changed, random)
-        inputs = [images.make_input(image, pixels) for pixels in (changed, opposite)]
-        made = [tensor for tensor in inputs if tensor is not None and tensor.shape == image.tensor.shape]
-        return torch.stack(made) if len(made) == len(inputs) else None
+        value = kind.measure(image.photo.astype(float))
+        pixels = kind.shift(image.photo, value, value + step)
+        changed = None if pixels is None else images.make_input(image, pixels)
+        return changed if changed is not None and changed.shape == image.tensor.shape else None
 
     def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> PropertyCandidate:
         """Return another property, drawn at random, with the means of another class."""
@@ -93,13 +104,6 @@ def _build(target: int, number: int, sign: int, promise: float, of_class: float,
     kind = PROPERTIES[number]
     name = f"{kind.high if sign > 0 else kind.low} ({kind.name})"
     return PropertyCandidate(target, name, promise, number, sign, of_class, of_others)
-
-
-def _add_noise(photo: Photo, changed: Photo, random: np.random.Generator) -> Photo:
-    """Return a photo with noise that is as strong as a change, where that has no opposite, e.g. compression."""
-    strength = float(np.sqrt(((changed.astype(float) - photo) ** 2).mean()))
-    noisy = photo + random.normal(0, strength, photo.shape)
-    return np.clip(np.rint(noisy), 0, 255).astype(np.uint8)
 
 
 def find_properties(discovery: Discovery) -> list[PropertyCandidate]:

@@ -131,14 +131,24 @@ class Finding:
             answers = format_answers(self.removal)
             effects.append(
                 f"{verb} changes {answers} of the answers (controls {format_percent(self.removal.controls)})"
+                f"{_format_probability(self.removal)}"
             )
         if self.transplant is not None:
             verb = _VERBS.get(self.kind, _VERBS["place"])[1]
-            effects.append(f"{verb} makes {format_answers(self.transplant)} of other images '{self.label}'")
+            made = f"{verb} makes {format_answers(self.transplant)} of other images '{self.label}'"
+            effects.append(made + _format_probability(self.transplant))
         return f"{has}; {', '.join(effects)}; q = {self.q:.2g}."
 
     def __str__(self) -> str:
         return self.sentence
+
+
+def _format_probability(effect: Effect) -> str:
+    """Return the change of the probability where the answers alone do not show the effect."""
+    if effect.changes_answers or not effect.is_large:
+        return ""
+    mean, low, high = (f"{100 * number:.0f}" for number in effect.probability)
+    return f", and its probability by {mean} points ({low} to {high}) beyond the controls"
 
 
 def format_answers(effect: Effect) -> str:

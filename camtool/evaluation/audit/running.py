@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -23,7 +24,7 @@ from camtool.evaluation.annotations import (
     read_columns,
     read_tag_columns,
 )
-from camtool.evaluation.audit.candidates import DECOYS, CueCandidate, Discovery
+from camtool.evaluation.audit.candidates import COMPARED_IMAGES, DECOYS, CueCandidate, Discovery
 from camtool.evaluation.audit.concept import LEAST_CLASSES, find_concepts
 from camtool.evaluation.audit.images import PASSES_PER_MAP, AuditImages, ImageRecord, pack_records, unpack_records
 from camtool.evaluation.audit.patch import find_patches
@@ -34,6 +35,7 @@ from camtool.evaluation.audit.report.pictures import FindingPictures, write_pict
 from camtool.evaluation.audit.result import VERDICTS_NAME, Audit, Finding, Verdict, rank_findings, read_verdicts
 from camtool.evaluation.audit.state import SHOWN, PassProgress, Run, State, hold_folder
 from camtool.evaluation.audit.statistics import (
+    PERMUTATIONS,
     compute_detectable_share,
     compute_q_values,
     estimate_false_discovery_rate,
@@ -235,8 +237,10 @@ class _Run(Run):
         rest = self.passes - PASSES_PER_MAP * len(records)
         pairs, most = self.share_passes(pairs, costs, rest, _MOST_IMAGES, lambda pair: self._name_candidate(pair[0]))
         benches = dict[int, Bench]()
+        # A candidate that no permutation reaches has to pass, however many others there are: of three effects each.
+        permutations = max(PERMUTATIONS, math.ceil(6 * len(pairs) / self.level))
         for targets, _, part in views:
-            bench = Bench(self.images, *part, self.controls, most, self.seed, self.state.remember)
+            bench = Bench(self.images, *part, self.controls, most, self.seed, self.state.remember, permutations)
             benches |= dict.fromkeys(targets, bench)
         outcomes, decoys = self._test(benches, pairs, rest)
         return self._conclude(benches, outcomes, decoys, verdicts, records)
@@ -424,8 +428,9 @@ class _Run(Run):
         key = f"{label}: {candidate.kind}: {candidate.name}"
         outside = candidate.measure_outside(self.images, outcome.present[:SHOWN])
         groups = outcome.removal.groups if outcome.removal is not None else 0
-        columns = candidate.count_columns(self.controls)
-        smallest = compute_detectable_share(groups, self.level / max(1, tests), columns) if groups else np.inf
+        columns = COMPARED_IMAGES + 1 if candidate.compares_images else candidate.count_columns(self.controls)
+        level = self.level / max(1, tests * len(outcome.effects))
+        smallest = compute_detectable_share(groups, level, columns) if groups else np.inf
         accuracy = tuple(
             float(np.mean([record.answer == record.target for record in part])) if part else np.nan
             for part in ([record for record in of_class if record.index in present], without)

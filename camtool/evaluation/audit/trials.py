@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from camtool.evaluation.audit.candidates import CueCandidate
+from camtool.evaluation.audit.candidates import COMPARED_IMAGES, CueCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import (
     PERMUTATIONS,
@@ -30,9 +30,6 @@ LEAST_GROUPS = 8
 
 PROBABILITY_FLOOR, ANSWER_FLOOR = 0.1, 0.2
 """Least effects that are reported, beyond that of the controls: of the probability, and of the share of answers."""
-
-_MOVED = 9
-"""Images of other classes that are changed as an image of the class, where these are the controls."""
 
 _ALONE = 10
 """Images whose cue is shown alone on a blank image."""
@@ -77,8 +74,12 @@ class Effect(NamedTuple):
         Fills are imperfect, and some images that seem to have a cue do not, so an effect is estimated as too small. It
         suffices that the interval of the probability reaches the floor, and its mean half of it.
         """
-        is_likely = 2 * self.probability.mean >= PROBABILITY_FLOOR <= self.probability.high
-        return is_likely or self.answers.mean - self.controls >= ANSWER_FLOOR
+        return self.changes_answers or 2 * self.probability.mean >= PROBABILITY_FLOOR <= self.probability.high
+
+    @property
+    def changes_answers(self) -> bool:
+        """True if the share of answers that change beyond the controls' reaches its floor."""
+        return self.answers.mean - self.controls >= ANSWER_FLOOR
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +175,7 @@ class Bench:
         most_images: Images for each test of a candidate.
         seed: The seed.
         remember: Keeps what was computed.
+        permutations: Arrangements in each test.
         passes: Forward passes of all tests so far, also of those that were remembered.
         counter: Receives the progress; None for nobody.
     """
@@ -185,6 +187,7 @@ class Bench:
     most_images: int
     seed: int
     remember: Remember
+    permutations: int = PERMUTATIONS
     passes: int = 0
     counter: Counter | None = None
     _choices: dict[str, _Choice] = field(default_factory=dict, init=False, repr=False)
@@ -220,9 +223,17 @@ class Bench:
             return 0
         if any(len({self.groups[row] for row in rows}) < LEAST_GROUPS for rows in (chosen.used, chosen.recipients)):
             return 0
-        columns, used = candidate.count_columns(self.controls), len(chosen.used)
-        covering = used * (len(candidate.fills) * (columns + 1))
-        return covering + len(chosen.recipients) * (columns + 1) + min(_ALONE, used)
+        used = len(chosen.used)
+        covering = used * self._count_passes(candidate, is_removal=True)
+        return covering + len(chosen.recipients) * self._count_passes(candidate, is_removal=False) + min(_ALONE, used)
+
+    def _count_passes(self, candidate: CueCandidate, *, is_removal: bool) -> int:
+        """Return the forward passes for one image in a test."""
+        if candidate.compares_images and is_removal:
+            return 2 * (1 + COMPARED_IMAGES)
+        if candidate.compares_classes and not is_removal:
+            return 2
+        return (len(candidate.fills) if is_removal else 1) * (candidate.count_columns(self.controls) + 1)
 
     def measure_strengths(self, candidate: CueCandidate) -> NDArray[np.float64]:
         """Return how strongly each image has a candidate, ``(N,)``."""
@@ -244,7 +255,8 @@ class Bench:
         present = np.flatnonzero(is_class & has_it)
         others = np.flatnonzero(~is_class & ~is_answer & ~has_it)
         used = self._draw(present[is_answer[present]], candidate, "removal")
-        recipients, presence_p = self._draw(others, candidate, "transplant"), self._test_presence(strengths, is_class)
+        recipients = self._draw(others, candidate, "transplant", len(used))
+        presence_p = self._test_presence(strengths, is_class)
         choice = self._choices[candidate.key] = _Choice(is_class, present, others, used, recipients, presence_p)
         return choice
 
@@ -256,11 +268,11 @@ class Bench:
             logits = [self.images.score(image[None]) for image in inputs if image is not None]
             return [float(self.images.measure_margins(scores, candidate.target)[2]) for scores in logits]
 
-        values = self._remember(f"{candidate.key} alone {[*rows]}", run, 1)
+        values = self._remember(f"{candidate.key} alone {[*rows]}", run, len(rows))
         return float(np.mean(values)) if values else None
 
-    def _remember(self, key: str, compute: Callable[[], list[float]], values_per_pass: int) -> list[float]:
-        """Return numbers that forward passes gave, and count these."""
+    def _remember(self, key: str, compute: Callable[[], list[float]], passes: int) -> list[float]:
+        """Return numbers that were computed by forward passes, and count these."""
         is_new = False
 
         def run() -> list[float]:
@@ -269,7 +281,7 @@ class Bench:
             return compute()
 
         values = self.remember(key, run)
-        count = len(values) // values_per_pass
+        count = passes if values else 0
         self.passes += count
         if self.counter is not None:
             (self.counter.update if is_new else self.counter.leave_out)(count)
@@ -277,38 +289,40 @@ class Bench:
 
     def _test_presence(self, strengths: NDArray[np.float64], is_class: NDArray[np.bool_]) -> float:
         units, of_class = average_units(strengths[:, None], self.groups, is_class)
-        return float(run_maximum_test(units, of_class, permutations=PERMUTATIONS, seed=self.seed).p[0])
+        return float(run_maximum_test(units, of_class, permutations=self.permutations, seed=self.seed).p[0])
 
-    def _draw(self, rows: NDArray[np.int_], candidate: CueCandidate, test: str) -> list[int]:
+    def _draw(self, rows: NDArray[np.int_], candidate: CueCandidate, test: str, most: int | None = None) -> list[int]:
         """Return at most the number of images for a test, drawn by a hash of candidate and image."""
         order = sorted(
             rows.tolist(), key=lambda row: hash_parts(self.seed, candidate.key, test, self.records[row].index)
         )
-        return sorted(order[: self.most_images])
+        return sorted(order[: self.most_images if most is None else most])
 
     def _try(
         self, candidate: CueCandidate, rows: Sequence[int], partners: NDArray[np.int_], *, is_removal: bool
     ) -> tuple[Effect, ...]:
         """Return the effect of a change by fill; none if the images cannot be changed so."""
         name, results, groups = "removal" if is_removal else "transplant", list[NDArray[np.float64]](), list[int]()
-        for row in rows:
-            index = self.records[row].index
+        # Each image has a partner of its own as far as there are enough: a partner of many would make them dependent.
+        order = np.random.default_rng(hash_parts(self.seed, candidate.key, name)).permutation(partners)
+        for place, row in enumerate(rows):
+            index, partner = self.records[row].index, self.records[int(order[place % len(order)])].index
             number = hash_parts(self.seed, candidate.key, name, index)
-            partner = self.records[int(partners[number % len(partners)])].index
 
             def run(index: int = index, partner: int = partner, number: int = number, row: int = row) -> list[float]:
                 random = np.random.default_rng(number)
-                if is_removal:
-                    chosen = [self.records[int(other)] for other in random.choice(partners, _MOVED)]
-                    pairs = candidate.compare_moves(self.images, self.records[row], chosen, random)
-                    if pairs is not None:
-                        targets = [candidate.target, *(record.answer for record in chosen)]
-                        return self._score_moves(pairs, targets)
+                if candidate.compares_images and is_removal:
+                    return self._compare_images(candidate, row, random)
                 change = candidate.remove if is_removal else candidate.transplant
                 variants = change(self.images, index, partner, self.controls, random)
-                return [] if variants is None else self._score(candidate, index, variants)
+                if variants is None:
+                    return []
+                if candidate.compares_classes and not is_removal:
+                    return self._compare_classes(candidate, self.records[row], variants)
+                return self._score(candidate, index, variants)
 
-            values = self._remember(f"{candidate.key} {name} {index} {partner}", run, 2)
+            passes = self._count_passes(candidate, is_removal=is_removal)
+            values = self._remember(f"{candidate.key} {name} {index} {partner}", run, passes)
             if values:
                 fills = len(candidate.fills) if is_removal else 1
                 results.append(np.asarray(values).reshape(2, fills, -1))
@@ -335,9 +349,42 @@ class Bench:
         parts = [torch.cat([part[:1].expand(fills, 1), part[1:].reshape(fills, -1)], 1) for part in values]
         return [float(value) for value in torch.stack(parts).flatten()]
 
-    def _score_moves(self, pairs: Sequence[Tensor], targets: Sequence[int]) -> list[float]:
-        """Return margins, then probabilities, of an image, without the cue, and less what each control loses."""
+    def _compare_images(self, candidate: CueCandidate, row: int, random: np.random.Generator) -> list[float]:
+        """Return the numbers of an image without the cue, and of other images that are changed alike, if it can be.
+
+        These have the cue about as strongly: a change that takes one image back to what is usual would take another one
+        away from it.
+        """
+        strengths = self.measure_strengths(candidate)
+        others = [
+            other for other, record in enumerate(self.records) if candidate.target not in (record.target, record.answer)
+        ]
+        nearest = sorted(others, key=lambda other: abs(strengths[other] - strengths[row]))[: 3 * COMPARED_IMAGES]
+        chosen = [self.records[int(other)] for other in random.choice(nearest, COMPARED_IMAGES)]
+        pairs = candidate.compare_moves(self.images, self.records[row], chosen, random)
+        if pairs is None:
+            return []
         scores = self.images.score(torch.cat([*pairs])).split(2)
+        return self._join_changes([*scores], [candidate.target, *(other.answer for other in chosen)])
+
+    def _compare_classes(self, candidate: CueCandidate, record: ImageRecord, variants: Tensor) -> list[float]:
+        """Return the numbers of an image with the cue for the class, and for other classes that are no answer to it."""
+        classes = sorted({one.target for one in self.records} - {candidate.target, record.answer, -1})
+        count = min(COMPARED_IMAGES, len({one.target for one in self.records} - {-1}) - 2)
+        if count < 1:
+            return []
+        random = np.random.default_rng(hash_parts(self.seed, candidate.key, "classes", record.index))
+        chosen = [int(one) for one in random.choice(classes, count, replace=False)]
+        logits = self.images.score(torch.cat([self.images.prepare(record.index).tensor[None], variants]))
+        return self._join_changes([logits] * (1 + count), [candidate.target, *chosen])
+
+    def _join_changes(self, scores: Sequence[Tensor], targets: Sequence[int]) -> list[float]:
+        """Return margins, then probabilities, unchanged, changed, and changed as much as each control.
+
+        Args:
+            scores: The logits before and after, ``(2, K)``, for the candidate and for each control.
+            targets: The class of each.
+        """
         values = [
             torch.stack(self.images.measure_margins(logits, target)[:2])
             for logits, target in zip(scores, targets, strict=True)
@@ -364,7 +411,7 @@ class Bench:
             compute_share(float(changed[:, 0].sum()), len(changed)),
             float(changed[:, 1:].mean()),
             bootstrap_mean(beyond, self.seed),
-            run_control_test(effects, groups, seed=self.seed),
+            run_control_test(effects, groups, permutations=self.permutations, seed=self.seed),
         )
 
 

@@ -68,7 +68,7 @@ def test_the_corner_that_the_network_reads_is_the_only_finding(result):
     assert finding.facts[:3] == ("same place in all images", "at the border", "small")
     assert finding.sentence.startswith(
         "15 of 15 'red' images: the lower right corner; covering it changes 100 % (80 to 100) of the answers "
-        "(controls 0 %), pasting it makes 100 % (88 to 100) of other images 'red'; q = "
+        "(controls 0 %), pasting it makes 100 % (80 to 100) of other images 'red'; q = "
     )
     assert result.surviving_decoys == 0
     assert all(decoy.label == "red" or decoy.p == 1 for decoy in result.decoys)
