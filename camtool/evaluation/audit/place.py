@@ -216,6 +216,8 @@ class FrameCandidate(RegionCandidate):
     """
 
     kind: ClassVar[str] = "border"
+    present: ClassVar[float] = 0.5
+    # A frame is there or not, and many photos of other classes may have one.
 
     widths: NDArray[np.int_]
 
