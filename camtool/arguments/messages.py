@@ -57,6 +57,12 @@ def format_percent(probability: float, decimals: int = 0) -> str:
     return f"{probability:.{decimals}%}" if math.isfinite(probability) else "not a number"
 
 
+def format_points(share: float) -> str:
+    """Return a change of a probability with its sign, in points of 1 %: ``"+1 point"``, ``"-30 points"``."""
+    points = round(100 * share)
+    return f"{points:+} point{'' if abs(points) == 1 else 's'}"
+
+
 def merge_texts(texts: Iterable[str]) -> str:
     """Return a text for all texts of one kind: numbers that differ become a range, e.g. ``"3 to 7 cells"``.
 

@@ -217,6 +217,8 @@ def _find_index(label: Any, known: Mapping[str, int]) -> int:
     index = known.get(label, -1) if isinstance(label, str) else -1
     with suppress(TypeError, ValueError):  # e.g. None or NaN
         index = int(label) if not isinstance(label, str) and int(label) == label else index
+    if index < 0 and isinstance(label, str) and not known:
+        raise MetricError(f"labels: {label!r} is a name; give class_names, or labels by index.")
     if index < 0:
         raise MetricError(f"labels: {label!r} is no class of the model.{suggest_names(str(label), known)}")
     return index

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
+from camtool.arguments.messages import add_article
 from camtool.errors import MetricError
 from camtool.evaluation.candidates import Candidate, map_candidates
 from camtool.explaining.pipeline import BatchExplainer
@@ -26,6 +30,30 @@ from camtool.outputs import predictions
 from camtool.outputs.class_scores import Link
 from camtool.targets import resolve_targets
 from camtool.trust.metrics import ClassScore, Explain
+
+
+def check_image_list(images: Any) -> None:
+    """Check that images are a list, an array or a tensor.
+
+    Raises:
+        MetricError: They are a path, a data loader, a data set or a generator.
+    """
+    if isinstance(images, (str, os.PathLike)):
+        raise MetricError(f"images must be a list, got {os.fspath(images)!r}; give the files of a folder one by one.")
+    if isinstance(images, Dataset | DataLoader) or not hasattr(images, "__len__"):
+        kinds = {DataLoader: "images, labels = next(iter(loader))", Dataset: "[image for image, _ in dataset]"}
+        advice = next((text for kind, text in kinds.items() if isinstance(images, kind)), "list(images)")
+        raise MetricError(f"images must be a list, got {add_article(type(images).__name__)}; give {advice}.")
+
+
+def check_single_labels(labels: Any) -> None:
+    """Check that there is one label for each image.
+
+    Raises:
+        MetricError: There are several, e.g. one-hot rows.
+    """
+    if labels is not None and any(np.ndim(label) or isinstance(label, (set, frozenset)) for label in labels):
+        raise MetricError("labels: give one class for each image; of one-hot or soft labels it is labels.argmax(1).")
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from camtool.arguments.messages import add_article, format_count, format_percent, merge_texts
+from camtool.arguments.messages import add_article, format_count, format_percent, format_points, merge_texts
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,13 @@ from camtool.arguments.messages import add_article, format_count, format_percent
 )
 def test_a_count_agrees_with_its_noun(number: int, thing: str, said: str) -> None:
     assert format_count(number, thing) == said
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.7, "+70 points"), (-0.012, "-1 point"), (0.009, "+1 point"), (-0.004, "+0 points")]
+)
+def test_a_change_in_points_has_its_sign(share: float, said: str) -> None:
+    assert format_points(share) == said
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from camtool.errors import MetricError
+from camtool.errors import MetricError, TargetError
 from camtool.evaluation.audit.candidates import describe_place, draw_shifts
 from camtool.evaluation.audit.images import GRID, share_heat
 from camtool.evaluation.audit.place import find_regions
 from camtool.evaluation.audit.statistics import MaximumTest, run_maximum_test
-from camtool.evaluation.subject import Subject
+from camtool.evaluation.subject import Subject, check_image_list, check_single_labels
 from camtool.evaluation.watch.evidence import LEAST_P, compute_least_p
 from camtool.explaining.device_maps import compute_class_maps
 from camtool.hooks.observation import observe
@@ -93,12 +93,15 @@ class Probe:
         method: A method that is a formula of activations and gradients.
 
     Raises:
-        MetricError: There are no images, too many, or other labels than images; the model is no classifier.
+        MetricError: There are no images, too many, or other labels than images; a label is no class; the model is no
+            classifier.
     """
 
     def __init__(
         self, subject: Subject, sources: Sequence[Any] | Tensor, labels: Sequence[int | str] | None, method: str
     ) -> None:
+        check_image_list(sources)
+        check_single_labels(labels)
         if not 0 < len(sources) <= MOST_IMAGES:
             raise MetricError(f"images: give 1 to {MOST_IMAGES} images to a watch, got {len(sources)}.")
         if labels is not None and len(labels) != len(sources):
@@ -117,8 +120,12 @@ class Probe:
         self.shown = _to_pictures(self._inputs)
 
     def _prepare(self) -> InputBatch:
-        with Cleanup(), guard(self._subject.model):
-            batches = [*self._subject.iterate_batches(self._sources, self._requests, MOST_IMAGES)]
+        try:
+            with Cleanup(), guard(self._subject.model):
+                batches = [*self._subject.iterate_batches(self._sources, self._requests, MOST_IMAGES)]
+        except TargetError as error:
+            text = str(error).replace("target_class", "labels:", 1)
+            raise MetricError(text.replace(", but no labels are known; pass labels", "; pass class_names")) from error
         if len(batches) > 1:
             raise MetricError("images: they become inputs of several sizes; give a transform that makes one size.")
         if batches[0].link != "softmax":

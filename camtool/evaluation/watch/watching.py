@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_count, check_number
-from camtool.arguments.messages import format_count
-from camtool.errors import CamtoolError, MetricError
+from camtool.arguments.messages import format_count, format_points
+from camtool.errors import MetricError
 from camtool.evaluation.audit.trials import PROBABILITY_FLOOR
 from camtool.evaluation.subject import Subject
 from camtool.evaluation.watch.callbacks import make_hugging_face_callback, make_lightning_callback
@@ -119,7 +119,7 @@ class Watch:
         self._evidence: dict[int, float] = {}
         self._writers: list[Writer] = []
         self._last_due = self._epoch = 0
-        self._has_epoch = self._is_waiting = self._has_failed = False
+        self._has_epoch = self._is_waiting = False
         self._quickest, self._resumed_at = 0.0, time.perf_counter()
         self._probe = Probe(subject, images, labels, method) if _is_first_rank() else None
         if self._probe is not None:
@@ -130,12 +130,14 @@ class Watch:
         untested = [f"'{probe.name_class(target)}'" for target in probe.classes if target not in self._evidence]
         if not has_labels:
             self.not_tested = ["There are no labels, so there is no alarm."]
+        elif len(probe.classes) == 1:
+            self.not_tested = [f"All images are of one class, {untested[0]}, so there is no alarm; add other classes."]
         elif untested:
-            text = (
-                f"{', '.join(untested)}: too few images, or all are of one class. Labels of {len(probe.targets)} images"
-            )
+            text = f"{', '.join(untested)}: too few images for an alarm. Labels of {len(probe.targets)} images"
             text += f" permuted at random give p > {LEAST_P}; eight images for each of four classes are enough."
             self.not_tested = [text]
+        for text in self.not_tested:
+            warnings.warn(text, stacklevel=4)
 
     @property
     def alarm(self) -> Alarm | None:
@@ -221,21 +223,25 @@ class Watch:
             torch.cuda.synchronize()  # what is queued belongs to the training
         self._pause()
         begin = time.perf_counter()
+        is_first, sentences = self.looks == 0, list[str]()
         try:
-            self._record(probe, probe.look())
-        except CamtoolError as error:
+            sentences = self._record(probe, probe.look())
+        except Exception as error:
             # The training is worth more than a look at it; the first look tells about wrong arguments.
-            if self.looks == 0:
+            if is_first:
                 raise
-            if not self._has_failed:
-                warnings.warn(f"The watch cannot look at step {self.steps}: {error}", stacklevel=4)
-            self._has_failed = True
+            self._probe = None
+            text = f"{type(error).__name__}: {error}"
+            warnings.warn(f"The watch ends: it cannot look at step {self.steps}. {text}", stacklevel=4)
         spent = time.perf_counter() - begin
         self.seconds["looks"] += spent
         self._quickest = min(self._quickest or spent, spent)
         self._resumed_at = time.perf_counter()
+        for sentence in sentences:
+            warnings.warn(sentence, ShortcutWarning, stacklevel=4)
 
-    def _record(self, probe: Probe, look: Look) -> None:
+    def _record(self, probe: Probe, look: Look) -> list[str]:
+        """Write a look, and return a sentence for each new alarm."""
         self.looks += 1
         weight, raised, scalars = compute_weight(self.looks), list[Alarm](), dict(look.scalars)
         for target, before in self._evidence.items():
@@ -253,8 +259,7 @@ class Watch:
         sentences, sheet = [alarm.sentence for alarm in raised], probe.draw(look)
         for writer in self._writers:
             writer.write(self.steps, scalars, sheet, sentences)
-        for sentence in sentences:
-            warnings.warn(sentence, ShortcutWarning, stacklevel=5)
+        return sentences
 
     @property
     def _needed(self) -> float:
@@ -265,12 +270,11 @@ class Watch:
         epoch, name = (self._epoch if self._has_epoch else None), probe.name_class(target)
         when = f"Step {self.steps}" if epoch is None else f"Epoch {epoch}, step {self.steps}"
         count, shares = format_count(int(probe.is_of(target).sum()), "image"), place.shares
-        removal, transplant = 100 * place.removal, 100 * place.transplant
         sentence = (
             f"{when}: '{name}' is recognized by {place.name}: {shares[0]:.0%} of the heat of {count}, "
-            f"{shares[1]:.0%} of that of other classes (p = {place.p:.2g}). Covering it lowers the probability by "
-            f"{removal:.0f} points more than covering other places does; pasting it makes other images '{name}' by "
-            f"{transplant:.0f} points. Is it the object?"
+            f"{shares[1]:.0%} of that of other classes (p = {place.p:.2g}). Covering it changes the probability by "
+            f"{format_points(-place.removal)} beyond covering other places; pasting it changes that of other images by "
+            f"{format_points(place.transplant)}. Is it the object?"
         )
         evidence = self._evidence[target]
         effects = place.removal, place.transplant

@@ -127,10 +127,15 @@ def test_weights_of_looks_add_up_to_one() -> None:
 
 def test_few_images_of_a_class_are_not_tested(tmp_path: Path) -> None:
     assert compute_least_p(32, 8) == 1 / 10_518_300
-    labels = [0] * 3 + [1] * 29
-    watch = camtool.watch(BlockReader(0.0), draw_probe(), labels, out=tmp_path)
-    assert "'0'" in watch.not_tested[0]
-    assert "no labels" in camtool.watch(BlockReader(0.0), draw_probe(), out=tmp_path).not_tested[0]
+    for labels, text in (
+        ([0] * 3 + [1] * 29, "^'0', '1': too few images for an alarm"),
+        (None, "^There are no labels, so there is no alarm"),
+        ([2] * 32, "^All images are of one class, '2', so there is no alarm"),
+    ):
+        with pytest.warns(UserWarning, match=text) as caught:
+            watch = camtool.watch(BlockReader(0.0), draw_probe(), labels, out=tmp_path)
+        assert [str(one.message) for one in caught] == watch.not_tested
+        assert caught[0].filename == __file__
 
 
 # ---------------------------------------------------------------------------------------------------------- no trace
@@ -258,6 +263,12 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
     for error, kwargs in {
         "images: give 1 to 32": {"images": torch.cat([images, images])},
         "labels: 31 came for 32": {"labels": LABELS[:31]},
+        r"labels: give one class for each image; .* labels.argmax\(1\)": {"labels": torch.eye(4)[LABELS]},
+        r"labels: 'arrow' is a name; pass class_names=\[": {"labels": ["arrow"] * 32},
+        "labels: 9 does not exist": {"labels": [9] * 32},
+        r"got a DataLoader; give images, labels = next\(iter": {"images": torch.utils.data.DataLoader(images)},
+        "got a TensorDataset; give ": {"images": torch.utils.data.TensorDataset(images, torch.tensor(LABELS))},
+        r"got a generator; give list\(images\)": {"images": (image for image in images)},
         "every": {"every": 0},
         "level": {"level": 0},
         "most_time": {"most_time": 2},
@@ -275,6 +286,44 @@ def test_a_network_that_breaks_does_not_end_the_training(tmp_path: Path) -> None
         watch.step()
     assert watch.steps == 2
     assert watch.alarm is None
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), MetricError("no"), torch.OutOfMemoryError("memory")])
+def test_an_error_ends_the_looks_with_one_warning(error, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    watch = camtool.watch(BlockReader(0.0), draw_probe(), LABELS, every=1, out=tmp_path, most_time=None)
+    with watch:
+        watch.step()
+        with monkeypatch.context() as patch:
+            patch.setattr("camtool.evaluation.watch.writers.write_image", fail)
+            with pytest.warns(
+                UserWarning, match=f"The watch ends: .* step 2. {type(error).__name__}: {error}"
+            ) as caught:
+                watch.step()
+        watch.step()
+    assert len(caught) == 1
+    assert (watch.steps, watch.looks) == (3, 3)
+    assert len((tmp_path / "watch.jsonl").read_text().splitlines()) == 2
+
+
+def test_an_error_of_the_first_look_is_raised(tmp_path: Path) -> None:
+    (tmp_path / "step-00000000.png").mkdir()
+    watch = camtool.watch(BlockReader(0.0), draw_probe(), LABELS, out=tmp_path)
+    with pytest.raises(OSError, match=r"step-00000000\.png"):
+        watch.start()
+
+
+def test_a_shortcut_can_be_made_an_error(tmp_path: Path) -> None:
+    images = draw_probe()
+    watch = camtool.watch(BlockReader(200.0), images * 0.0, LABELS, every=1, out=tmp_path, most_time=None)
+    watch.start()
+    watch._probe._batch = camtool.watch(BlockReader(200.0), images, LABELS, out=tmp_path)._probe._batch
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ShortcutWarning)
+        with pytest.raises(ShortcutWarning):
+            watch.step()
 
 
 # ------------------------------------------------------------------------------------------------------- distributed
