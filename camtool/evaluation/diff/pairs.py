@@ -19,7 +19,7 @@ from torch import Tensor
 
 from camtool.errors import ImageError, MetricError
 from camtool.evaluation.audit.candidates import draw_shifts
-from camtool.evaluation.audit.images import GRID, AuditImages, measure_margins
+from camtool.evaluation.audit.images import GRID, PASSES_PER_MAP, AuditImages, measure_margins
 from camtool.evaluation.audit.split import compute_perceptual_hash
 from camtool.evaluation.candidates import Candidate, map_candidates
 from camtool.evaluation.subject import Subject
@@ -31,8 +31,11 @@ from camtool.trust.metrics.removal import impute_linear
 Box: TypeAlias = "tuple[float, float, float, float]"
 """Top, left, bottom, right as shares of the photo."""
 
-PASSES_PER_PAIR = 8
-"""The cost of the two maps of an image in forward passes: for each a pass for the answer and three for the map."""
+PASSES_PER_PAIR = 2 * PASSES_PER_MAP
+"""The cost of an image in forward passes: for each model the answer, and a forward and a backward pass for the map."""
+
+PASSES_PER_PICTURE = PASSES_PER_PAIR - 2
+"""The cost of its two pictures, which need no answers."""
 
 _FINE = 4 * GRID
 """Side of the grid on which maps are sampled, and regions shifted."""
@@ -47,7 +50,7 @@ class PairRecord:
 
     Attributes:
         index: Its place among the images of the user.
-        target: The class that is compared: the label, or the answer of the old model.
+        target: The class that is compared: the label, or the class of the highest mean probability of both models.
         answers: ``(2,)``, the classes of the highest scores.
         probabilities: ``(2,)``, of ``target``.
         deviations: ``(2,)``, the standard deviation of the logits over classes.
@@ -96,7 +99,7 @@ class PairedImages:
     Args:
         subjects: The old model and the new one.
         sources: Images as :func:`camtool.explain` takes them, one each.
-        labels: The class of each image; None for the answers of the old model.
+        labels: The class of each image; None for the classes of the highest mean probability of both models.
         method: The method of the maps.
         batch_size: Images in a forward pass.
     """
@@ -123,17 +126,24 @@ class PairedImages:
         Raises:
             MetricError: A model is no classifier by softmax, or the two have other classes.
         """
-        for start in range(0, len(indices), self._batch_size):
-            pairs: dict[int, tuple[PreparedInput, PreparedInput]] = {}
-            for index in indices[start : start + self._batch_size]:
-                try:
-                    pairs[index] = self.old.prepare(index), self.new.prepare(index)
-                    find_common_box(*(image.geometry for image in pairs[index]))
-                except ImageError as error:  # noqa: PERF203  any image may be damaged
-                    pairs.pop(index, None)
-                    yield index, str(error)
-            if pairs:
-                yield from self._record(pairs)
+        wanted = {*indices}
+        for start in range(0, len(self), self._batch_size):
+            # The batches are always the same, as those of an audit.
+            numbers = range(start, min(start + self._batch_size, len(self)))
+            if not wanted.isdisjoint(numbers):
+                yield from (pair for pair in self._iterate_batch(numbers) if pair[0] in wanted)
+
+    def _iterate_batch(self, numbers: Sequence[int]) -> Iterator[tuple[int, PairRecord | str]]:
+        pairs: dict[int, tuple[PreparedInput, PreparedInput]] = {}
+        for index in numbers:
+            try:
+                pairs[index] = self.old.prepare(index), self.new.prepare(index)
+                find_common_box(*(image.geometry for image in pairs[index]))
+            except ImageError as error:  # noqa: PERF203  any image may be damaged
+                pairs.pop(index, None)
+                yield index, str(error)
+        if pairs:
+            yield from self._record(pairs)
 
     def _record(self, pairs: dict[int, tuple[PreparedInput, PreparedInput]]) -> Iterator[tuple[int, PairRecord]]:
         inputs = [[pair[side] for pair in pairs.values()] for side in (0, 1)]
@@ -141,10 +151,12 @@ class PairedImages:
             self._check(*inputs)
         logits = torch.stack([self._score(side, items) for side, items in zip(self.sides, inputs, strict=True)])
         answers = logits.argmax(2)
-        targets = [*answers[0].tolist()] if self._labels is None else [self._labels[index] for index in pairs]
+        shares = logits.softmax(2)
+        # The old model's answers would be classes that the old model, and not the new one, was selected to be sure of.
+        targets = shares.mean(0).argmax(1).tolist() if self._labels is None else [self._labels[row] for row in pairs]
         maps = [self._map(side, items, targets) for side, items in zip(self.sides, inputs, strict=True)]
         chosen = torch.arange(len(pairs)), torch.tensor(targets)
-        probabilities = [side.softmax(1)[chosen] for side in logits]
+        probabilities = [side[chosen] for side in shares]
         for row, (index, images) in enumerate(pairs.items()):
             box = find_common_box(*(image.geometry for image in images))
             placed = [place_in_box(maps[side][row], images[side].geometry, box) for side in (0, 1)]

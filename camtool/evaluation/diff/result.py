@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from camtool.arguments.messages import format_count
+from camtool.arguments.messages import format_count, format_points
+from camtool.evaluation.audit.report.page import PAGE_NAME, check_page
 from camtool.evaluation.audit.result import encode_json, format_answers, list_sections, write_files
 from camtool.evaluation.audit.statistics import Interval
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, Effect
 
-JSON_NAME, MARKDOWN_NAME, PAGE_NAME = "diff.json", "diff.md", "index.html"
+JSON_NAME, MARKDOWN_NAME = "diff.json", "diff.md"
 
 _SHOWN = 10
 
@@ -64,10 +65,10 @@ class MovedHeat:
         before, after = (_format_answers(effect) for effect in (self.old, self.new))
         covering = f"covering it changes {before} of the old model's answers and {after} of the new one's"
         if abs(self.difference.mean) < ANSWER_FLOOR:
-            before, after = (_format_drop(effect) for effect in (self.old, self.new))
+            before, after = (_format_change(effect) for effect in (self.old, self.new))
             covering = (
-                f"covering it lowers the probability by {before} more than controls in the old model, and by {after} "
-                "in the new one"
+                f"covering it changes the probability by {before} beyond controls in the old model, and by {after} in "
+                "the new one"
             )
         return (
             f"'{self.label}', {self.present} of {format_count(self.class_count, 'image')}: {moved}, {old} % → {new} % "
@@ -211,11 +212,12 @@ class CamDiff:
         """Write ``diff.json``, ``diff.md`` and the page ``index.html`` to a folder, and return it.
 
         Raises:
-            CamtoolError: A file in the folder is a link that leads out of it.
+            CamtoolError: A file in the folder is a link that leads out of it, or there is another ``index.html``.
         """
-        from camtool.evaluation.diff.page import render_page
+        from camtool.evaluation.diff.page import GENERATOR, render_page
 
         folder = Path(folder)
+        check_page(folder, GENERATOR)
         folder.mkdir(parents=True, exist_ok=True)
         files = {JSON_NAME: self.to_json(), MARKDOWN_NAME: self.to_markdown(), PAGE_NAME: render_page(self)}
         return write_files(folder, files)
@@ -234,6 +236,6 @@ def _format_answers(effect: Effect) -> str:
     return f"{format_answers(effect)[:-1]}, controls {100 * effect.controls:.0f} %)"
 
 
-def _format_drop(effect: Effect) -> str:
-    mean, low, high = (round(100 * number) for number in effect.probability)
-    return f"{mean} points ({low} to {high})"
+def _format_change(effect: Effect) -> str:
+    mean, low, high = effect.probability  # by how much it falls
+    return f"{format_points(-mean)} ({round(-100 * high)} to {round(-100 * low)})"

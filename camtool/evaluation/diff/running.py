@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from torch import Tensor, nn
 from camtool.arguments.checks import check_count, check_number
 from camtool.errors import MetricError
 from camtool.evaluation.annotations import find_targets
-from camtool.evaluation.audit.state import SHOWN, Run, State
+from camtool.evaluation.audit.report.page import check_page
+from camtool.evaluation.audit.state import SHOWN, Run, State, hold_folder
 from camtool.evaluation.audit.statistics import compute_q_values, compute_share
-from camtool.evaluation.diff.pairs import PASSES_PER_PAIR, PairedImages, PairRecord
+from camtool.evaluation.diff.page import GENERATOR
+from camtool.evaluation.diff.pairs import PASSES_PER_PAIR, PASSES_PER_PICTURE, PairedImages, PairRecord
 from camtool.evaluation.diff.regions import MovedRegion, PairBench, RegionOutcome, find_moved_regions
 from camtool.evaluation.diff.result import CamDiff, ImageChange, MovedHeat
-from camtool.evaluation.subject import Subject
+from camtool.evaluation.subject import Subject, check_image_list, check_single_labels
 from camtool.models import Loaded, Transform, to_loaded
 from camtool.progress import Stage, follow_loop
 
@@ -59,16 +62,16 @@ def diff(
         diff = camtool.diff(old, new, photos, labels, out="diff")
         print(diff)
 
-    Both explain the same class of each image: its label, or the old model's answer. Half of the images serve to find
-    places to or from which the heat of a class moved. On the other half each place is covered in both models, against
-    control regions of the same size: a finding needs heat that moved, and models that depend on the place differently.
+    Both explain the same class of each image. Half of the images serve to find places to or from which the heat of a
+    class moved. On the other half each place is covered in both models, against control regions of the same size: a
+    finding needs heat that moved, and models that depend on the place differently.
 
     Args:
         old: A classifier, or what :func:`camtool.load` returned.
         new: A classifier of the same classes. The architecture may be another one. What it does not bring, transform
             and names of classes, is that of ``old``.
         images: A list of what :func:`camtool.explain` takes as one image. Files are read again when they are needed.
-        labels: The class of each image, by index or by name; without them the old model's answers are the classes.
+        labels: The class of each image, by index or by name; by default that of the highest mean probability of both.
         passes: Most forward passes. Places beyond it are in ``not_tested``; the maps are always computed.
         level: The largest q of a finding.
         controls: Control regions in each image, 1 or more.
@@ -84,13 +87,16 @@ def diff(
         seed: The seed of all that is random. On a CPU a second comparison gives the same bits.
 
     Raises:
-        MetricError: An argument does not fit, a model is no classifier, the classes differ, or there are no images.
-        CamtoolError: The method cannot explain a model.
+        MetricError: An argument does not fit, a model is no classifier, the classes differ, there are no images, or
+            another comparison works in the folder.
+        CamtoolError: The method cannot explain a model, or there is another ``index.html`` in the folder.
     """
     for name, value in (("passes", passes), ("controls", controls), ("batch_size", batch_size)):
         check_count(name, value, error=MetricError)
     check_count("pictures", pictures, least=0, error=MetricError)
     check_number("level", level, above=0, below=1, error=MetricError)
+    check_image_list(images)
+    check_single_labels(labels)
     before, after = to_loaded(old), to_loaded(new)
     if before.labels is not None and after.labels is not None and [*before.labels] != [*after.labels]:
         raise MetricError("new has other class names than old; give models of the same classes in the same order.")
@@ -99,19 +105,21 @@ def diff(
         Subject(before, transform, names, device),
         Subject(after, transform or after.transform or before.transform, names, device),
     )
-    sets, has_sets = find_targets(labels, names, len(images))
-    if has_sets:
-        raise MetricError("labels has lists of several labels; give one class for each image.")
+    sets, _ = find_targets(labels, names, len(images))
     targets, sources = None if sets is None else [target for (target,) in sets], [*images]
     pairs = PairedImages(subjects, sources, targets, method, batch_size)
     hashes = [_hash_weights(subject.model) for subject in subjects]
-    settings = "diff", repr(subjects[1].model), hashes, controls, method, seed, batch_size, targets
-    state = State(subjects[0], sources, settings, None if out is None else Path(out))
-    titles = before.name or "old", after.name or "new"
-    shared = state, pairs.old, names, passes, level, controls, seed, targets is not None
-    result = _Comparison(*shared, pairs, titles, pictures).run()
-    if out is not None:
-        result.save(Path(out))
+    inputs = [side.hash_first_inputs() for side in pairs.sides]
+    settings = "diff", repr(subjects[1].model), hashes, controls, method, seed, batch_size, targets, inputs
+    titles, folder = (before.name or "old", after.name or "new"), None if out is None else Path(out)
+    if folder is not None:
+        check_page(folder, GENERATOR)
+    with hold_folder(folder):
+        state = State(subjects[0], sources, settings, folder)
+        shared = state, pairs.old, names, passes, level, controls, seed, targets is not None
+        result = _Comparison(*shared, pairs, titles, pictures).run()
+        if folder is not None:
+            result.save(folder)
     return result
 
 
@@ -185,7 +193,7 @@ class _Comparison(Run):
         with closing(follow_loop(min(self.pictures, len(changed)), Stage("Drawing", "image"))) as counter:
             pictures = {}
             for record in changed[: self.pictures]:
-                pictures[record.index] = self.pairs.draw_pictures(record)
+                pictures[record.index] = self._draw(record)
                 counter.update(1)
         return CamDiff(
             tuple(self._describe(*pair) for pair in kept),
@@ -196,10 +204,19 @@ class _Comparison(Run):
             (*self.not_tested, *_NEVER_TESTED),
             tuple(self.notes),
             self.level,
-            passes + PASSES_PER_PAIR * len(pictures),
+            passes + PASSES_PER_PICTURE * len(pictures),
             self.seed,
             pictures=pictures,
         )
+
+    def _draw(self, record: PairRecord) -> tuple[bytes, bytes]:
+        """Return the pictures of an image, which are drawn if no earlier start did so."""
+        key = f"pictures {record.index}"
+        if (text := self.state.get(key)) is None:
+            text = " ".join(b64encode(picture).decode() for picture in self.pairs.draw_pictures(record))
+            self.state.add(key, text)
+        old, new = map(b64decode, str(text).split())
+        return old, new
 
     def _measure_accuracy(self, records: Sequence[PairRecord]) -> Any:
         right = np.sum([record.answers == record.target for record in records], 0).tolist()

@@ -19,10 +19,12 @@ from torchvision.transforms import v2
 
 import camtool
 from camtool.demo.scenes import UNSEEN, draw_scene
-from camtool.errors import ImageError, MetricError
-from camtool.evaluation.audit.statistics import run_swap_test
+from camtool.errors import CamtoolError, ImageError, MetricError
+from camtool.evaluation.audit.state import hold_folder
+from camtool.evaluation.audit.statistics import Interval, run_sign_flip_test, run_swap_test
 from camtool.evaluation.diff.pairs import PairedImages, PairRecord, find_common_box, place_in_box
 from camtool.evaluation.diff.regions import find_moved_regions
+from camtool.evaluation.subject import Subject
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.models import Loaded
 
@@ -93,7 +95,7 @@ def test_heat_that_moved_from_the_object_to_the_mark_is_found(result):
     assert to.difference.mean > 0.9
     assert (to.present, to.class_count) == (15, 15)
     assert [(one.label, one.direction, one.place) for one in others] == [("apple", "from", "the center")]
-    assert "covering it lowers the probability by " in others[0].sentence
+    assert "covering it changes the probability by -" in others[0].sentence
     assert re.fullmatch(
         r"'apple', 15 of 15 images: heat moved to the lower right corner, \d+ % → \d+ % of it; covering it changes "
         r"0 % \(0 to 20, controls \d %\) of the old model's answers and 100 % \(80 to 100, controls \d %\) of the new "
@@ -163,18 +165,101 @@ def test_a_comparison_that_was_cut_off_goes_on_with_the_same_result(result, tmp_
     assert first.to_json() == result.to_json()
     written = [(tmp_path / name).read_bytes() for name in ("diff.json", "diff.md", "index.html")]
     state = (tmp_path / "state.jsonl").read_bytes()
-    (tmp_path / "state.jsonl").write_bytes(state[: len(state) * 2 // 3])
+    (tmp_path / "state.jsonl").write_bytes(state[: state.index(b"pictures") - len(state) // 9])
     scored = []
-    score = PairedImages.score_covered
+    score, draw = PairedImages.score_covered, PairedImages.draw_pictures
     monkeypatch.setattr(PairedImages, "score_covered", lambda *args: scored.append(1) or score(*args))
+    monkeypatch.setattr(PairedImages, "draw_pictures", lambda *args: scored.append(2) or draw(*args))
     compare(out=tmp_path)
     assert [(tmp_path / name).read_bytes() for name in ("diff.json", "diff.md", "index.html")] == written
+    assert {*scored} == {1, 2}
     count = len(scored)
-    assert count > 0
     compare(out=tmp_path)
     assert len(scored) == count
     # Another new model is another comparison.
     assert compare(new=load({"apple": RED, "sky": GREEN}), out=tmp_path).to_json() != result.to_json()
+
+
+def test_another_transform_is_another_comparison(tmp_path):
+    photos, labels = draw_photos(4)
+    kept = [compare(new=load(MARK, crop=crop), photos=photos, labels=labels, out=tmp_path) for crop in (40, 32)]
+    alone = compare(new=load(MARK, crop=32), photos=photos, labels=labels)
+    assert kept[1].to_json() == alone.to_json() != kept[0].to_json()
+
+
+class BatchReader(nn.Module):
+    """A network whose answers depend on the batch, as the last bits of any network do."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = build_net(OBJECT)
+
+    def forward(self, x):
+        return self.net(x + x.mean(0, keepdim=True))
+
+
+def test_a_record_is_the_same_if_the_others_of_its_batch_are_known():
+    photos, labels = draw_photos(5)
+    subjects = [Subject(replace(load(OBJECT), model=BatchReader().eval())) for _ in range(2)]
+    pairs = PairedImages(subjects, photos, [NAMES.index(label) for label in labels], "gradcam", 2)
+    records = dict(pairs.iterate_records(range(5)))
+    again = dict(pairs.iterate_records([1, 4]))
+    assert [*again] == [1, 4]
+    assert all(again[index].to_list() == records[index].to_list() for index in again)
+
+
+def test_the_page_of_another_command_is_kept(result, tmp_path):
+    page = tmp_path / "index.html"
+    page.write_text("mine")
+    for write in (lambda: compare(out=tmp_path), lambda: result.save(tmp_path)):
+        with pytest.raises(CamtoolError, match=r"index\.html' exists and is not a diff"):
+            write()
+    assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
+    assert page.read_text() == "mine"
+
+
+def test_two_comparisons_do_not_work_in_one_folder(tmp_path):
+    with hold_folder(tmp_path), pytest.raises(MetricError, match="works in"):
+        compare(out=tmp_path)
+
+
+class Counter(nn.Module):
+    """Counts the images that pass forward and backward."""
+
+    forward_passes = backward_passes = 0
+
+    def forward(self, x):
+        self.forward_passes += len(x)
+        x = x * 1
+        if x.requires_grad:
+            x.register_hook(self.count_backward)
+        return x
+
+    def count_backward(self, gradient):
+        self.backward_passes += len(gradient)
+
+
+def count_passes(photo_count, picture_count):
+    """Return the passes that are run, but for those that find the layers, and those of the result."""
+    photos, labels = draw_photos(photo_count)
+    counter = Counter()
+    net = nn.Sequential(*[*build_net(OBJECT)][:3], counter, *[*build_net(OBJECT)][3:]).eval()
+    subjects = [Subject(replace(load(OBJECT), model=net)) for _ in range(2)]
+    pairs = PairedImages(subjects, photos, [NAMES.index(label) for label in labels], "gradcam", 16)
+    for _ in range(2):
+        before = counter.forward_passes + counter.backward_passes
+        records = dict(pairs.iterate_records(range(photo_count)))
+        for index in range(picture_count):
+            pairs.draw_pictures(records[index])
+        passes = counter.forward_passes + counter.backward_passes - before
+    return passes, compare(photos=photos, labels=labels, pictures=picture_count).passes
+
+
+def test_passes_are_those_that_are_run():
+    # What a batch costs beside its images, to measure where the cells lie, is the same.
+    (few, few_told), (more, more_told), (drawn, drawn_told) = count_passes(4, 0), count_passes(9, 0), count_passes(4, 2)
+    assert more - few == more_told - few_told == 5 * 6
+    assert drawn - few == drawn_told - few_told == 2 * 4
 
 
 def test_weights_of_quantized_layers_are_told_apart(tmp_path):
@@ -189,12 +274,40 @@ def test_weights_of_quantized_layers_are_told_apart(tmp_path):
         assert [side.mean for side in result.accuracy] == [1, accuracy]
 
 
-def test_without_labels_the_answers_of_the_old_model_are_the_classes(result):
+def test_without_labels_the_answers_are_the_classes(result):
     photos, _ = draw_photos()
     unlabeled = compare(photos=photos)
     assert unlabeled.accuracy is None
     assert unlabeled.findings == result.findings
     assert [side.mean for side in result.accuracy] == [1, 1]
+
+
+def read_color(color, weights):
+    """Return a model that reads a color of 4 x 4 pixels, by the same weights for each color."""
+    convolution, linear = nn.Conv2d(3, 1, 1, bias=False), nn.Linear(16, 3)
+    with torch.no_grad():
+        convolution.weight.copy_(torch.eye(3)[color].reshape(1, 3, 1, 1))
+        linear.weight.copy_(weights)
+        linear.bias.zero_()
+    model = nn.Sequential(convolution, nn.Identity(), nn.Flatten(), linear).eval()
+    return Subject(replace(load(OBJECT, size=4), model=model, labels=None))
+
+
+def test_without_labels_no_model_is_favored():
+    """The two models are exchangeable: of each photo they read another color, and colors are drawn alike."""
+    weights = 3 * torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
+    photos = np.random.default_rng(0).integers(0, 256, (1600, 4, 4, 3), dtype=np.uint8)
+    pairs = PairedImages([read_color(color, weights) for color in (RED, GREEN)], [*photos], None, "gradcam", 400)
+    records = [record for _, record in pairs.iterate_records(range(1600))]
+    values = (photos[..., :2].astype(float) / 255).reshape(1600, 16, 2)
+    scores = np.exp(np.einsum("kp,npc->cnk", weights.double().numpy(), values))
+    shares = scores / scores.sum(2, keepdims=True)
+    assert [record.target for record in records] == ((shares[0] + shares[1]) / 2).argmax(1).tolist()
+    assert 0.4 < np.mean([record.answers[0] == record.answers[1] for record in records]) < 0.8
+    differences = np.array([record.probabilities[1] - record.probabilities[0] for record in records]).reshape(100, 16)
+    for sign in (1, -1):
+        alarms = sum(run_sign_flip_test(sign * part, permutations=199, seed=0) <= 0.05 for part in differences)
+        assert alarms <= 13  # of 100; more come by chance in one case of a thousand
 
 
 def test_answers_that_changed_are_listed():
@@ -247,6 +360,33 @@ def test_models_of_other_classes_are_refused():
         compare(photos=draw_photos(2)[0], labels=["apple", "pear"])
     with pytest.raises(MetricError, match="labels: 2 is no class of the models, which have 2"):
         compare(bare, replace(bare), draw_photos(2)[0], [0, 2])
+    with pytest.raises(MetricError, match="labels: 'apple' is a name; give class_names, or labels by index"):
+        compare(bare, replace(bare), draw_photos(2)[0], NAMES)
+
+
+def test_bad_images_and_labels_are_named():
+    photos = draw_photos(2)[0]
+    with pytest.raises(MetricError, match="images must be a list, got 'photos'; give the files of a folder"):
+        compare(photos="photos")
+    with pytest.raises(MetricError, match=r"labels: give one class for each image; .* labels.argmax\(1\)"):
+        compare(photos=photos, labels=torch.eye(2))
+
+
+def test_a_change_of_the_probability_has_its_sign(result):
+    finding = result.findings[0]
+    effects = [finding.old._replace(probability=Interval(*drop)) for drop in ((0.03, -0.03, 0.1), (-0.01, -0.05, 0.02))]
+    weak = replace(finding, old=effects[0], new=effects[1], difference=Interval(0, 0, 0))
+    assert (
+        "; covering it changes the probability by -3 points (-10 to 3) beyond controls in the old model, and by "
+        "+1 point (-2 to 5) in the new one; q = "
+    ) in weak.sentence
+
+
+def test_the_page_says_what_it_shows(result, tmp_path):
+    page = (result.save(tmp_path) / "index.html").read_text(encoding="utf-8")
+    for text in ('data-count="60"', "<kbd>J</kbd> next, <kbd>K</kbd> previous", "The place</figcaption>"):
+        assert text in page
+    assert page.count("<span>Old model</span>") == page.count("<span>New model</span>") == len(result.findings)
 
 
 def test_the_page_holds_all_that_it_shows_and_no_markup_of_others(result, tmp_path):

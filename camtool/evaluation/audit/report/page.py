@@ -44,14 +44,14 @@ _VERBS = {"property": ("Evening it out", "Shifting it"), "concept": ("Removing i
 _PAIRS = ("covered", "pasted")
 
 
-def check_page(folder: Path) -> None:
-    """Check that the page of an audit can be written to a folder.
+def check_page(folder: Path, generator: str = _GENERATOR) -> None:
+    """Check that the page of a command can be written to a folder.
 
     Raises:
-        CamtoolError: There is a page that is not an audit's, or a link leads out of the folder.
+        CamtoolError: There is a page of something else, or a link leads out of the folder.
     """
     check_inside(folder, Path(PAGE_NAME))
-    check_replaceable(folder / PAGE_NAME, _GENERATOR)
+    check_replaceable(folder / PAGE_NAME, generator)
 
 
 def render_audit(content: Mapping[str, Any], pictures: Mapping[str, Any], verdicts: Mapping[str, str]) -> str:
