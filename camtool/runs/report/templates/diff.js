@@ -15,7 +15,8 @@ function update() {
     pair.hidden = (label !== '' && pair.dataset.class !== label) || ($('other').checked && !('other' in pair.dataset));
   }
   const shown = pairs.filter((pair) => !pair.hidden).length;
-  $('count').textContent = countOf(shown, 'image');
+  const count = Number($('pairs').dataset.count);
+  $('count').textContent = (shown < count ? `${formatInteger(shown)} of ` : '') + countOf(count, 'image');
   $('empty').hidden = shown > 0;
 }
 
