@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from camtool.arguments.messages import format_count
+from camtool.cli import terminal
 from camtool.cli.audit_command import Level, Passes, build_truth_option, read_classes, write_result
 from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, PrintOptions
 from camtool.cli.progress.file_progress import FileProgress
+from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
@@ -21,15 +23,16 @@ if TYPE_CHECKING:
 
 _WEIGHTS = (".safetensors", ".pt", ".pth")
 
+_MODEL_HELP = "Name of a model, e.g. demo or demo-cheat; NAME=WEIGHTS; or with --model a file of weights."
+
 
 @takes_options
 def compare_models(
     *,
-    old: Annotated[
-        str, typer.Argument(metavar="OLD", help="Name of a model, NAME=WEIGHTS, or with --model a file of weights.")
-    ],
+    old: Annotated[str, typer.Argument(metavar="OLD", help=_MODEL_HELP)],
     new: Annotated[str, typer.Argument(metavar="NEW", help="The same for the new model.")],
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of photos.")],
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")] = False,
     model: Annotated[
         str | None,
         typer.Option(metavar="NAME", help=model_options.MODEL_HELP, rich_help_panel="Model", show_default="OLD or NEW"),
@@ -39,7 +42,7 @@ def compare_models(
     ] = "auto",
     naming: model_options.LabelOptions,
     preparing: preprocessing_options.PreprocessingOptions,
-    truth: Annotated[str | None, build_truth_option("the old model's")] = None,
+    truth: Annotated[str | None, build_truth_option("both models'")] = None,
     fail_on: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,6 +52,8 @@ def compare_models(
     ] = None,
     passes: Passes = 20_000,
     level: Level = 0.02,
+    controls: Annotated[int, typer.Option(metavar="N", min=1, help="Control regions in each photo.")] = 19,
+    pictures: Annotated[int, typer.Option(metavar="N", min=0, help="Photos on the page, the most changed ones.")] = 60,
     method: Annotated[
         str, typer.Option(metavar="NAME", help="Method of the maps; for quantized models e.g. reciprocam.")
     ] = "faithcam",
@@ -60,8 +65,9 @@ def compare_models(
 ) -> None:
     """Compare what two models look at on a folder of photos: an old one, and a retrained, pruned or quantized one.
 
-    [bold]camtool diff old.pt new.pt photos/ --model resnet18[/] compares two files of weights. It goes on where it
-    stopped if it is called again with the same folder for its results.
+    [bold]camtool diff old.pt new.pt photos/ --model resnet18[/] compares two files of weights.
+
+    It goes on where it stopped if it is called again with the same folder for its results.
     """
     from camtool.arguments.checks import check_choice
     from camtool.evaluation.diff import diff
@@ -69,32 +75,42 @@ def compare_models(
     events = map_options.split_names(fail_on or [])
     for event in events:
         check_choice("--fail-on", event, ("moved", "answers"), error=CamtoolError)
-    plan = photo_options.plan_folder(folder, out, recursive=truth is not None, limit=limit)
+    plan = photo_options.plan_folder(folder, out, recursive=recursive or truth is not None, limit=limit)
     photos = [Path(job.source) for job in plan.jobs]
     before, after = (
         _load(name, value, model, device, naming, preparing, is_quiet=printed.hides_progress)
         for name, value in (("OLD", old), ("NEW", new))
     )
     classes = read_classes(truth, plan, photos, before.labels)
-    with FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
-        result = diff(
-            before,
-            after,
-            photos,
-            classes,
-            passes=passes,
-            level=level,
-            method=method,
-            out=out,
-            batch_size=batch_size,
-            seed=seed,
-        )
+    try:
+        with stop_at_sigterm(), FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
+            result = diff(
+                before,
+                after,
+                photos,
+                classes,
+                passes=passes,
+                level=level,
+                controls=controls,
+                method=method,
+                pictures=pictures,
+                out=out,
+                batch_size=batch_size,
+                seed=seed,
+            )
+    except KeyboardInterrupt as stop:
+        terminal.print_notice("Stopped; the same command goes on from here.")
+        raise typer.Exit(143 if isinstance(stop, Terminated) else 130) from None
     facts = "; ".join(f"{name.lower()}: {text}" for name, text in result.list_facts())
     lines = [facts, "Both maps of the most changed photos"]
     write_result(result, out, printed, "the models look at the same", lines)
+    unread = len(photos) - len(result.images)
+    if unread:
+        terminal.print_notice(
+            f"{format_count(unread, 'photo')} could not be compared: see {out / 'diff.md'}, Not tested."
+        )
     happened = {"moved": result.findings, "answers": result.other_answers}
-    if any(happened[event] for event in events):
-        raise typer.Exit(1)
+    raise typer.Exit(1 if unread or any(happened[event] for event in events) else 0)
 
 
 def _load(

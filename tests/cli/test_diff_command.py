@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 
 import camtool
 from camtool.cli import app
+from camtool.cli.progress.run_summary import Terminated
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.demo.shapes import LABELS
 
@@ -67,6 +69,38 @@ def test_a_name_and_weights_of_the_same_values_have_the_same_maps(run_command):
     assert (content["moved"], content["correlation"], content["other_answers"]) == (0, pytest.approx(1), 0)
     assert content["accuracy"] is None
     assert finished.err == ""
+
+
+def test_options_reach_the_comparison(run_command, monkeypatch):
+    asked, module = {}, import_module("camtool.evaluation.diff")
+    compare = module.diff
+    monkeypatch.setattr(module, "diff", lambda *args, **kwargs: asked.update(kwargs) or compare(*args))
+    assert run_command("demo", "demo", "photos", "--recursive", "--controls", "5", "--pictures", "1").code == 0
+    assert (asked["controls"], asked["pictures"]) == (5, 1)
+
+
+def test_photos_that_cannot_be_read_are_told(run_command, tmp_path):
+    (tmp_path / "photos/arrow/broken.png").write_bytes(b"no picture")
+    finished = run_command("demo", "demo", "photos/arrow", *FAST)
+    assert finished.code == 1
+    assert finished.err == "1 photo could not be compared: see diff/diff.md, Not tested.\n"
+    assert "broken.png" in (tmp_path / "diff/diff.md").read_text()
+
+
+@pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_a_comparison_that_is_stopped_says_how_it_goes_on(run_command, monkeypatch, stop, code):
+    def interrupt(*_):
+        raise stop
+
+    monkeypatch.setattr("camtool.evaluation.diff.pairs.PairedImages.iterate_records", interrupt)
+    finished = run_command("demo", "demo", "photos/arrow", *FAST)
+    assert (finished.code, finished.out) == (code, "")
+    assert finished.err == "Stopped; the same command goes on from here.\n"
+
+
+def test_the_help_breaks_no_sentence(run_command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "It goes on where it stopped if it is called again with the same folder" in run_command("--help").out
 
 
 @pytest.mark.parametrize(
