@@ -94,7 +94,7 @@ class Watch:
         postponed: Looks that were due and would have taken too much time; each was made up for later.
         seconds: The time of all looks, and that of the training without them.
         alarms: The alarms, at most one for each class.
-        not_tested: The classes that cannot raise an alarm, and why.
+        not_tested: The classes that cannot raise an alarm, and why; after an error, the step at which the looks ended.
     """
 
     def __init__(
@@ -231,8 +231,11 @@ class Watch:
             if is_first:
                 raise
             self._probe = None
-            text = f"{type(error).__name__}: {error}"
-            warnings.warn(f"The watch ends: it cannot look at step {self.steps}. {text}", stacklevel=4)
+            text = (
+                f"The looks ended at step {self.steps}, so there is no further alarm: {type(error).__name__}: {error}"
+            )
+            self.not_tested.append(text)
+            warnings.warn(text, stacklevel=4)
         spent = time.perf_counter() - begin
         self.seconds["looks"] += spent
         self._quickest = min(self._quickest or spent, spent)
