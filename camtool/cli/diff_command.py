@@ -107,7 +107,7 @@ def compare_models(
     unread = len(photos) - len(result.images)
     if unread:
         terminal.print_notice(
-            f"{format_count(unread, 'photo')} could not be compared: see {out / 'diff.md'}, Not tested."
+            f"{format_count(unread, 'photo')} could not be read; they are listed in {out / 'diff.md'}."
         )
     happened = {"moved": result.findings, "answers": result.other_answers}
     raise typer.Exit(1 if unread or any(happened[event] for event in events) else 0)
