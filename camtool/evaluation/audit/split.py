@@ -23,8 +23,9 @@ from PIL import Image
 HASH_SIDE = 16
 """Side of the perceptual hash, which has 256 bits."""
 
-_NEAR = 25
-"""Bits that differ between near-duplicates: a tenth. The hashes of unrelated photos differ in about half."""
+_NEAR, _USUAL = 25, 128
+"""Bits that differ between near-duplicates, a tenth, and that are set in a hash. The hashes of unrelated photos differ
+in about half. Of one on a plain background few bits are set, so fewer may differ."""
 
 _BURST_SECONDS = 2
 """Time between two photos of a burst, by the camera's clock."""
@@ -96,13 +97,13 @@ def group_images(
 
 
 def _find_near_pairs(hashes: NDArray[np.uint8]) -> list[tuple[int, int]]:
-    """Return the pairs of images whose hashes differ in few bits."""
-    signs = np.unpackbits(hashes, axis=1).astype(np.float32) * 2 - 1
-    pairs = []
-    for start in range(0, len(signs), _CHUNK):
-        # The product of signs is the number of equal bits minus that of different ones.
-        different = (signs.shape[1] - signs[start : start + _CHUNK] @ signs[start:].T) / 2
-        rows, columns = np.nonzero(different <= _NEAR)
+    """Return the pairs of images whose hashes differ in few bits, also of those that are set in one of the two."""
+    bits = np.unpackbits(hashes, axis=1).astype(np.float32)
+    pairs, counts = [], bits.sum(1)
+    for start in range(0, len(bits), _CHUNK):
+        both = bits[start : start + _CHUNK] @ bits[start:].T
+        either = counts[start : start + _CHUNK, None] + counts[start:] - both
+        rows, columns = np.nonzero(either - both <= _NEAR * np.minimum(1, either / _USUAL))
         pairs += [
             (start + row, start + column)
             for row, column in zip(rows.tolist(), columns.tolist(), strict=True)

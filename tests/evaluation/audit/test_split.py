@@ -67,3 +67,28 @@ def test_the_halves_depend_on_pixels_and_seed_alone():
     backwards = split_in_halves(hashes[::-1], list(range(40)), classes)
     assert (backwards[::-1] == confirms).all()
     assert (split_in_halves(hashes, list(range(40)), classes, seed=1) != confirms).any()
+
+
+def draw_discs(count):
+    """Return photos of 224 pixels with a gray disc of radius 30 on white, each 15 pixels from the others or more."""
+    random, grid, photos, centers = np.random.default_rng(0), np.indices((224, 224)), [], []
+    while len(centers) < count:
+        center = random.integers(30, 194, 2)
+        if all(np.linalg.norm(center - other) >= 15 for other in centers):
+            centers.append(center)
+    for row, column in centers:
+        photo = np.full((224, 224, 3), 255, np.uint8)
+        photo[(grid[0] - row) ** 2 + (grid[1] - column) ** 2 <= 900] = 90
+        photos.append(photo)
+    return photos
+
+
+def test_photos_of_a_plain_background_are_told_apart_and_their_copies_are_not():
+    photos = draw_discs(40)
+    assert len({*group_images(hash_all(photos))}) == 40
+    for photo in photos:
+        stream = io.BytesIO()
+        Image.fromarray(photo).save(stream, "JPEG", quality=75)
+        assert group_images(hash_all([photo, np.asarray(Image.open(stream))])) == [0, 0]
+    blank = [np.full((20, 20, 3), value, np.uint8) for value in (0, 255)]
+    assert group_images(hash_all(blank)) == [0, 0]
