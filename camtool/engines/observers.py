@@ -24,7 +24,7 @@ from camtool.engines.compiled import CompiledModel
 from camtool.engines.graph_files import COMPILING, compute_key, get_first_line, hide_output, make_once
 from camtool.engines.prepared import PreparedModel, copy_for_capture
 from camtool.engines.program import Plan, capture_program, read_plan, write_program
-from camtool.engines.runtimes import RUNTIMES, TorchGraph, is_installed
+from camtool.engines.runtimes import RUNTIMES, TorchGraph, is_installed, list_missing
 from camtool.errors import CamtoolError, NotCompilableError
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import Observation, Rows
@@ -70,7 +70,10 @@ def list_engines(name: str, methods: Sequence[Method] = ()) -> list[str]:
     if name == "auto":
         return [*(runtime for runtime in RUNTIMES if is_installed(runtime)), "prepared"]
     if name in RUNTIMES and not is_installed(name):
-        raise CamtoolError(f"engine {name!r} is not installed; run pip install 'camtool[{name}]', or use 'prepared'.")
+        raise CamtoolError(
+            f"engine {name!r} needs {', '.join(list_missing(name))}, not installed here; run pip install "
+            f"'camtool[{name}]', or use 'prepared'."
+        )
     return {"eager": [], "prepared": ["prepared"]}.get(name, [name, "prepared"])
 
 

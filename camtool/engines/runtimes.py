@@ -115,9 +115,14 @@ RUNTIMES: dict[str, type[Any]] = {"onnxruntime": _OnnxRuntime, "openvino": _Open
 """The name of an engine to the class that opens a file."""
 
 
+def list_missing(runtime: str) -> list[str]:
+    """Return those of the packages that compile a graph for a runtime and execute it which are not installed."""
+    return [package for package in (runtime, "onnx", "onnxscript", "threadpoolctl") if find_spec(package) is None]
+
+
 def is_installed(runtime: str) -> bool:
     """Return True if the packages are installed that compile a graph for a runtime and execute it."""
-    return all(find_spec(package) is not None for package in ("onnx", "onnxscript", "threadpoolctl", runtime))
+    return not list_missing(runtime)
 
 
 def open_session(runtime: str, path: Path, threads: int | None = None) -> Session:

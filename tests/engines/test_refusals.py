@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import camtool
-from camtool.engines import comparison, observers
+from camtool.engines import comparison, observers, runtimes
 from camtool.engines.comparison import describe_difference
 from camtool.engines.compiled import CompiledModel
 from camtool.engines.observers import list_engines
@@ -215,8 +215,10 @@ def test_an_engine_that_fails_is_given_up(
 def test_unknown_and_missing_engines(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CamtoolError, match=r"engine.*onnxruntim.*onnxruntime"):
         camtool.Explainer(net, engine="onnxruntim")  # type: ignore[call-overload]
-    monkeypatch.setattr(observers, "is_installed", lambda _: False)
-    with pytest.raises(CamtoolError, match=r"pip install 'camtool\[openvino\]'"):
+    found = runtimes.find_spec
+    monkeypatch.setattr(runtimes, "find_spec", lambda name: None if name == "threadpoolctl" else found(name))
+    missing = r"engine 'openvino' needs (?:\w+, )*threadpoolctl, .*pip install 'camtool\[openvino\]'"
+    with pytest.raises(CamtoolError, match=missing):
         camtool.Explainer(net, engine="openvino")
     assert list_engines("auto") == ["prepared"]
     assert list_engines("eager") == []
