@@ -18,6 +18,7 @@ path of a picture of the worst image.
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -30,7 +31,7 @@ from torch import Tensor
 
 from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.explain_arguments import match_targets
-from camtool.arguments.messages import format_count, format_percent
+from camtool.arguments.messages import format_count, format_percent, suggest_names
 from camtool.errors import CamtoolError, ImageError, MetricError
 from camtool.evaluation.annotations import Region, match_regions, read_region
 from camtool.evaluation.audit import Audit, read_audit, read_verdicts
@@ -111,22 +112,28 @@ def assert_no_shortcuts(
 ) -> None:
     """Check that the user has called each finding of an audit the object.
 
-    A finding without a verdict fails, and so does one that is a shortcut or unsure. No finding passes, which does not
-    mean that there is no shortcut: see ``audit.not_tested``.
+    A finding without a verdict fails, and so does one that is a shortcut or unsure, and an audit that could test
+    nothing. No finding passes, which does not mean that there is no shortcut: see ``audit.not_tested``.
 
     Args:
         audit: What :func:`camtool.audit` returned, or the path of its ``audit.json`` or of its folder.
-        known: Verdicts by the key of a finding, or the path of a ``verdicts.json``; they replace those in the audit.
+        known: Verdicts by the key of a finding, or the path of a ``verdicts.json``; they replace those in the audit. A
+            warning, or the failure, names those that fit no finding.
 
     Raises:
-        AssertionError: A finding is not called the object.
+        AssertionError: A finding is not called the object, or nothing was tested.
         MetricError: The audit or the verdicts cannot be read.
     """
     __tracebackhide__ = True
     result = audit if isinstance(audit, Audit) else read_audit(audit)
-    verdicts = (
-        check_verdicts(known) if isinstance(known, Mapping) else read_verdicts(None if known is None else Path(known))
-    )
+    if isinstance(known, Mapping):
+        verdicts = check_verdicts(known)
+    else:
+        verdicts = read_verdicts(None if known is None else Path(known), is_required=True)
+    if result.untested:
+        raise AssertionError(f"Nothing was tested: {result.untested}")
+    keys = [finding.key for finding in result.findings]
+    unused = [f"known: the audit has no finding {one!r}.{suggest_names(one, keys)}" for one in {*verdicts} - {*keys}]
     suspects = [one for one in result.findings if verdicts.get(one.key, one.verdict) != "object"]
     if suspects:
         picture = find_picture(result.folder, suspects[0].key)
@@ -138,9 +145,16 @@ def assert_no_shortcuts(
         count = f"{len(suspects)} of {format_count(len(result.findings), 'finding')}"
         raise AssertionError(
             "\n".join(
-                [f"{count} without the verdict 'object':", *lines, f"The first one: {picture}" if picture else absent]
+                [
+                    f"{count} without the verdict 'object':",
+                    *lines,
+                    *sorted(unused),
+                    f"The first one: {picture}" if picture else absent,
+                ]
             )
         )
+    if unused:
+        warnings.warn("\n".join(sorted(unused)), stacklevel=2)
 
 
 class _Effect(NamedTuple):

@@ -248,10 +248,27 @@ def test_findings_without_the_verdict_object_fail(tmp_path: Path) -> None:
     assert "2 of 2 findings" in read_failure(assert_no_shortcuts, tmp_path, {first: "shortcut"})
     (tmp_path / "known.json").write_text(json.dumps({second: "object"}))
     assert_no_shortcuts(tmp_path, tmp_path / "known.json")
+    with pytest.raises(CamtoolError, match=r"verdicts: .*nothing.json does not exist"):
+        assert_no_shortcuts(tmp_path, tmp_path / "nothing.json")
+
+
+def test_verdicts_that_fit_no_finding_are_named() -> None:
+    audit = build_audit()
+    first, second = (finding.key for finding in audit.findings)
+    wrong = {first: "object", f"{second} 2": "object"}
+    named = f"known: the audit has no finding '{second} 2'. Did you mean '{second}'"
+    assert named in read_failure(assert_no_shortcuts, audit, wrong)
+    with pytest.warns(UserWarning, match=re.escape(named)):
+        assert_no_shortcuts(audit, {**wrong, second: "object"})
+
+
+def test_an_audit_that_could_test_nothing_fails() -> None:
+    audit = build_audit(findings=(), untested="too few images.")
+    assert read_failure(assert_no_shortcuts, audit) == "Nothing was tested: too few images."
 
 
 def test_verdicts_and_audits_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(CamtoolError, match="verdicts: 'a' must be one of 'object', 'shortcut', 'unsure'"):
         assert_no_shortcuts(build_audit(), {"a": "yes"})
-    with pytest.raises(CamtoolError, match=r"audit: .*audit.json cannot be read"):
+    with pytest.raises(CamtoolError, match=r"audit: [^ ]*audit.json does not exist; give the folder"):
         assert_no_shortcuts(tmp_path / "audit.json")

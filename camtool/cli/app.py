@@ -1,6 +1,6 @@
 """The installed command ``camtool``: its commands, and the exit code of each error.
 
-Exit codes: 0 all fine, 1 some photos could not be explained or ``camtool diff --fail-on`` applies, 2 invalid
+Exit codes: 0 all fine, 1 some photos could not be explained or ``--fail-on`` of an audit or a diff applies, 2 invalid
 request, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
 """
 

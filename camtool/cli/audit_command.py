@@ -6,6 +6,8 @@ import csv
 import json
 import shlex
 import sys
+from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -13,16 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from camtool.arguments.messages import format_count
+from camtool.arguments.messages import format_count, suggest_names
 from camtool.cli import terminal
 from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, PrintOptions
 from camtool.cli.progress.file_progress import FileProgress
+from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from camtool.evaluation.audit import Audit
     from camtool.evaluation.diff import CamDiff
@@ -33,6 +36,7 @@ _IMAGE_FOLDER = "imagefolder"
 
 Passes = Annotated[int, typer.Option(metavar="N", min=1, help="Most forward passes.")]
 Level = Annotated[float, typer.Option(metavar="Q", help="Largest q of a finding.")]
+Controls = Annotated[int, typer.Option(metavar="N", min=1, help="Control regions in each image.")]
 
 
 def build_truth_option(owner: str) -> Any:
@@ -76,13 +80,38 @@ def audit_model(
     ] = None,
     passes: Passes = 20_000,
     level: Level = 0.02,
-    kind: Annotated[list[str] | None, typer.Option("--kind", "--kinds", metavar="NAME", help="Kinds of cues.")] = None,
+    controls: Controls = 19,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind",
+            "--kinds",
+            metavar="NAME",
+            help="Kinds of cues: place, border, position, patch, property, concept.",
+            show_default="all but concept, which takes several times as long",
+        ),
+    ] = None,
     method: Annotated[str, typer.Option(metavar="NAME", help="Method of the maps.")] = "faithcam",
-    limit: photo_options.Limit = None,
+    recursive: photo_options.Recursive = False,
+    limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Audit N photos only, with --truth as many of each class as possible."),
+    ] = None,
+    verdicts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Your verdicts about findings of an earlier audit.",
+            exists=True,
+            dir_okay=False,
+            show_default="verdicts.json in the folder for the results",
+        ),
+    ] = None,
     fail_on: Annotated[
         str | None,
         typer.Option(
-            metavar="WHAT", help="'finding': exit code 1 if a finding has not the verdict 'object', e.g. in CI."
+            metavar="WHAT",
+            help="'finding': exit code 1 if a finding has not the verdict 'object', or if nothing was tested; for CI.",
         ),
     ] = None,
     out: Out = Path("audit"),
@@ -93,21 +122,28 @@ def audit_model(
 ) -> None:
     """Audit a classifier on a folder of photos: does it recognize classes by something that it should not use?
 
-    It goes on where it stopped if it is called again with the same folder for its results. The page in that folder
-    shows the findings, and takes your verdicts: object, shortcut or unsure.
+    It goes on where it stopped if it is called again with the same folder for its results.
+    The page in that folder shows the findings, and takes your verdicts: object, shortcut or unsure.
     """
     from camtool.arguments.checks import check_choice
     from camtool.evaluation.audit import audit
 
     if fail_on is not None:
         check_choice("--fail-on", fail_on, ["finding"], error=CamtoolError)
-    plan = photo_options.plan_folder(folder, out, recursive=truth is not None, limit=limit)
-    photos = [Path(job.source) for job in plan.jobs]
+    plan = photo_options.plan_folder(
+        folder, out, recursive=recursive or truth is not None, limit=limit if truth is None else None
+    )
     table = metadata if metadata is not None or truth in (None, _IMAGE_FOLDER) else Path(truth)
-    columns = None if table is None or not table.is_file() else _read_metadata(table, plan)
+    if table is not None and table.is_file():
+        _read_metadata(table, plan)  # before the model, which may take long
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
-    classes = read_classes(truth, plan, photos, loaded.labels)
-    with FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
+    classes = read_classes(truth, plan, [Path(job.source) for job in plan.jobs], loaded.labels)
+    if classes is not None:
+        rows = choose_evenly(classes, limit)
+        plan, classes = replace(plan, jobs=[plan.jobs[row] for row in rows]), [classes[row] for row in rows]
+    photos = [Path(job.source) for job in plan.jobs]
+    columns = None if table is None or not table.is_file() else _read_metadata(table, plan)
+    with end_at_interrupt(), FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
         result = audit(
             loaded,
             photos,
@@ -116,20 +152,55 @@ def audit_model(
             group=group,
             passes=passes,
             level=level,
+            controls=controls,
             method=method,
             kinds=map_options.split_names(kind) if kind else None,
             masks=None if masks is None else _find_masks(masks, photos, Path(folder)),
+            verdicts=verdicts,
             out=out,
             batch_size=batch_size,
             engine=engine,
             seed=seed,
         )
-    write_result(result, out, printed, "there is no shortcut", ["Pictures, and what was not tested"])
-    raise typer.Exit(1 if fail_on and result.suspects else 0)
+    lines = ["Pictures, and what was not tested"]
+    write_result(result, out, printed, "there is no shortcut", lines, untested=result.untested, unread=result.unread)
+    has_failed = fail_on is not None and (result.suspects or result.untested)
+    raise typer.Exit(1 if has_failed or result.unread else 0)
+
+
+@contextmanager
+def end_at_interrupt() -> Iterator[None]:
+    """Say that the same command goes on if the block is stopped.
+
+    Raises:
+        typer.Exit: At Ctrl-C with 130, at SIGTERM with 143.
+    """
+    try:
+        with stop_at_sigterm():
+            yield
+    except KeyboardInterrupt as stop:
+        terminal.print_notice("Stopped; the same command goes on from here.")
+        raise typer.Exit(143 if isinstance(stop, Terminated) else 130) from None
+
+
+def choose_evenly(classes: Sequence[int], limit: int | None) -> list[int]:
+    """Return the places of the first photos of each class, as many of each as possible, in their order."""
+    counts, ranked = Counter[int](), list[tuple[int, int]]()
+    for place, target in enumerate(classes):
+        ranked.append((counts[target], place))
+        counts[target] += 1
+    return sorted(place for _, place in sorted(ranked)[:limit])
 
 
 def write_result(
-    result: Audit | CamDiff, out: Path, printed: PrintOptions, unproven: str, lines: Sequence[str]
+    result: Audit | CamDiff,
+    out: Path,
+    printed: PrintOptions,
+    unproven: str,
+    lines: Sequence[str],
+    *,
+    untested: str = "",
+    unread: int = 0,
 ) -> None:
     """Write a result to its folder, with the command that repeats it, and print it.
 
@@ -139,15 +210,27 @@ def write_result(
         printed: The options of printing.
         unproven: The clause that an absence of findings does not prove.
         lines: The lines below the findings; the last one introduces the page.
+        untested: The reason why nothing was tested.
+        unread: Photos that could not be read.
     """
     result = replace(result, command=shlex.join(["camtool", *sys.argv[1:]]))
     result.save(out)
     if printed.as_json:
         terminal.print_json(json.loads(result.to_json()))
-    elif not printed.quiet:
+        return
+    if unread:
+        listed = next(out.glob("*.md"))
+        terminal.print_notice(f"{format_count(unread, 'photo')} could not be read; they are listed in {listed}.")
+    if not printed.quiet:
+        for note in result.notes:
+            terminal.print_note(note)
         for finding in result.findings:
-            terminal.print_line(f"[bold]{terminal.escape(finding.sentence)}[/]")
-        if not result.findings:
+            verdict = getattr(finding, "verdict", None)
+            given = f" (your verdict: {verdict})" if verdict else ""
+            terminal.print_line(f"[bold]{terminal.escape(finding.sentence)}[/]{given}")
+        if untested:
+            terminal.print_line(f"Nothing was tested: {terminal.escape(untested)}")
+        elif not result.findings:
             terminal.print_line(f"No finding at q ≤ {result.level:g}, which does not mean that {unproven}.")
         for line in lines[:-1]:
             terminal.print_line(line)
@@ -168,7 +251,10 @@ def read_classes(truth: str | None, plan: Plan, photos: list[Path], labels: Any)
     if truth == _IMAGE_FOLDER:
         return find_classes(photos, labels)
     if not Path(truth).is_file():
-        raise CamtoolError(f"--truth {truth}: there is no such file; give imagefolder, or a table of image and label.")
+        raise CamtoolError(
+            f"--truth {truth}: there is no such file; give imagefolder, or a table of image and label."
+            f"{suggest_names(truth, [_IMAGE_FOLDER])}"
+        )
     try:
         known = read_true_classes(Path(truth), plan, labels).by_photo
     except CamtoolError as error:
@@ -206,7 +292,7 @@ def _read_metadata(path: Path, plan: Plan) -> dict[str, list[str | None]]:
             a photo.
     """
     from camtool.arguments.regular_files import read_regular
-    from camtool.runs.true_labels import match_photos
+    from camtool.runs.true_labels import find_image_column, match_photos
 
     place = f"--metadata {path}"
     try:
@@ -215,11 +301,14 @@ def _read_metadata(path: Path, plan: Plan) -> dict[str, list[str | None]]:
         rows = [*csv.DictReader(StringIO(text, newline=""), delimiter=delimiter)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise CamtoolError(f"{place} is no text; give a CSV file with a column image.") from error
-    if not rows or "image" not in rows[0]:
-        raise CamtoolError(f"{place} has no rows, or no column 'image'; give a CSV file with a header.")
-    matched = match_photos(plan, [row["image"] or "" for row in rows], place)
+    names = [name for name in rows[0] if name is not None] if rows else []
+    at = find_image_column(names)
+    if at is None:
+        columns_found = f"the columns {', '.join(map(repr, names))}" if rows else "no rows"
+        raise CamtoolError(f"{place} has {columns_found}; it needs a column 'image' with paths or names of photos.")
+    matched = match_photos(plan, [row[names[at]] or "" for row in rows], place)
     by_photo = {photo: row for photo, row in zip(matched, rows, strict=True) if photo is not None}
     if not by_photo:
         raise CamtoolError(f"{place}: no row is about a photo; give paths in the folder of the photos, or file names.")
-    columns = [column for column in rows[0] if column not in ("image", "label", "index", None)]
+    columns = [name for name in names if name != names[at] and name not in ("label", "index")]
     return {column: [by_photo.get(job.source, {}).get(column) or None for job in plan.jobs] for column in columns}

@@ -185,7 +185,7 @@ def find_classes(photos: Sequence[Path], labels: Sequence[str] | None) -> list[A
         unknown = next(name for name in names if name.lower() not in known)
         raise MetricError(
             f"truth: folder {unknown!r} is no label of the model, and the {len(names)} folders are not its "
-            f"{len(labels)} classes; name the folders by label or by index."
+            f"{len(labels)} classes; name the folders by label or by index.{suggest_names(unknown, labels)}"
         )
     return [names.index(photo.parent.name) for photo in photos]
 

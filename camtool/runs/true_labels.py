@@ -141,9 +141,9 @@ def _parse_rows(path: Path, text: str) -> tuple[list[_Row], bool]:
     delimiter = max(_DELIMITERS, key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     header = [name.strip().casefold() for name in next(reader, [])]
-    aliases = [name for name in _ALIASES if name in header]
-    if _IMAGE not in header and len(aliases) == 1:
-        header[header.index(aliases[0])] = _IMAGE
+    place = find_image_column(header)
+    if place is not None:
+        header[place] = _IMAGE
     columns = [name for name in (_INDEX, _LABEL) if name in header]
     if _IMAGE not in header or not columns:
         missing = _IMAGE if _IMAGE not in header else _LABEL
@@ -160,6 +160,13 @@ def _parse_rows(path: Path, text: str) -> tuple[list[_Row], bool]:
             raise CamtoolError(f"--labels-csv {path}, line {reader.line_num}: the row has no image or no label.")
         rows.append((reader.line_num, row[image].strip(), row[label].strip()))
     return rows, columns[0] == _INDEX
+
+
+def find_image_column(header: Sequence[str]) -> int | None:
+    """Return the place of the column ``image``, or of the only one with another name for it; None without one."""
+    names = [name.strip().casefold() for name in header]
+    aliases = [_IMAGE] if _IMAGE in names else [name for name in _ALIASES if name in names]
+    return names.index(aliases[0]) if len(aliases) == 1 else None
 
 
 # ------------------------------------------------------------------------------------------------------ the classes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +12,12 @@ from PIL import Image
 
 import camtool
 from camtool.cli import app
+from camtool.cli.audit_command import choose_evenly
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import MetricError
+from camtool.evaluation.annotations import find_classes
+from camtool.evaluation.audit.running import KINDS
+from camtool.inputs.formats.dicom import TAGS
 from tests.evaluation.audit.results import build_audit, build_finding
 from tests.helpers.medical_files import build_dicom, encode_dicom
 
@@ -30,6 +35,7 @@ def run_command(monkeypatch, capsys, tmp_path):
     (tmp_path / "labels.csv").write_text("image,label\n0.png,arrow\n1.png,cross\n2.png,arrow\n3.png,cross\n")
     (tmp_path / "sites.csv").write_text("image,patient\narrow/0.png,a\n2.png,a\n1.png,b\n")
     (tmp_path / "elsewhere.csv").write_text("image,patient\nother.png,a\n")
+    (tmp_path / "labels.txt").write_text("photo,site\n0.png,a\n")
     (tmp_path / "unknown.csv").write_text("image,label\n0.png,arow\n")
 
     def run(*args):
@@ -46,11 +52,13 @@ def run_command(monkeypatch, capsys, tmp_path):
 def test_few_photos_get_a_sentence_and_files(run_command, tmp_path, truth):
     finished = run_command("photos", *COMMON, "--truth", truth, "--metadata", "sites.csv", "--group", "patient")
     assert finished.code == 0
-    assert finished.out.startswith("No finding at q ≤ 0.02, which does not mean that there is no shortcut.")
-    content = json.loads((tmp_path / "audit/audit.json").read_text())
-    assert content["not_tested"][0] == (
-        "2 classes with fewer than 8 independent images in a half: 'arrow', 'cross'. Give 16 or more of each."
+    reason = (
+        "2 classes with fewer than 8 values of 'patient' in a half: 'arrow' (0), 'cross' (1). Give 16 or more of each."
     )
+    assert finished.out.startswith(f"Nothing was tested: {reason}\n")
+    assert "Note: 4 images are 3 independent groups" in finished.err
+    content = json.loads((tmp_path / "audit/audit.json").read_text())
+    assert content["not_tested"][0] == content["untested"] == reason
     assert content["notes"] == [
         "4 images are 3 independent groups: near-duplicates, bursts and what the group column joins count as one."
     ]
@@ -69,6 +77,12 @@ def test_json_is_printed(run_command):
     [
         (("--truth", "nothing.csv"), "--truth nothing.csv: there is no such file"),
         (("--metadata", "photos/arrow/0.png"), "--metadata photos/arrow/0.png is no text"),
+        (
+            ("--metadata", "labels.txt"),
+            "--metadata labels.txt has the columns 'photo', 'site'; it needs a column 'image'",
+        ),
+        (("--truth", "imagefoldr"), "Did you mean 'imagefolder'?"),
+        (("--verdicts", "nothing.json"), "Invalid value for '--verdicts'"),
         (("--metadata", "elsewhere.csv"), "--metadata elsewhere.csv: no row is about a photo"),
         (("--truth", "unknown.csv"), "--truth unknown.csv, line 2: label 'arow' is not among the 10 classes"),
         (("--group", "patient"), "metadata has no column 'patient'"),
@@ -97,6 +111,7 @@ def test_the_exit_code_tells_of_findings(run_command, monkeypatch, tmp_path, ver
     assert run_command("photos/arrow", *COMMON).code == 0
     finished = run_command("photos/arrow", *COMMON, "--fail-on", "finding")
     assert finished.code == code
+    assert (f"q = 0.002. (your verdict: {verdict})" in finished.out) == (verdict is not None)
     assert finished.out.splitlines()[-1] == "Pictures, and what was not tested: audit/index.html"
     assert "camtool audit photos/arrow --model demo" in (tmp_path / "audit/index.html").read_text(encoding="utf-8")
     assert run_command("photos/arrow", *COMMON, "--fail-on", "finding", "--json").code == code
@@ -151,7 +166,9 @@ def write_dicom_files(folder, count):
     for number in range(count):
         scene = draw_scene(UNSEEN + number, classes=[number // 2 % 2])
         maker, patient = ("A", "B")[number % 2], f"p{number // 2}"
-        dataset = build_dicom(scene.image, "RGB", Manufacturer=maker, PatientID=patient, StationName=" ")
+        dataset = build_dicom(
+            scene.image, "RGB", Manufacturer=maker, PatientID=patient, PatientSex="F", StationName=" "
+        )
         (folder / f"{number:02}.dcm").write_bytes(encode_dicom(dataset))
     rows = (f"{number:02}.dcm,{('arrow', 'cross')[number // 2 % 2]}\n" for number in range(count))
     (folder.parent / "truth.csv").write_text("image,label\n" + "".join(rows))
@@ -177,3 +194,66 @@ def test_findings_are_counted_by_scanner_and_name_no_patient(tmp_path):
         assert one.by_group["Manufacturer A"][0] + one.by_group["Manufacturer B"][0] == one.class_count
     with pytest.raises(MetricError, match=r"metadata has no column 'Patient'\. Did you mean 'PatientID'"):
         camtool.audit(camtool.load("demo"), photos, labels, group="Patient", **options)
+
+
+def test_nothing_tested_fails_the_gate_and_a_photo_that_cannot_be_read_fails_the_command(run_command, tmp_path):
+    assert run_command("photos/arrow", *COMMON).code == 0
+    assert run_command("photos/arrow", *COMMON, "--fail-on", "finding").code == 1
+    (tmp_path / "photos/arrow/broken.png").write_bytes(b"no image")
+    finished = run_command("photos/arrow", *COMMON)
+    assert finished.code == 1
+    assert "1 photo could not be read; they are listed in audit/audit.md" in finished.err
+    assert "photos/arrow/broken.png" in (tmp_path / "audit/audit.md").read_text()
+
+
+def test_options_reach_the_audit(run_command, monkeypatch, tmp_path):
+    given = {}
+    monkeypatch.setattr(
+        "camtool.evaluation.audit.audit",
+        lambda *args, **options: (
+            given.update(options, photos=args[1], classes=args[2], columns=args[3]) or build_audit()
+        ),
+    )
+    (tmp_path / "mine.json").write_text("{}")
+    (tmp_path / "table.csv").write_text("Path,site\n0.png,a\n1.png,b\n2.png,c\n3.png,d\n")
+    options = ("--controls", "5", "--verdicts", "mine.json", "--recursive", "--metadata", "table.csv")
+    assert run_command("photos", *COMMON, *options).code == 0
+    assert (given["controls"], given["verdicts"].name, len(given["photos"])) == (5, "mine.json", 4)
+    # Photos of both classes, where the first two by name are arrows.
+    assert run_command("photos", *COMMON, *options, "--truth", "imagefolder", "--limit", "2").code == 0
+    assert [photo.as_posix() for photo in given["photos"]] == ["photos/arrow/0.png", "photos/cross/1.png"]
+    assert len({*given["classes"]}) == 2
+    assert given["columns"] == {"site": ["a", "b"]}
+
+
+def test_a_limit_is_shared_by_the_classes():
+    assert choose_evenly([0] * 5 + [1] * 2 + [2] * 9, 8) == [0, 1, 2, 5, 6, 7, 8, 9]
+    assert choose_evenly([0, 1, 0], None) == [0, 1, 2]
+
+
+def test_an_audit_that_is_stopped_says_how_to_go_on(run_command, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("camtool.evaluation.audit.audit", stop)
+    finished = run_command("photos/arrow", *COMMON)
+    assert (finished.code, finished.err.strip()) == (130, "Stopped; the same command goes on from here.")
+
+
+def test_the_help_names_the_kinds_and_breaks_no_sentence(run_command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    text = " ".join(run_command("--help").out.split())
+    assert f"Kinds of cues: {', '.join(KINDS)}." in text
+    assert "demo-cheat" in text
+
+
+def test_a_folder_that_is_no_label_gets_near_names():
+    photos = [Path("photos") / name / "0.png" for name in ("arrow", "sstar")]
+    with pytest.raises(MetricError, match=r"folder 'sstar' is no label .* Did you mean 'star'"):
+        find_classes(photos, ["arrow", "heart", "star"])
+
+
+def test_the_documentation_lists_the_tags_that_are_columns():
+    page = Path(__file__).parents[2] / "docs/audit.md"
+    assert all(f"`{tag}`" in page.read_text(encoding="utf-8") for tag in TAGS)
+    assert "PatientSex" not in TAGS

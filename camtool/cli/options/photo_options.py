@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="Explain the first N photos only.")]
 
+Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")]
+
 Seed = Annotated[int, typer.Option(metavar="N", help="Seed of all that is random.")]
 
 
@@ -31,7 +33,7 @@ class PhotoOptions:
         list[str],
         typer.Argument(metavar="PATH", help="Photos, folders, patterns such as 'a/**/*.jpg', or URLs of photos."),
     ]
-    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")] = False
+    recursive: Recursive = False
     limit: Limit = None
     shuffle: Annotated[
         bool, typer.Option("--shuffle", help="Explain in random order; with --limit a random sample.")

@@ -93,6 +93,11 @@ class CueCandidate(ABC):
         """The name of the candidate in files: two audits of a model that find the same give it the same name."""
         return f"{self.target} {self.kind} {self.name} {blake2b(self.encode(), digest_size=6).hexdigest()}"
 
+    @property
+    def title(self) -> str:
+        """The description without names of images, which change if images are added."""
+        return self.name
+
     @abstractmethod
     def encode(self) -> bytes:
         """Return what differs between candidates of a class that have one name."""
@@ -227,8 +232,8 @@ class RegionCandidate(CueCandidate):
         shares = []
         for index in indices:
             image = images.prepare(index)
-            region, mask = self.locate(images, image), images.read_mask(index, image)
-            if mask is not None and region.any():
+            mask = images.read_mask(index, image)
+            if mask is not None and (region := self.locate(images, image)).any():
                 shares.append(float((region & ~mask.to(region.device)).sum() / region.sum()))
         return float(np.mean(shares)) if shares else None
 

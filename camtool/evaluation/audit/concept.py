@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -103,6 +102,11 @@ class ConceptCandidate(RegionCandidate):
     space: ConceptSpace
     source: int
     number: int
+
+    @property
+    def title(self) -> str:
+        """The layer that it is at."""
+        return f"at {self.space.layer}"
 
     @property
     def changed_layer(self) -> str:
@@ -288,5 +292,5 @@ def _build_candidate(
 ) -> ConceptCandidate:
     rows = np.flatnonzero(space.classes == target)
     record = discovery.records[rows[space.amounts[target][rows, number].argmax()]]
-    name = f"a concept as in {Path(discovery.images.name(record.index)).name} ({number + 1} at {space.layer})"
+    name = f"a concept as in {discovery.images.shorten_name(record.index)} ({number + 1} at {space.layer})"
     return ConceptCandidate(target, name, promise, space, target, number)

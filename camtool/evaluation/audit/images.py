@@ -7,10 +7,11 @@ that were used last are kept as well, up to a fixed number of bytes.
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -29,7 +30,7 @@ from camtool.evaluation.candidates import map_candidates
 from camtool.evaluation.leaderboard.measurement import hash_tensors
 from camtool.evaluation.photo_properties import PROPERTIES, measure_properties
 from camtool.evaluation.subject import Subject
-from camtool.hooks.observation import Observation, observe, resume
+from camtool.hooks.observation import Observation, Observe, observe, resume
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.caches import cached_property
@@ -209,6 +210,7 @@ class AuditImages:
         self.subject, self._sources, self._labels = subject, sources, labels
         self._method, self.batch_size = method, batch_size
         self._engines = list_engines(engine) or ["prepared"]
+        self.used_engines = set[str]()
         self.heats: dict[int, NDArray[np.float64]] = {}
         self._prepared = _Kept[int, PreparedInput](lambda _, image: _count_bytes(image))
         self._activations = _Kept[tuple[PreparedInput, str], Tensor](
@@ -222,6 +224,21 @@ class AuditImages:
         """Return the path of an image, or its number."""
         source = self._sources[index]
         return os.fspath(source) if isinstance(source, (str, os.PathLike)) else f"image {index}"
+
+    def shorten_name(self, index: int) -> str:
+        """Return the file name of an image, with its path below the common folder if another one has that name."""
+        path = Path(self.name(index))
+        with suppress(ValueError):  # absolute paths beside relative ones
+            return path.relative_to(os.path.commonpath(self._parents[path.name])).as_posix()
+        return str(path)
+
+    @cached_property
+    def _parents(self) -> dict[str, set[Path]]:
+        """File name → the folders of the images that have it."""
+        parents = defaultdict[str, set[Path]](set)
+        for path in (Path(self.name(index)) for index in range(len(self))):
+            parents[path.name].add(path.parent)
+        return parents
 
     def read_capture_time(self, index: int) -> tuple[str, float] | None:
         """Return the camera of an image, and when it was taken; None if that is unknown."""
@@ -238,6 +255,15 @@ class AuditImages:
             with suppress(ImageError):
                 hashes.append(hash_tensors([self.prepare(index).tensor]))
         return hashes
+
+    def score_first_inputs(self) -> list[float]:
+        """Return the logits of the first images by the model as it is: they change if its code does."""
+        logits = list[float]()
+        for index in range(min(len(self), _HASHED)):
+            with suppress(ImageError):
+                labeled = next(self.subject.iterate_batches([self.prepare(index)], [None], 1))
+                logits += upcast(self.subject.score_classes(labeled.images)).flatten().tolist()
+        return logits
 
     def read_mask(self, index: int, image: PreparedInput) -> Tensor | None:
         """Return the mask of an image in the model's input, ``(H, W)`` boolean; None if there is none.
@@ -331,15 +357,21 @@ class AuditImages:
         with Cleanup(), guard(model), torch.no_grad():
             used = find_layers(model, inputs, layers)
             # Always the same engine: one that compiles would take longer to compile than to run on each image once.
-            calls = self._observe(["prepared"], inputs, layers).calls
+            calls = self._observe(["prepared"], inputs, layers)[0].calls
             return {one.name: one.layout.to_grid(calls[one.name][-1].detach()) for one in used}
 
     def read_activations_of(self, image: PreparedInput, layer: str) -> Tensor:
         """Return the activations ``(1, C, h, w)`` of a layer for an image; those that were read last are kept."""
         return self._activations.get((image, layer), lambda: self.read_activations(image.tensor[None], layer))
 
-    def _observe(self, engines: Sequence[str], inputs: Tensor, layers: Sequence[str]) -> Observation:
-        """Run the model once, by the first engine that returns the model's own results."""
+    def _observe(self, engines: Sequence[str], inputs: Tensor, layers: Sequence[str]) -> tuple[Observation, str]:
+        """Run the model once, by the first engine that returns the model's own results; return which that was."""
+        runs = list[tuple[Observation, str]]()
+
+        def run(observe_inputs: Observe) -> Observation:
+            observed = observe_inputs(model, layers, inputs, grad=False)
+            runs.append((observed, getattr(observe_inputs, "engine", "eager")))
+            return observed
 
         def list_rows(observed: Observation) -> list[_Row]:
             outputs = [find_logits(observed.output), *(observed.calls[name][-1] for name in layers)]
@@ -347,7 +379,8 @@ class AuditImages:
 
         question = "audit", tuple(layers), len(inputs) == 1
         model = self.subject.model
-        return run_by_engines(engines, model, question, lambda run: run(model, layers, inputs, grad=False), list_rows)
+        chosen = run_by_engines(engines, model, question, run, list_rows)
+        return next(pair for pair in runs if pair[0] is chosen)
 
     def score_activations(self, image: Tensor, layer: str, activations: Tensor) -> Tensor:
         """Return the logits ``(M, K)`` of an input ``(C, H, W)`` with other activations ``(M, C, h, w)`` of a layer.
@@ -438,8 +471,9 @@ class AuditImages:
         """
         with Cleanup(), guard(self.subject.model), torch.no_grad():
             parts = images.split(self.batch_size)
-            scores = [find_logits(self._observe(self._engines, part, ()).output) for part in parts]
-        return self._to_logits(torch.cat(scores))
+            runs = [self._observe(self._engines, part, ()) for part in parts]
+        self.used_engines |= {engine for _, engine in runs}
+        return self._to_logits(torch.cat([find_logits(observed.output) for observed, _ in runs]))
 
     def _to_logits(self, scores: Tensor) -> Tensor:
         """Return scores as logits ``(N, K)``, of which a single one ``z`` becomes ``-z / 2`` and ``z / 2``."""

@@ -6,9 +6,10 @@ on photos looks the same in all of them, while an object differs in color, size 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -51,6 +52,7 @@ class PatchCandidate(RegionCandidate):
         layer: The layer.
         template: ``(C, k, k)``, of norm 1.
         grid: The side of the layer's grid.
+        place: Where most images of the class have it, in words.
     """
 
     kind: ClassVar[str] = "patch"
@@ -58,6 +60,12 @@ class PatchCandidate(RegionCandidate):
     layer: str
     template: Tensor
     grid: int
+    place: str
+
+    @property
+    def title(self) -> str:
+        """The place: the name tells of an image as well."""
+        return self.place
 
     @property
     def area(self) -> float:
@@ -69,12 +77,15 @@ class PatchCandidate(RegionCandidate):
         return self.template.numpy().tobytes()
 
     def measure(self, images: AuditImages, record: ImageRecord) -> float:
-        """Return the largest cosine of the template and a part of the image."""
-        return float(self._compare(images.read_activations_of(images.prepare(record.index), self.layer)).max())
+        """Return the largest cosine of the template and a part of the image; -1 for one that is smaller."""
+        cosines = self._compare(images.read_activations_of(images.prepare(record.index), self.layer))
+        return float(cosines.max()) if cosines.numel() else -1.0
 
     def locate(self, images: AuditImages, image: PreparedInput) -> Tensor:
         """Return the pixels of the part with the largest cosine."""
         cosines = self._compare(images.read_activations(image.tensor[None], self.layer))
+        if not cosines.numel():
+            return torch.zeros(image.tensor.shape[-2:], dtype=torch.bool, device=image.tensor.device)
         side = self.template.shape[-1]
         row, column = divmod(int(cosines.argmax()), cosines.shape[1])
         cells = torch.zeros(cosines.shape[0] + side - 1, cosines.shape[1] + side - 1, device=image.tensor.device)
@@ -83,18 +94,22 @@ class PatchCandidate(RegionCandidate):
 
     def _compare(self, raw: Tensor) -> Tensor:
         (activations,) = _center(raw)
+        if min(activations.shape[1:]) < self.template.shape[-1]:
+            return torch.empty(0, 0)
         lengths = avg_pool2d((activations**2).sum(0)[None, None], self.template.shape[-1], 1)[0, 0]
         norms = (lengths * self.template.shape[-1] ** 2).sqrt().clamp_min(1e-6)
         return conv2d(activations[None], self.template[None])[0, 0] / norms
 
-    def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> PatchCandidate:
-        """Return a patch of an image of another class, drawn at random."""
+    def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> PatchCandidate | None:
+        """Return a patch of an image of another class, drawn at random; None if that is too small."""
         others = [record for record in discovery.records if record.target != self.target]
         record = others[int(random.integers(len(others)))]
-        template = _normalize(_cut_patches(discovery.images, record, self.layer)[:1])[0]
-        return PatchCandidate(
-            self.target, _name(discovery.images, record), self.promise, self.layer, template, self.grid
-        )
+        parts = _cut_patches(discovery.images, record, self.layer, self.template.shape[-1])
+        if parts is None:
+            return None
+        place, template = _describe_peak(record), _normalize(parts[:1])[0]
+        name = f"a patch as in {discovery.images.shorten_name(record.index)}, {place}"
+        return PatchCandidate(self.target, name, self.promise, self.layer, template, self.grid, place)
 
     def list_facts(self) -> list[str]:
         """Return that it looks the same in all images, and whether it is small."""
@@ -110,23 +125,41 @@ def find_patches(discovery: Discovery) -> list[PatchCandidate]:
         layer, grid = images.choose_early_layer(discovery.records[0].index, _MOST_GRID)
     except CamtoolError:  # e.g. a model whose layers have no grid
         return []
-    windows = []
+    records, windows = list[ImageRecord](), list[Tensor]()
     with closing(follow_loop(len(discovery.records), Stage("Looking for patches", "image"))) as counter:
         for record in discovery.records:
-            windows.append(_cut_patches(images, record, layer))
+            parts = _cut_patches(images, record, layer, max(2, round(_SIDE * grid)))
+            if parts is not None:
+                records.append(record)
+                windows.append(parts)
             counter.update(1)
     for target in discovery.targets:
-        rows = [row for row, record in enumerate(discovery.records) if record.target == target][:_MOST_IMAGES]
+        rows = [row for row, record in enumerate(records) if record.target == target][:_MOST_IMAGES]
+        if not rows or all(record.target == target for record in records):
+            continue
         owners = np.repeat(rows, _PEAKS)
         templates = torch.cat([_normalize(windows[row]) for row in rows])
         cosines = np.stack([_match(templates, window) for window in windows])  # (images, templates)
-        is_class = np.array([record.target == target for record in discovery.records])
+        is_class = np.array([record.target == target for record in records])
         for template in _choose_templates(cosines, is_class, owners):
-            record = discovery.records[owners[template]]
             values = cosines[:, [template]]
             z = float(run_maximum_test(values, is_class, permutations=99, seed=discovery.seed).z[0])
-            candidates.append(PatchCandidate(target, _name(images, record), z, layer, templates[template], grid))
+            limit = np.quantile(values[~is_class], 1 - _STRAY)
+            matched = [records[row] for row in np.flatnonzero(is_class & (values[:, 0] > limit))]
+            name = f"a patch as in {images.shorten_name(records[owners[template]].index)}"
+            place = _describe_usual_place(matched)
+            candidates.append(PatchCandidate(target, f"{name}, {place}", z, layer, templates[template], grid, place))
     return candidates
+
+
+def _describe_usual_place(records: Sequence[ImageRecord]) -> str:
+    """Return words for the place of the hottest cell in most of the images; "any place" if there is no such place."""
+    (place, count), *_ = Counter(map(_describe_peak, records)).most_common(1)
+    return place if 2 * count >= len(records) else "any place"
+
+
+def _describe_peak(record: ImageRecord) -> str:
+    return describe_place(np.asarray(record.heat == record.heat.max()))
 
 
 def _choose_templates(cosines: NDArray[np.float64], is_class: NDArray[np.bool_], owners: NDArray[np.int_]) -> list[int]:
@@ -145,17 +178,20 @@ def _choose_templates(cosines: NDArray[np.float64], is_class: NDArray[np.bool_],
     return chosen
 
 
-def _name(images: AuditImages, record: ImageRecord) -> str:
-    place = describe_place(np.asarray(record.heat == record.heat.max()))
-    return f"a patch as in {Path(images.name(record.index)).name}, {place}"
+def _cut_patches(images: AuditImages, record: ImageRecord, layer: str, side: int) -> Tensor | None:
+    """Return the hottest parts of an image at a layer, with a margin: ``(_PEAKS, C, k + margin, k + margin)``.
 
-
-def _cut_patches(images: AuditImages, record: ImageRecord, layer: str) -> Tensor:
-    """Return the hottest parts of an image at a layer, with a margin: ``(_PEAKS, C, k + margin, k + margin)``."""
+    Args:
+        images: All images.
+        record: The image.
+        layer: The layer.
+        side: The side k of a part. None is returned for an image that is smaller with the margin.
+    """
     (activations,) = _center(images.read_activations_of(images.prepare(record.index), layer))
     grid = activations.shape[-2:]
-    side = max(2, round(_SIDE * min(grid)))
     wide = side + 2 * _SHIFT
+    if min(grid) < wide:
+        return None
     heat = interpolate(torch.from_numpy(record.heat)[None, None].float(), grid, mode="bilinear", align_corners=False)
     sums, parts = avg_pool2d(heat, side, 1)[0, 0], []
     for _ in range(_PEAKS):

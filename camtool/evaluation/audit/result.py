@@ -15,7 +15,13 @@ from camtool.arguments.messages import format_count, suggest_names
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import MetricError
 from camtool.evaluation.audit.candidates import DECOYS
-from camtool.evaluation.audit.report.page import PAGE_NAME, check_page, format_percent, render_audit
+from camtool.evaluation.audit.report.page import (
+    PAGE_NAME,
+    check_page,
+    explain_rejection,
+    format_percent,
+    render_audit,
+)
 from camtool.evaluation.audit.report.pictures import read_pictures
 from camtool.evaluation.audit.statistics import Interval, compute_share
 from camtool.evaluation.audit.trials import Effect
@@ -104,9 +110,9 @@ class Finding:
 
     @property
     def worst_group(self) -> WorstGroup | None:
-        """The images of the class, by cue and by each column, with the lowest accuracy; None without labels.
+        """The images of the class, by cue and by each column, with the lowest accuracy.
 
-        Of several it is the one with the most images.
+        Of several it is the one with the most images. None without labels, or if all groups have the same accuracy.
         """
         groups = {name: (*self.accuracy_by_group[name], *self.by_group[name]) for name in self.accuracy_by_group}
         if not groups and self.accuracy is not None:
@@ -117,7 +123,7 @@ class Finding:
             for accuracy, number, cue in ((with_it, present, "with it"), (without_it, count - present, "without it"))
             if number
         ]
-        if not parts:
+        if len({accuracy for accuracy, *_ in parts}) < 2:
             return None
         accuracy, number, name = min(parts, key=lambda part: (part[0], -part[1]))
         return WorstGroup(name, compute_share(accuracy * number, number), number)
@@ -178,8 +184,11 @@ class Audit:
         level: The largest q of a finding.
         passes: Forward passes.
         seed: The seed.
-        command: A command or a call that repeats it.
+        command: The command that repeats it; empty after a call from Python.
         folder: The folder that it was written to, which may hold pictures; None if there is none.
+        untested: The reason why nothing was tested; empty if candidates were looked for, and some were tested if there
+            were any.
+        unread: Images that could not be read; ``not_tested`` has the reasons.
     """
 
     findings: tuple[Finding, ...]
@@ -195,6 +204,8 @@ class Audit:
     seed: int
     command: str = ""
     folder: Path | None = field(default=None, compare=False)
+    untested: str = ""
+    unread: int = 0
 
     def __repr__(self) -> str:
         return f"<Audit of {format_count(self.image_count, 'image')}: {format_count(len(self.findings), 'finding')}>"
@@ -248,11 +259,14 @@ class Audit:
             )
         for number, finding in enumerate(self.findings, 1):
             lines += ["", f"{number}. {finding.sentence}", *_list_details(finding)]
-        if not self.findings:
+        if self.untested:
+            lines += ["", f"Nothing was tested: {self.untested}"]
+        elif not self.findings:
             lines += ["", "No finding does not mean no shortcut: see what was not tested, and what could be detected."]
         rejected = [
-            f"'{one.label}', {one.name} ({one.kind}): p = {one.p:.2g}, q = {one.q:.2g}; an effect on less than "
-            f"{format_percent(one.smallest_share)} of the answers would not have shown."
+            f"'{one.label}', {one.name} ({one.kind}): {explain_rejection(one.q, self.level)}; p = {one.p:.2g}, q = "
+            f"{one.q:.2g}; an effect on less than {format_percent(one.smallest_share)} of the answers would not have "
+            "shown."
             for one in self.rejected
         ]
         sections = {"Tested, not confirmed": rejected, "Not tested": self.not_tested, "Notes": self.notes}
@@ -280,14 +294,20 @@ class Audit:
         return write_files(folder, files)
 
 
-def read_verdicts(path: Path | None) -> dict[str, Verdict]:
+def read_verdicts(path: Path | None, *, is_required: bool = False) -> dict[str, Verdict]:
     """Return the verdicts in a file by key; none if there is no file.
 
+    Args:
+        path: The file; None for none.
+        is_required: Refuse a file that does not exist.
+
     Raises:
-        MetricError: The file holds something else.
+        MetricError: The file holds something else, or does not exist.
     """
-    if path is None or not path.exists():
+    if path is None or not (is_required or path.exists()):
         return {}
+    if not path.exists():
+        raise MetricError(f"verdicts: {path} does not exist; give a verdicts.json that an audit wrote.")
     try:
         content = parse_object(read_regular(path))
     except ValueError as error:
@@ -314,6 +334,8 @@ def read_audit(path: str | os.PathLike[str]) -> Audit:
     """
     path = Path(path)
     path = path / JSON_NAME if path.is_dir() else path
+    if not path.exists():
+        raise MetricError(f"audit: {path} does not exist; give the folder of an audit, or its audit.json.")
     try:
         content = parse_object(read_regular(path))
         known: dict[str, Any] = {one.name: content[one.name] for one in fields(Audit) if one.name != "folder"}
@@ -368,7 +390,7 @@ def _list_details(finding: Finding) -> list[str]:
     if finding.outside is not None:
         details.append(f"Of it {format_percent(finding.outside)} is outside of the given masks.")
     if finding.also:
-        details.append(f"Found as well as: {'; '.join(finding.also)}.")
+        details.append(f"The same images were also found by: {'; '.join(finding.also)}.")
     if finding.accuracy is not None and not math.isnan(sum(finding.accuracy)):
         with_it, without_it = map(format_percent, finding.accuracy)
         details.append(f"Accuracy with it {with_it}, without it {without_it}.")
@@ -401,7 +423,8 @@ def _to_record(finding: Finding) -> dict[str, Any]:
     }
     worst = finding.worst_group
     group = None if worst is None else {**worst._asdict(), "accuracy": [*worst.accuracy]}
-    return {**asdict(finding), **effects, "worst_group": group, "sentence": finding.sentence}
+    sentence = None if finding.removal is finding.transplant is None else finding.sentence
+    return {**asdict(finding), **effects, "worst_group": group, "sentence": sentence}
 
 
 def encode_json(content: Any) -> str:

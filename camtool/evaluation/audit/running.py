@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_choice, check_count, check_number
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.messages import format_count, suggest_names
 from camtool.errors import MetricError
 from camtool.evaluation.annotations import (
     Region,
@@ -149,9 +150,9 @@ def audit(
         kinds: The kinds of candidates, of :data:`KINDS`; by default all but concepts, which take several times as long.
         masks: Where the object is in each image, as for :func:`camtool.testing.assert_looks_at`; None where that is
             unknown. They are no part of the tests: a finding that is outside of them is more suspicious.
-        verdicts: A file of verdicts; by default that in ``out``.
-        out: A folder for ``audit.json``, ``audit.md`` and the state: a second call with the same arguments goes on
-            where the first one stopped.
+        verdicts: A file of verdicts, which must exist; by default that in ``out``, if there is one.
+        out: A folder for ``audit.json``, ``audit.md``, the page and the state: a second call with the same arguments
+            goes on where the first one stopped.
         transform: From a PIL image to the model's input, if ``model`` does not bring it.
         class_names: The names of the classes, if ``model`` does not bring them.
         device: The device of the inputs; by default the model's.
@@ -177,8 +178,13 @@ def audit(
     if group is None and _PATIENT in columns:
         group = _PATIENT
     elif group is not None and group not in columns:
-        raise MetricError(f"group: metadata has no column {group!r}.{suggest_names(group, columns)}")
-    elif group != _PATIENT:
+        hint = suggest_names(group, columns) if columns else " There is none; give metadata=, or --metadata FILE."
+        raise MetricError(f"group: metadata has no column {group!r}.{hint}")
+    notes = list[str]()
+    if group is not None and len(images) > 1 and len({*columns[group]}) == 1:
+        notes = [f"group: all images have one value of '{group}', so it is ignored."]
+        group = None
+    if group != _PATIENT:
         columns.pop(_PATIENT, None)  # names of patients are no columns of a report
     chosen = _choose_kinds(kinds)
     sources = [*images]
@@ -190,11 +196,22 @@ def audit(
     folder = None if out is None else Path(out)
     if folder is not None:
         check_page(folder)
-    known = read_verdicts(folder / VERDICTS_NAME if verdicts is None and folder is not None else _to_path(verdicts))
+    known = read_verdicts(
+        folder / VERDICTS_NAME if verdicts is None and folder is not None else _to_path(verdicts),
+        is_required=verdicts is not None,
+    )
     with hold_folder(folder):
-        state = State(subject, sources, settings, folder)
+        state = State(subject, sources, settings, folder, probe.score_first_inputs())
         shared = state, probe, names, passes, level, controls, seed, targets is not None
-        result = _Run(*shared, columns, group, folder).run(chosen, known)
+        run = _Run(*shared, columns, group, folder)
+        run.notes += notes
+        result = run.run(chosen, known)
+        if engine != "eager":
+            # What an earlier start ran counts as well.
+            used = ", ".join(sorted({*str(state.get("engines") or "").split(", "), *probe.used_engines} - {""}))
+            if used != state.get("engines"):
+                state.add("engines", used)
+            result = replace(result, notes=(*result.notes, f"The tests ran in: {used or 'none'}."))
         if folder is not None:
             result.save(folder)
     return result
@@ -224,9 +241,11 @@ class _Run(Run):
         self.images.heats.update({record.index: record.heat for record in records})
         column = None if self.group is None else [self.columns[self.group][record.index] for record in records]
         found, tested = self.split(records, "near-duplicates, bursts and what the group column joins", column)
+        noted = len(self.not_tested)
         usable = self._choose_classes(records, [found, tested])
-        kinds = self._choose_possible(kinds, len(usable))
         views = self._split_by_label(usable, found, tested)
+        untested = "" if views else self.not_tested[noted]
+        kinds = self._choose_possible(kinds, len(usable))
         random, pairs = np.random.default_rng(self.seed), list[Pair]()
         for targets, part, _ in views:
             discovery = Discovery(self.images, *part, targets, self.seed)
@@ -235,6 +254,7 @@ class _Run(Run):
         pairs.sort(key=lambda pair: -pair[0].promise)
         costs = [2 * count_passes(candidate, self.controls) for candidate, _ in pairs]
         rest = self.passes - PASSES_PER_MAP * len(records)
+        noted, count = len(self.not_tested), len(pairs)
         pairs, most = self.share_passes(pairs, costs, rest, _MOST_IMAGES, lambda pair: self._name_candidate(pair[0]))
         benches = dict[int, Bench]()
         # A candidate that no permutation reaches has to pass, however many others there are: of three effects each.
@@ -243,17 +263,26 @@ class _Run(Run):
             bench = Bench(self.images, *part, self.controls, most, self.seed, self.state.remember, permutations)
             benches |= dict.fromkeys(targets, bench)
         outcomes, decoys = self._test(benches, pairs, rest)
-        return self._conclude(benches, outcomes, decoys, verdicts, records)
+        self.not_tested += [
+            f"{self._name_candidate(outcome.candidate)}: {outcome.reason}." for outcome in outcomes if outcome.reason
+        ]
+        if count and all(outcome.reason for outcome in outcomes):
+            untested = f"{format_count(count, 'candidate')} left out, e.g. {self.not_tested[noted]}"
+        return replace(self._conclude(benches, outcomes, decoys, verdicts, records), untested=untested)
+
+    @property
+    def _units(self) -> str:
+        """The words for the groups that are counted."""
+        return "independent images" if self.group is None else f"values of '{self.group}'"
 
     def _choose_classes(self, records: Sequence[ImageRecord], halves: Sequence[Half]) -> list[int]:
         """Return the classes that have enough groups in both halves; none if there is one class alone."""
         classes = {record.target for record in records}
         if len(classes) > 1:
-            return self.choose_classes(halves)
-        self.not_tested.append(
-            f"All images are of one class, '{self.name_class(*classes)}': a cue of a class is what the others "
-            "lack; add images of other classes."
-        )
+            return self.choose_classes(halves, self._units)
+        label = self.name_class(*classes)
+        what = "No image has a label" if classes == {-1} else f"All images are of one class, '{label}'"
+        self.not_tested.append(f"{what}: a cue of a class is what the others lack; add images of other classes.")
         return []
 
     def _choose_possible(self, kinds: Mapping[str, Kind], class_count: int) -> dict[str, Kind]:
@@ -286,7 +315,7 @@ class _Run(Run):
                 views.append(([target], *halves))
             else:
                 self.not_tested.append(
-                    f"'{self.name_class(target)}': independent images without it in a half: {min(counts)}; "
+                    f"'{self.name_class(target)}': {self._units} without it in a half: {min(counts)}; "
                     f"{LEAST_GROUPS} are needed."
                 )
         return views
@@ -368,21 +397,20 @@ class _Run(Run):
         records: Sequence[ImageRecord],
     ) -> Audit:
         q_values = compute_q_values([outcome.p for outcome in outcomes])
+        keys, decoy_keys = self._list_keys(outcomes), self._list_keys(decoys)
         limit = max((outcome.p for outcome, q in zip(outcomes, q_values, strict=True) if q <= self.level), default=0)
         limit = max(limit, self.level / max(1, len(outcomes)))
         confirmed, rejected = list[tuple[Outcome, Finding]](), list[Finding]()
-        for outcome, q in zip(outcomes, q_values, strict=True):
+        for outcome, q, key in zip(outcomes, q_values, keys, strict=True):
             if not outcome.reason:
-                finding = self._describe(benches, outcome, q, len(outcomes), verdicts)
+                finding = self._describe(benches, outcome, q, len(outcomes), key, verdicts)
                 if q <= self.level and outcome.is_large:
                     confirmed.append((outcome, finding))
                 else:
                     rejected.append(finding)
-        self.not_tested += [
-            f"{self._name_candidate(outcome.candidate)}: {outcome.reason}." for outcome in outcomes if outcome.reason
-        ]
         surviving = sum(decoy.reason == _NOT_PAID or (decoy.p <= limit and decoy.is_large) for decoy in decoys)
         findings = rank_findings(self._join_cues(confirmed))
+        self._note_verdicts(verdicts, [finding for _, finding in confirmed])
         if self.folder is not None:
             by_key = {finding.key: outcome for outcome, finding in reversed(confirmed)}
             shown = [
@@ -393,7 +421,10 @@ class _Run(Run):
         return Audit(
             findings,
             tuple(rejected),
-            tuple(self._describe(benches, decoy, 1.0, len(outcomes), {}) for decoy in decoys),
+            tuple(
+                self._describe(benches, decoy, 1.0, len(outcomes), key, {})
+                for decoy, key in zip(decoys, decoy_keys, strict=True)
+            ),
             surviving,
             estimate_false_discovery_rate(surviving, len(findings), DECOYS),
             (*self.not_tested, *_NEVER_TESTED),
@@ -403,6 +434,7 @@ class _Run(Run):
             PASSES_PER_MAP * len(records) + _count_all(benches),
             self.seed,
             folder=self.folder,
+            unread=self.unread,
         )
 
     def _join_cues(self, confirmed: Sequence[tuple[Outcome, Finding]]) -> list[Finding]:
@@ -418,14 +450,37 @@ class _Run(Run):
                 joined.append((outcome, finding))
         return [finding for _, finding in joined]
 
+    def _list_keys(self, outcomes: Sequence[Outcome]) -> list[str]:
+        """Return a key for each candidate that names no image, so that it stays as it is if images are added."""
+        keys, counts = list[str](), Counter[str]()
+        for candidate in (outcome.candidate for outcome in outcomes):
+            label = self.name_class(candidate.target)
+            if self.names is not None and [*self.names].count(label) > 1:
+                label += f" ({candidate.target})"
+            key = f"{label}: {candidate.kind}: {candidate.title}"
+            counts[key] += 1
+            keys.append(f"{key} {counts[key]}" if counts[key] > 1 else key)
+        return keys
+
+    def _note_verdicts(self, verdicts: Mapping[str, Verdict], confirmed: Sequence[Finding]) -> None:
+        unused = [repr(key) for key in verdicts if key not in {finding.key for finding in confirmed}]
+        if unused:
+            shown = f"{', '.join(unused[:SHOWN])}{', ...' if len(unused) > SHOWN else ''}"
+            self.notes.append(f"Verdicts that fit no finding: {shown}.")
+
     def _describe(
-        self, benches: Mapping[int, Bench], outcome: Outcome, q: float, tests: int, verdicts: Mapping[str, Verdict]
+        self,
+        benches: Mapping[int, Bench],
+        outcome: Outcome,
+        q: float,
+        tests: int,
+        key: str,
+        verdicts: Mapping[str, Verdict],
     ) -> Finding:
         candidate, present = outcome.candidate, {*outcome.present}
         label = self.name_class(candidate.target)
         of_class = [record for record in benches[candidate.target].records if record.target == candidate.target]
         without = [record for record in of_class if record.index not in present]
-        key = f"{label}: {candidate.kind}: {candidate.name}"
         outside = candidate.measure_outside(self.images, outcome.present[:SHOWN])
         groups = outcome.removal.groups if outcome.removal is not None else 0
         columns = COMPARED_IMAGES + 1 if candidate.compares_images else candidate.count_columns(self.controls)
@@ -487,7 +542,9 @@ class _Run(Run):
     def _iterate_groups(self, records: Sequence[ImageRecord]) -> Iterator[tuple[str, ImageRecord]]:
         for column, values in self.columns.items():
             if column != self.group and len({*map(str, values)}) <= SHOWN:
-                yield from ((f"{column} {values[record.index]}", record) for record in records)
+                pairs = ((values[record.index], record) for record in records)
+                # Neither None nor NaN is a group.
+                yield from ((f"{column} {value}", one) for value, one in pairs if value is not None and value == value)
 
     def _name_candidate(self, candidate: CueCandidate) -> str:
         return f"'{self.name_class(candidate.target)}', {candidate.name} ({candidate.kind})"

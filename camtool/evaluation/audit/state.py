@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from io import BytesIO
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 import camtool
 from camtool.arguments.messages import format_count
@@ -33,6 +36,9 @@ SHOWN = 20
 _STATE_NAME = "state.jsonl"
 _LOCK_NAME = f".{_STATE_NAME}.lock"
 
+_ROUNDING = 1e-4
+"""Difference of logits, as such and as a share, up to which a model counts as the same."""
+
 _T = TypeVar("_T")
 
 
@@ -50,7 +56,7 @@ _R = TypeVar("_R", bound=_Record)
 
 @contextmanager
 def hold_folder(folder: Path | None) -> Iterator[None]:
-    """Keep other audits out of a folder during the block.
+    """Keep other audits out of a folder during the block. A folder that an error leaves empty is removed again.
 
     Raises:
         MetricError: One works in it.
@@ -58,12 +64,18 @@ def hold_folder(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     check_inside(folder, Path(_LOCK_NAME))
     try:
         with hold_lock(folder / _LOCK_NAME):
             yield
-    except LockedError as error:
+    except BaseException as error:
+        if is_new:
+            with suppress(OSError):  # there are files in it
+                folder.rmdir()
+        if not isinstance(error, LockedError):
+            raise
         raise MetricError(
             f"out: another audit works in {folder} ({error}); wait for its end, or give another folder."
         ) from error
@@ -77,15 +89,33 @@ class State:
         sources: The images.
         settings: All that numbers depend on.
         folder: The folder; None keeps them in memory only.
+        logits: Some logits of the model: they tell of code that neither weights nor settings show, e.g. another
+            activation function. Those of the last bits count as the same.
     """
 
-    def __init__(self, subject: Subject, sources: Sequence[Any], settings: object, folder: Path | None) -> None:
-        stamps = [_stamp(source) for source in sources]
-        tensors = [*subject.model.parameters(), *subject.model.buffers()]
-        self._prefix = hash_tensors(tensors, repr(subject.model), camtool.__version__, settings, stamps)
+    def __init__(
+        self,
+        subject: Subject,
+        sources: Sequence[Any],
+        settings: object,
+        folder: Path | None,
+        logits: Sequence[float] = (),
+    ) -> None:
+        stamps, model = [_stamp(source) for source in sources], subject.model
+        tensors = [*model.parameters(), *model.buffers()]
+        known = repr(model), hash_weights(model), camtool.__version__, settings, stamps
         if folder is not None:
             check_inside(folder, Path(_STATE_NAME))
         self._store = Checkpoint(None if folder is None else folder / _STATE_NAME)
+        self._unwritten = dict[str, dict[str, Any]]()
+        for variant in count():
+            self._prefix = hash_tensors(tensors, *known, variant)
+            before = self.get("logits")
+            if not isinstance(before, list):
+                self._unwritten = {f"{self._prefix} logits": {"values": [*logits]}}
+                break
+            if len(before) == len(logits) and np.allclose(before, logits, _ROUNDING, _ROUNDING, equal_nan=True):
+                break
 
     def get(self, key: str) -> list[float] | str | None:
         """Return the numbers under a key, or the text; None if there are none."""
@@ -97,7 +127,9 @@ class State:
 
     def add(self, key: str, value: list[float] | str) -> None:
         """Keep numbers, or a text."""
-        self._store.add({f"{self._prefix} {key}": {"error" if isinstance(value, str) else "values": value}})
+        entry = {f"{self._prefix} {key}": {"error" if isinstance(value, str) else "values": value}}
+        self._store.add({**self._unwritten, **entry})
+        self._unwritten = {}
 
     def remember(self, key: str, compute: Callable[[], list[float]]) -> list[float]:
         """Return the numbers under a key, which are computed if there are none."""
@@ -105,6 +137,13 @@ class State:
         if not isinstance(known, list):
             self.add(key, known := compute())
         return known
+
+
+def hash_weights(model: nn.Module) -> str:
+    """Return a hash of the file that the weights make: those of quantized layers are no parameters."""
+    stream = BytesIO()
+    torch.save(model.state_dict(), stream)
+    return blake2b(stream.getbuffer(), digest_size=10).hexdigest()
 
 
 def _stamp(source: Any) -> object:
@@ -159,6 +198,7 @@ class Run:
         has_labels: True if the user gave the classes.
         not_tested: The parts that were left out, and why.
         notes: Notes for the user about images and groups.
+        unread: Images that could not be read.
     """
 
     state: State
@@ -171,9 +211,12 @@ class Run:
     has_labels: bool
     not_tested: list[str] = field(default_factory=list, init=False)
     notes: list[str] = field(default_factory=list, init=False)
+    unread: int = field(default=0, init=False)
 
     def name_class(self, target: int) -> str:
-        """Return the name of a class, or its number."""
+        """Return the name of a class, or its number; ``"none"`` for the answer of an image without any label."""
+        if target < 0:
+            return "none"
         return self.names[target] if self.names is not None and target < len(self.names) else f"class {target}"
 
     def choose_readable(self, known: Mapping[int, list[float] | str | None]) -> dict[int, list[float]]:
@@ -183,7 +226,11 @@ class Run:
             MetricError: There are none.
         """
         unread = {index: reason for index, reason in known.items() if isinstance(reason, str)}
-        self.not_tested += [f"{self.images.name(index)}: {reason}" for index, reason in unread.items()]
+        self.unread = len(unread)
+        self.not_tested += [
+            reason if (name := self.images.name(index)) in reason else f"{name}: {reason}"
+            for index, reason in unread.items()
+        ]
         readable = {index: values for index, values in known.items() if isinstance(values, list)}
         if not readable:
             raise MetricError(f"images: none of {len(known)} can be read. {next(iter(unread.values()), '')}")
@@ -202,24 +249,35 @@ class Run:
         hashes = np.stack([record.hash for record in records])
         times = [self.images.read_capture_time(record.index) for record in records]
         groups = group_images(hashes, times, column)
-        count, images = len({*groups}), len({record.index for record in records})
-        if count < images:
-            text = f"{format_count(images, 'image')} are {format_count(count, 'independent group')}"
+        independent, images = len({*groups}), len({record.index for record in records})
+        if independent < images:
+            text = f"{format_count(images, 'image')} are {format_count(independent, 'independent group')}"
             self.notes.append(f"{text}: {joined} count as one.")
         confirms = split_in_halves(hashes, groups, [record.target for record in records], self.seed)
         halves = (np.flatnonzero(confirms == half).tolist() for half in (False, True))
         return [([records[row] for row in rows], [groups[row] for row in rows]) for rows in halves]
 
-    def choose_classes(self, halves: Sequence[tuple[Sequence[_R], Sequence[int]]]) -> list[int]:
-        """Return the classes that have enough groups in both halves; the others are noted."""
+    def choose_classes(
+        self, halves: Sequence[tuple[Sequence[_R], Sequence[int]]], units: str = "independent images"
+    ) -> list[int]:
+        """Return the classes that have enough groups in both halves; the others are noted.
+
+        Args:
+            halves: The records of each half, and the group of each.
+            units: The words for groups.
+        """
         pairs = ({(record.target, group) for record, group in zip(*half, strict=True)} for half in halves)
         counts = [Counter(target for target, _ in of_half) for of_half in pairs]
         classes = sorted(target for target in {*counts[0], *counts[1]} if target >= 0)
         usable = [target for target in classes if min(count[target] for count in counts) >= LEAST_GROUPS]
-        small = [f"'{self.name_class(target)}'" for target in classes if target not in usable]
+        small = [
+            f"'{self.name_class(target)}' ({min(count[target] for count in counts)})"
+            for target in classes
+            if target not in usable
+        ]
         if small:
             self.not_tested.append(
-                f"{format_count(len(small), 'class')} with fewer than {LEAST_GROUPS} independent images in a half: "
+                f"{format_count(len(small), 'class')} with fewer than {LEAST_GROUPS} {units} in a half: "
                 f"{', '.join(small[:SHOWN])}{', ...' if len(small) > SHOWN else ''}. Give {2 * LEAST_GROUPS} or more "
                 "of each."
             )

@@ -7,20 +7,17 @@ from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from hashlib import blake2b
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_count, check_number
 from camtool.errors import MetricError
 from camtool.evaluation.annotations import find_targets
 from camtool.evaluation.audit.report.page import check_page
-from camtool.evaluation.audit.state import SHOWN, Run, State, hold_folder
+from camtool.evaluation.audit.state import SHOWN, Run, State, hash_weights, hold_folder
 from camtool.evaluation.audit.statistics import compute_q_values, compute_share
 from camtool.evaluation.diff.page import GENERATOR
 from camtool.evaluation.diff.pairs import PASSES_PER_PAIR, PASSES_PER_PICTURE, PairedImages, PairRecord
@@ -108,7 +105,7 @@ def diff(
     sets, _ = find_targets(labels, names, len(images))
     targets, sources = None if sets is None else [target for (target,) in sets], [*images]
     pairs = PairedImages(subjects, sources, targets, method, batch_size)
-    hashes = [_hash_weights(subject.model) for subject in subjects]
+    hashes = [hash_weights(subject.model) for subject in subjects]
     inputs = [side.hash_first_inputs() for side in pairs.sides]
     settings = "diff", repr(subjects[1].model), hashes, controls, method, seed, batch_size, targets, inputs
     titles, folder = (before.name or "old", after.name or "new"), None if out is None else Path(out)
@@ -121,13 +118,6 @@ def diff(
         if folder is not None:
             result.save(folder)
     return result
-
-
-def _hash_weights(model: nn.Module) -> str:
-    """Return a hash of the file that the weights make: those of quantized layers are no parameters."""
-    stream = BytesIO()
-    torch.save(model.state_dict(), stream)
-    return blake2b(stream.getbuffer(), digest_size=10).hexdigest()
 
 
 @dataclass

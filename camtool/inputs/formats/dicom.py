@@ -147,10 +147,10 @@ def _holds_pixels(dataset: Any) -> bool:
 
 
 TAGS = (
-    *("PatientID", "PatientSex", "Modality", "InstitutionName", "Manufacturer", "ManufacturerModelName"),
+    *("PatientID", "Modality", "InstitutionName", "Manufacturer", "ManufacturerModelName"),
     *("StationName", "BodyPartExamined", "ViewPosition"),
 )
-"""The attributes that say where an image comes from."""
+"""The attributes that say where an image comes from. None but the first says something of a patient."""
 
 
 def read_tags(path: Path) -> dict[str, str]:

@@ -12,7 +12,7 @@ from torch import nn
 import camtool
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.demo.shapes import LABELS
-from camtool.errors import MetricError
+from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.audit import running
 from camtool.evaluation.audit.candidates import describe_place, draw_shifts
 from camtool.evaluation.audit.images import GRID
@@ -106,6 +106,11 @@ def test_verdicts_are_kept_for_the_next_audit(result, tmp_path):
     result.mark(key, "object").save(tmp_path)
     again = run_audit(out=tmp_path)
     assert (again.findings[0].verdict, again.suspects) == ("object", ())
+    (tmp_path / "verdicts.json").write_text(json.dumps({key: "object", "red: patch: the center": "shortcut"}))
+    again = run_audit(out=tmp_path)
+    assert "Verdicts that fit no finding: 'red: patch: the center'." in again.notes
+    with pytest.raises(MetricError, match=r"verdicts: .*nothing.json does not exist"):
+        run_audit(verdicts=tmp_path / "nothing.json")
     with pytest.raises(MetricError, match="no finding 'red: place'"):
         result.mark("red: place", "object")
     with pytest.raises(MetricError, match="verdict must be one of"):
@@ -127,6 +132,9 @@ def test_the_json_holds_all_numbers(result):
     assert content["findings"][0]["removal"]["answers"] == [*result.findings[0].removal.answers]
     assert content["findings"][0]["sentence"] == result.findings[0].sentence
     assert {"decoys", "not_tested", "rejected", "false_discovery_rate"} <= content.keys()
+    without = [one for one in content["decoys"] if one["removal"] is one["transplant"] is None]
+    assert without
+    assert {one["sentence"] for one in without} == {None}
 
 
 def test_metadata_are_counted_and_patients_go_to_one_half():
@@ -141,16 +149,41 @@ def test_metadata_are_counted_and_patients_go_to_one_half():
     assert "independent groups" in audited.notes[0]
 
 
+def test_classes_are_counted_by_the_name_of_the_column_that_groups_them():
+    images, classes = draw_images()
+    audited = run_audit(images, classes, metadata={"patient": [n // 3 % 14 for n in range(90)]}, group="patient")
+    assert audited.untested == audited.not_tested[0]
+    assert audited.untested == (
+        "3 classes with fewer than 8 values of 'patient' in a half: 'red' (7), 'green' (7), 'blue' (7). "
+        "Give 16 or more of each."
+    )
+
+
+def test_a_column_of_one_value_groups_nothing(result):
+    images, classes = draw_images()
+    metadata = {"patient": ["ANONYMOUS"] * 90, "site": ["a"] * 30 + [None] * 30 + [float("nan")] * 30}
+    audited = run_audit(images, classes, metadata=metadata, group="patient")
+    assert audited.notes == ("group: all images have one value of 'patient', so it is ignored.",)
+    assert audited.findings[0].removal == result.findings[0].removal
+    assert "site a" in audited.findings[0].by_group
+    assert {*audited.findings[0].by_group} <= {"site a", "patient ANONYMOUS"}
+
+
 def test_too_few_passes_are_told():
     audited = run_audit(passes=300)
     assert audited.findings == ()
+    assert audited.untested.startswith("2 candidates left out, e.g. 'red', the lower right corner (place): 300 passes")
     assert "'red', the lower right corner (place): 300 passes do not suffice; give more." in audited.not_tested
 
 
 @pytest.mark.parametrize(
     ("images", "classes", "message"),
     [
-        (draw_images(30)[0], [0] * 10 + [1] * 17 + [2] * 3, "2 classes with fewer than 8 independent images in a half"),
+        (
+            draw_images(30)[0],
+            [0] * 10 + [1] * 10 + [2] * 10,
+            "3 classes with fewer than 8 independent images in a half",
+        ),
         (draw_images(30)[0], [1] * 30, "All images are of one class, 'green'"),
         (draw_images(1)[0].expand(60, 3, SIDE, SIDE), [0, 1] * 30, "2 classes with fewer than 8 independent images"),
     ],
@@ -159,14 +192,23 @@ def test_nothing_is_claimed_where_there_is_too_little(images, classes, message):
     audited = run_audit(images, classes)
     assert audited.findings == audited.rejected == ()
     assert message in audited.not_tested[0]
+    assert f"Nothing was tested: {audited.not_tested[0]}" in audited.to_markdown()
+    assert "No finding does not mean" not in audited.to_markdown()
+
+
+def test_classes_in_which_there_is_no_candidate_were_tested():
+    images, classes = draw_images()
+    noise = torch.from_numpy(0.1 * np.random.default_rng(0).random(images.shape)).float()
+    audited = run_audit(noise, classes)
+    assert (audited.findings, audited.rejected, audited.untested) == ((), (), "")
 
 
 def test_damaged_files_are_told_and_tiny_photos_are_no_error(tmp_path):
     (tmp_path / "a.png").write_bytes(b"no image")
     tiny = [np.full((1, 1, 3), value, np.uint8) for value in (0, 255)]
     audited = camtool.audit(camtool.load("demo"), [tmp_path / "a.png", *tiny])
-    assert (audited.image_count, audited.findings) == (2, ())
-    assert str(tmp_path / "a.png") in audited.not_tested[0]
+    assert (audited.image_count, audited.findings, audited.unread) == (2, (), 1)
+    assert audited.not_tested[0].count(str(tmp_path / "a.png")) == 1
     with pytest.raises(MetricError, match="none of 1 can be read"):
         camtool.audit(camtool.load("demo"), [tmp_path / "a.png"])
 
@@ -178,7 +220,7 @@ def test_damaged_files_are_told_and_tiny_photos_are_no_error(tmp_path):
         ({"labels": ["rad"] * 90}, "'rad' is no class of the model. Did you mean 'red'"),
         ({"labels": [3] * 90}, "3 is no class of the model"),
         ({"metadata": {"site": [1]}}, r"metadata\['site'\] has 1 entries for 90 images"),
-        ({"group": "patient"}, "metadata has no column 'patient'"),
+        ({"group": "patient"}, "metadata has no column 'patient'. There is none; give metadata=, or --metadata FILE"),
         ({"kinds": ["places"]}, "kinds must be one of 'place', 'border', 'position', 'patch', 'property', 'concept'"),
         ({"level": 0}, "level must be a finite number above 0"),
         ({"passes": 0}, "passes must be a whole number of 1 or more"),
@@ -188,6 +230,12 @@ def test_wrong_arguments_are_named(options, message):
     images, _ = draw_images()
     with pytest.raises(MetricError, match=message):
         camtool.audit(build_net(), images, class_names=["red", "green", "blue"], **options)
+
+
+def test_a_failed_audit_leaves_no_folder(tmp_path):
+    with pytest.raises(CamtoolError):
+        run_audit(method="gradcamm", out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_control_regions_lie_apart_and_have_the_same_size():
@@ -306,7 +354,7 @@ def test_a_cue_that_two_candidates_show_is_one_finding(monkeypatch):
     result = camtool.audit(build_net(), images, classes, class_names=names, method="gradcam", kinds=["place", "again"])
     (finding,) = result.findings
     assert {finding.name, finding.also[0].partition(" (")[0]} == {"the lower right corner", "again"}
-    assert "Found as well as: " in result.to_markdown()
+    assert "The same images were also found by: " in result.to_markdown()
     assert "the edge" in [one.name for one in result.rejected] or any("the edge" in one for one in result.not_tested)
 
 

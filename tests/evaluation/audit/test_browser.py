@@ -67,6 +67,10 @@ def test_verdicts_are_marked_kept_and_downloaded(opened: Opened, folder: Path) -
     assert list_pressed(page) == ["Object", "Shortcut"]
     assert download(page, folder) == dict(zip(KEYS, ["object", "shortcut"], strict=True))
     assert "move verdicts.json into the folder of this page" in page.locator("#note").inner_text()
+    # The page was written before, but the file is saved.
+    page.reload()
+    assert list_pressed(page) == ["Object", "Shortcut"]
+    assert page.locator("#note").inner_text() == ""
     # A second click takes a verdict back.
     get_verdict_button(page, 1, "Object").click()
     assert list_pressed(page) == ["Shortcut"]
@@ -172,7 +176,10 @@ def test_names_and_roles_tell_what_is_drawn(opened: Opened, folder: Path) -> Non
     assert all(after - before <= 1 for before, after in pairwise(levels))
     page.get_by_text("Tested, not confirmed").click()
     table = page.get_by_role("region", name="Candidates that were not confirmed")
-    assert "drop\tthe lower right corner\tplace\t75 % controls 10 %\t50 % controls 0 %\t0.3\t–" in table.inner_text()  # noqa: RUF001
+    assert (
+        "drop\tthe lower right corner\tplace\t75 % controls 10 %\t50 % controls 0 %\t0.3\t0.4\tq is above 0.02\t–"
+        in table.inner_text()
+    )  # noqa: RUF001
     assert "20 of 25 'heart' images" in card.inner_text()
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from camtool.evaluation.audit.candidates import Discovery
-from camtool.evaluation.audit.images import GRID, ImageRecord
-from camtool.evaluation.audit.patch import _choose_templates
+from camtool.evaluation.audit.images import GRID, AuditImages, ImageRecord
+from camtool.evaluation.audit.patch import PatchCandidate, _choose_templates
 from camtool.evaluation.audit.place import (
     FrameCandidate,
     PlaceCandidate,
@@ -22,6 +22,8 @@ from camtool.evaluation.audit.place import (
 )
 from camtool.evaluation.audit.statistics import estimate_false_discovery_rate
 from camtool.evaluation.audit.trials import Effect, Interval, Outcome
+from camtool.evaluation.subject import Subject
+from tests.evaluation.audit.test_audit import build_net, run_audit
 
 
 class Images:
@@ -183,3 +185,51 @@ def test_the_floor_of_effects(probability, answers, is_large):
         0.0006 if is_large else 0.0003
     )  # of three; clear effects that are small count less
     assert outcome.is_large == is_large
+
+
+def draw_sizes(*sides):
+    """Return 90 inputs of several sizes with a square of a color anywhere, and their classes."""
+    random, images = np.random.default_rng(0), []
+    for number in range(90):
+        side = sides[number // 3 % len(sides)]
+        image = torch.from_numpy(0.1 * random.random((3, side, side))).float()
+        row, column = random.integers(0, side - 11, 2).tolist()
+        image[number % 3, row : row + 12, column : column + 12] = 0.9
+        images.append(image)
+    return images, [number % 3 for number in range(90)]
+
+
+@pytest.mark.parametrize("sides", [(40, 48, 64), (64, 40, 48), (40, 16)])
+def test_patches_are_compared_in_images_of_several_sizes(sides):
+    result = run_audit(*draw_sizes(*sides), kinds=["patch"])
+    tested = [*result.findings, *result.rejected]
+    assert tested
+    # Squares lie anywhere, and no key names an image.
+    assert {one.key.partition(": ")[2] for one in tested} == {"patch: any place"}
+
+
+def test_a_patch_that_is_larger_than_an_image_is_not_in_it():
+    images = AuditImages(Subject(build_net()), [torch.rand(3, 40, 40), torch.rand(3, 16, 16)], None, "gradcam", 8)
+    candidate = PatchCandidate(0, "", 1.0, "0", torch.ones(6, 5, 5), 10, "")
+    large, small = (images.prepare(index) for index in (0, 1))
+    assert candidate.locate(images, large).sum() == 20**2
+    assert not candidate.locate(images, small).any()
+    assert (
+        candidate.measure(images, SimpleNamespace(index=1)) == -1 < candidate.measure(images, SimpleNamespace(index=0))
+    )
+
+
+def test_without_masks_no_region_is_looked_for():
+    class Unplaced(PatchCandidate):
+        def locate(self, images, image):
+            raise AssertionError
+
+    images = AuditImages(Subject(build_net()), [torch.rand(3, 40, 40)], None, "gradcam", 8)
+    assert Unplaced(0, "", 1.0, "0", torch.ones(6, 2, 2), 10, "").measure_outside(images, [0]) is None
+
+
+def test_a_file_name_that_is_not_unique_is_told_with_its_folder():
+    files = ["photos/a/0.png", "photos/b/0.png", "photos/b/1.png", "/x/2.png", "y/2.png"]
+    images = AuditImages(Subject(build_net()), [*files, torch.zeros(3, 4, 4)], None, "gradcam", 8)
+    names = [images.shorten_name(index) for index in range(6)]
+    assert names == ["a/0.png", "b/0.png", "1.png", "/x/2.png", "y/2.png", "image 5"]

@@ -12,6 +12,7 @@ from torch import nn
 import camtool
 from camtool.errors import MetricError
 from camtool.evaluation.audit.images import AuditImages
+from camtool.evaluation.audit.report.pictures import read_pictures
 from camtool.evaluation.subject import Subject
 
 SIDE = 40
@@ -142,3 +143,21 @@ def test_a_real_architecture_with_several_labels():
     result = camtool.audit(load_multi_label(), images, labels, method="gradcam", kinds=kinds)
     assert (result.image_count, result.findings) == (40, ())
     assert any(line.startswith("Concepts: 5 classes that exclude one another are needed") for line in result.not_tested)
+
+
+def test_pictures_tell_the_probability_of_the_label_and_none_without_it(tmp_path):
+    images, labels = draw_images()
+    model = build_net()
+    (finding,) = run_audit(model, images, labels, class_names=NAMES, out=tmp_path).findings
+    kinds = read_pictures(tmp_path)[finding.key]
+    assert kinds["covered"]
+    for entry in kinds["covered"]:
+        logit = float(model(images[int(entry["name"].split()[1])][None]).detach()[0, 0])
+        before, after = entry["answers"]
+        assert before == {"label": "red", "probability": pytest.approx(1 / (1 + math.exp(-logit)), abs=1e-5)}
+        assert after == {"label": "none", "probability": None}
+    shown = [answer["label"] for entries in kinds.values() for entry in entries for answer in entry["answers"]]
+    assert {*shown} == {"red", "none"}
+    assert "none" in (tmp_path / "index.html").read_text(encoding="utf-8")
+    without = run_audit(model, images, [[] for _ in images], class_names=NAMES)
+    assert without.untested.startswith("No image has a label: a cue of a class is")

@@ -70,7 +70,7 @@ def test_pictures_of_findings_that_are_gone_are_removed(tmp_path):
     assert len(before) > 10
     assert run_audit(out=tmp_path, passes=300).findings == ()
     assert {path.name for path in (tmp_path / "index_files").iterdir()} == {"mine.jpg", "pictures.json"}
-    assert "No finding does not mean no shortcut" in (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "Nothing was tested" in (tmp_path / "index.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -155,6 +155,42 @@ def test_the_worst_group_has_the_lowest_accuracy_and_then_the_most_images():
     alone = replace(finding, by_group={}, accuracy_by_group={})
     assert (alone.worst_group.name, alone.worst_group.images) == ("without it", 5)
     assert replace(alone, accuracy=None).worst_group is None
+    # The only group is not the worst one, and neither is one of several that are all right.
+    assert replace(alone, present=25).worst_group is None
+    assert replace(alone, accuracy=(1.0, 1.0)).worst_group is None
+
+
+def test_candidates_that_were_not_confirmed_have_a_reason(tmp_path):
+    small = build_finding(key="b", name="a small effect", p=0.0004, q=0.0012)
+    audit = build_audit(rejected=(build_finding(key="a", p=0.3, q=0.4), small))
+    too_small = (
+        "the effect is too small: less than 20 % of the answers and 10 points of probability beyond the controls"
+    )
+    text = audit.to_markdown()
+    assert "'heart', the lower right corner (place): q is above 0.02; p = 0.3, q = 0.4; an effect on less" in text
+    assert f"'heart', a small effect (place): {too_small}; p = 0.0004, q = 0.0012; an effect on less" in text
+    page = (audit.save(tmp_path) / "index.html").read_text(encoding="utf-8")
+    assert page.count(f"<td>{too_small}</td>") == page.count("<td>q is above 0.02</td>") == 1
+    assert '<td class="figure">0.0012</td>' in page
+    assert "Level (largest q of a finding)" in page
+
+
+def test_decoys_without_a_test_are_one_sentence(tmp_path):
+    untested = build_finding(name="untested decoy", removal=None, transplant=None)
+    audit = build_audit(decoys=(build_finding(name="tested decoy"), *[untested] * 9))
+    page = (audit.save(tmp_path) / "index.html").read_text(encoding="utf-8")
+    assert "untested decoy" not in page
+    assert "tested decoy" in page
+    assert "9 of them are not listed" in page
+
+
+def test_a_page_says_that_nothing_was_tested(tmp_path):
+    audit = build_audit(untested="2 classes <with> too few images.", findings=(), rejected=(), decoys=())
+    page = (audit.save(tmp_path) / "index.html").read_text(encoding="utf-8")
+    assert "<h1>Nothing was tested</h1>" in page
+    assert "2 classes &lt;with&gt; too few images." in page
+    assert "No finding does not mean" not in page
+    assert read_audit(tmp_path).untested == audit.untested
 
 
 # -------------------------------------------------------------------------------------------------- audits from files
@@ -194,7 +230,7 @@ def test_other_files_are_refused(tmp_path, change):
     path.write_text("[]" if change is None else json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(MetricError, match=r"audit: .*audit.json cannot be read: .*; give an audit.json"):
         read_audit(path)
-    with pytest.raises(MetricError, match="cannot be read"):
+    with pytest.raises(MetricError, match=r"nothing.json does not exist; give the folder of an audit"):
         read_audit(tmp_path / "nothing.json")
 
 

@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import camtool
 from camtool.demo.scenes import UNSEEN, draw_scene
@@ -21,6 +24,7 @@ from camtool.evaluation.audit import images as audit_images
 from camtool.evaluation.audit import running
 from camtool.evaluation.audit.images import GRID, AuditImages
 from camtool.evaluation.audit.place import PlaceCandidate
+from camtool.evaluation.audit.state import State
 from camtool.evaluation.subject import Subject
 from camtool.progress import send_progress
 from camtool.runs.locking import hold_lock
@@ -108,6 +112,49 @@ def test_numbers_of_other_settings_never_mix(tmp_path, what):
     assert run(is_other=False, out=tmp_path) == first
 
 
+class Functional(nn.Module):
+    """The network with an activation function that neither weights nor the repr tell of."""
+
+    def __init__(self, slope):
+        super().__init__()
+        net = build_net()
+        self.convolution, self.end, self._slope = net[0], net[2:], slope
+
+    def forward(self, images):
+        return self.end(nn.functional.leaky_relu(self.convolution(images) - 0.3, self._slope))
+
+
+def test_numbers_of_other_code_never_mix(tmp_path):
+    images, classes = draw_images()
+
+    def run(slope, out):
+        options = {"class_names": ["red", "green", "blue"], "kinds": ["place"], "method": "gradcam", "out": out}
+        return camtool.audit(Functional(slope), images, classes, **options).to_json()
+
+    first = run(0.0, tmp_path)
+    other = run(0.2, tmp_path)
+    assert other == run(0.2, None) != first
+    lines = (tmp_path / "state.jsonl").read_text().count("image 5")
+    assert (run(0.0, tmp_path), run(0.2, tmp_path)) == (first, other)
+    assert (tmp_path / "state.jsonl").read_text().count("image 5") == lines
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_the_key_tells_quantized_weights_and_not_the_last_bits(tmp_path):
+    def quantize(factor):
+        net = nn.Sequential(nn.Linear(3, 2))
+        net[0].weight.data.fill_(0.5 * factor)
+        net[0].bias.data.zero_()
+        return Subject(torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, dtype=torch.qint8))
+
+    def read(factor, logits):
+        return State(quantize(factor), [], (), tmp_path, logits).get("a")
+
+    State(quantize(1), [], (), tmp_path, [1.0, 20.0]).add("a", [3.0])
+    assert read(1, [1.00001, 20.0002]) == [3.0]
+    assert read(1, [1.01, 20.0]) is read(1, [1.0]) is read(2, [1.0, 20.0]) is None
+
+
 def test_another_transform_is_another_audit(tmp_path):
     photos = [(255 * image.permute(1, 2, 0)).byte().numpy() for image in draw_images(48)[0]]
 
@@ -130,6 +177,13 @@ def test_two_places_with_one_name_have_numbers_of_their_own(monkeypatch):
     monkeypatch.setitem(running.KINDS, "place", running.Kind(lambda discovery: both))
     result = run_audit()
     assert [one.area for one in result.findings] == [0.09]
+    # Their keys differ as well, also if only one is a finding.
+    assert [one.key for one in (*result.findings, *result.rejected)][:1] == ["red: place: here"]
+    names = running._Run._list_keys(
+        SimpleNamespace(names=["a", "b", "a"], name_class=["a", "b", "a"].__getitem__),
+        [running.Outcome(replace(both[0], target=target)) for target in (0, 0, 1, 2)],
+    )
+    assert names == ["a (0): place: here", "a (0): place: here 2", "b: place: here", "a (2): place: here"]
     assert not any(one.area == 0.1 and one.p < 0.1 for one in result.rejected)
 
 
@@ -144,12 +198,15 @@ def test_a_second_audit_in_the_folder_is_refused(tmp_path):
     "engine",
     ["prepared", pytest.param("onnxruntime", marks=pytest.mark.slow), pytest.param("openvino", marks=pytest.mark.slow)],
 )
-def test_an_engine_gives_the_model_s_own_result(caplog, engine):
+def test_an_engine_gives_the_model_s_own_result(caplog, tmp_path, engine):
     if engine != "prepared":
         pytest.importorskip(engine)
     with caplog.at_level(logging.WARNING, "camtool"):
-        (finding,), (expected,) = run_audit(engine=engine).findings, run_audit().findings
+        result = run_audit(engine=engine, out=tmp_path)
+        (finding,), (expected,) = result.findings, run_audit().findings
     assert caplog.messages == []
+    assert result.notes == (f"The tests ran in: {engine}.",)
+    assert run_audit(engine=engine, out=tmp_path).to_json() == result.to_json()
     assert finding.removal.probability.mean == pytest.approx(expected.removal.probability.mean, abs=1e-5)
     assert (finding.sentence, finding.facts, finding.images) == (expected.sentence, expected.facts, expected.images)
 

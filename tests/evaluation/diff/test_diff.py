@@ -327,7 +327,7 @@ def test_few_images_and_one_class_get_a_sentence():
     result = compare(photos=photos, labels=labels)
     assert result.findings == ()
     assert result.not_tested[0] == (
-        "2 classes with fewer than 8 independent images in a half: 'apple', 'sky'. Give 16 or more of each."
+        "2 classes with fewer than 8 independent images in a half: 'apple' (5), 'sky' (5). Give 16 or more of each."
     )
     equal = compare(photos=[photos[0]] * 20 + [photos[1]] * 20, labels=[NAMES[0]] * 20 + [NAMES[1]] * 20)
     assert equal.notes == ("40 images are 2 independent groups: near-duplicates and bursts count as one.",)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from camtool.arguments.messages import format_count
+from camtool.evaluation.audit.trials import ANSWER_FLOOR, PROBABILITY_FLOOR
 from camtool.runs.file_names import check_inside
 from camtool.runs.report.page import read_template, render_template
 from camtool.runs.report.writing import check_replaceable
@@ -63,22 +64,34 @@ def render_audit(content: Mapping[str, Any], pictures: Mapping[str, Any], verdic
         verdicts: All verdicts in the folder, also those of other findings.
     """
     findings = content["findings"]
-    shown = _escape(content)
+    shown, images = _escape(content), format_count(content["image_count"], "image")
+    rejected = [{**one, "why": explain_rejection(one["q"], content["level"])} for one in shown["rejected"]]
     return render_template(
         "audit.html",
         _SCRIPTS,
         read_template("report.css") + read_template("audit.css"),
         {"keys": [finding["key"] for finding in findings], "verdicts": verdicts},
         generator=_GENERATOR,
-        title=f"{format_count(len(findings), 'finding')} in {format_count(content['image_count'], 'image')}",
+        title="Nothing was tested" if content["untested"] else f"{format_count(len(findings), 'finding')} in {images}",
         audit=shown,
         findings=[
             _describe(finding, _escape(_choose_pictures(pictures.get(original["key"], {}), finding["kind"])))
             for finding, original in zip(shown["findings"], findings, strict=True)
         ],
-        rejected=[_describe(finding, []) for finding in shown["rejected"]],
-        decoys=[_describe(finding, []) for finding in shown["decoys"]],
+        rejected=[_describe(finding, []) for finding in rejected],
+        decoys=[_describe({**one, "why": ""}, []) for one in shown["decoys"] if one["removal"] or one["transplant"]],
+        decoy_count=len(shown["decoys"]),
         rate=format_percent(content["false_discovery_rate"]),
+    )
+
+
+def explain_rejection(q: float, level: float) -> str:
+    """Return why a candidate that was tested is no finding."""
+    if q > level:
+        return f"q is above {level:g}"
+    return (
+        f"the effect is too small: less than {100 * ANSWER_FLOOR:.0f} % of the answers and "
+        f"{100 * PROBABILITY_FLOOR:.0f} points of probability beyond the controls"
     )
 
 

@@ -129,15 +129,22 @@ class FindingPictures:
             }
 
     def _answer(self, name: str, before: Tensor, after: Tensor) -> list[Entry]:
-        """Return the answers to an image and to the changed one, with their probabilities."""
+        """Return the answers to an image and to the changed one, with their probabilities.
+
+        Of a model of several labels they are the class, or none without a probability if it is not answered.
+        """
 
         def score() -> list[float]:
-            best = self.bench.images.score(torch.stack([before, after])).softmax(1).max(1)
+            logits, target = self.bench.images.score(torch.stack([before, after])), self.candidate.target
+            if self.bench.images.head.is_independent:
+                _, shares, is_answer = self.bench.images.measure_margins(logits, target)
+                return [*torch.where(is_answer > 0, target, -1).tolist(), *shares.tolist()]
+            best = logits.softmax(1).max(1)
             return [*map(float, best.indices), *best.values.tolist()]
 
         *classes, first, second = self.bench.remember(f"{self.candidate.key} shown {name}", score)
         return [
-            {"label": self.name_class(int(index)), "probability": share}
+            {"label": self.name_class(int(index)), "probability": share if index >= 0 else None}
             for index, share in zip(classes, (first, second), strict=True)
         ]
 

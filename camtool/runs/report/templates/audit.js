@@ -5,6 +5,7 @@ const articles = [...document.querySelectorAll('.finding')];
 const VERDICTS = ['object', 'shortcut', 'unsure'];
 const FILE = 'verdicts.json';
 const stored = `verdicts ${location.pathname}`;
+const storedInFile = `saved ${stored}`;
 
 /** What the user changed since the page was written: key → [verdict of the page, verdict of the user]. */
 let changes = {};
@@ -45,7 +46,8 @@ function show(note = '') {
     }
   });
   $('judged').textContent = `${count} of ${countOf(articles.length, 'finding')} judged`;
-  $('note').textContent = note || (Object.keys(changes).length ? 'Not saved to a file yet' : '');
+  const isSaved = !Object.keys(changes).length || recall(storedInFile) === JSON.stringify(changes);
+  $('note').textContent = note || (isSaved ? '' : 'Not saved to a file yet');
 }
 
 /** Return all verdicts: those that were there, which may be of other findings, and the user's. */
@@ -73,6 +75,7 @@ async function saveInPlace() {
   const stream = await handle.createWritable();
   await stream.write(merge(text ? JSON.parse(text) : data.verdicts));
   await stream.close();
+  remember(storedInFile, JSON.stringify(changes));
   return `Saved in ${folder.name}/${FILE}`;
 }
 
@@ -80,6 +83,7 @@ function download() {
   const url = URL.createObjectURL(new Blob([merge(data.verdicts)], { type: 'application/json' }));
   make('a', { href: url, download: FILE }).click();
   URL.revokeObjectURL(url);
+  remember(storedInFile, JSON.stringify(changes));
   return `Downloaded; move ${FILE} into the folder of this page`;
 }
 
