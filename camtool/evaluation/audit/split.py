@@ -23,9 +23,10 @@ from PIL import Image
 HASH_SIDE = 16
 """Side of the perceptual hash, which has 256 bits."""
 
-_NEAR, _USUAL = 25, 128
-"""Bits that differ between near-duplicates, a tenth, and that are set in a hash. The hashes of unrelated photos differ
-in about half. Of one on a plain background few bits are set, so fewer may differ."""
+_NEAR, _NEAR_SHARE = 25, 1 / 3
+"""Bits that differ between near-duplicates: at most a tenth of all, and a third of those that are set in one of the two.
+The hashes of unrelated photos differ in about half. On a plain background few bits are set: those of discs at other
+places differ in half of these or more, and those of a JPEG copy in less than a third."""
 
 _BURST_SECONDS = 2
 """Time between two photos of a burst, by the camera's clock."""
@@ -103,7 +104,7 @@ def _find_near_pairs(hashes: NDArray[np.uint8]) -> list[tuple[int, int]]:
     for start in range(0, len(bits), _CHUNK):
         both = bits[start : start + _CHUNK] @ bits[start:].T
         either = counts[start : start + _CHUNK, None] + counts[start:] - both
-        rows, columns = np.nonzero(either - both <= _NEAR * np.minimum(1, either / _USUAL))
+        rows, columns = np.nonzero(either - both <= np.minimum(_NEAR, _NEAR_SHARE * either))
         pairs += [
             (start + row, start + column)
             for row, column in zip(rows.tolist(), columns.tolist(), strict=True)
