@@ -189,6 +189,10 @@ class RegionCandidate(CueCandidate):
     def locate(self, images: AuditImages, image: PreparedInput) -> Tensor:
         """Return the region in an image, ``(H, W)`` boolean."""
 
+    def locate_change(self, images: AuditImages, image: PreparedInput) -> Tensor:
+        """Return the region that is covered and pasted, ``(H, W)`` boolean."""
+        return self.locate(images, image)
+
     def count_columns(self, controls: int) -> int:
         """Return one more than the number of controls."""
         return controls + 1
@@ -198,7 +202,7 @@ class RegionCandidate(CueCandidate):
     ) -> Tensor | None:
         """Cover the region, and regions of its shape elsewhere, by inpainting and by an image of another class."""
         image, source = images.prepare(index), images.prepare(other).tensor
-        mask = self.locate(images, image)
+        mask = self.locate_change(images, image)
         if not 0 < int(mask.sum()) < mask.numel() or source.shape != image.tensor.shape:
             return None
         masks = torch.stack([torch.roll(mask, shift, (0, 1)) for shift in draw_shifts(mask, controls, random)])
@@ -210,7 +214,7 @@ class RegionCandidate(CueCandidate):
     ) -> Tensor | None:
         """Paste what is in the region of the donor, and what is elsewhere in it, all at the place of the region."""
         image, source = images.prepare(index).tensor, images.prepare(donor)
-        mask = self.locate(images, source)
+        mask = self.locate_change(images, source)
         if not 0 < int(mask.sum()) < mask.numel() or source.tensor.shape != image.shape:
             return None
         shifts = draw_shifts(mask, controls, random)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import avg_pool2d, conv2d, interpolate
+from torch.nn.functional import avg_pool2d, conv2d, interpolate, max_pool2d
 
 from camtool.errors import CamtoolError
 from camtool.evaluation.audit.candidates import Discovery, RegionCandidate, describe_place
@@ -92,6 +92,12 @@ class PatchCandidate(RegionCandidate):
         cells[row : row + side, column : column + side] = 1
         return interpolate(cells[None, None], image.tensor.shape[-2:], mode="nearest-exact")[0, 0] > 0
 
+    def locate_change(self, images: AuditImages, image: PreparedInput) -> Tensor:
+        """Return the region with a margin of a cell, or the rim of what it shows may stay, and be recognized."""
+        region = self.locate(images, image)
+        margin = -(-min(region.shape) // self.grid)
+        return max_pool2d(region[None, None].float(), 2 * margin + 1, 1, margin)[0, 0] > 0
+
     def _compare(self, raw: Tensor) -> Tensor:
         (activations,) = _center(raw)
         if min(activations.shape[1:]) < self.template.shape[-1]:
@@ -153,9 +159,9 @@ def find_patches(discovery: Discovery) -> list[PatchCandidate]:
 
 
 def _describe_usual_place(records: Sequence[ImageRecord]) -> str:
-    """Return words for the place of the hottest cell in most of the images; "any place" if there is no such place."""
+    """Return words for the place of the hottest cell in most of the images; "no fixed place" without one."""
     (place, count), *_ = Counter(map(_describe_peak, records)).most_common(1)
-    return place if 2 * count >= len(records) else "any place"
+    return place if 2 * count >= len(records) else "no fixed place"
 
 
 def _describe_peak(record: ImageRecord) -> str:

@@ -24,7 +24,7 @@ HASH_SIDE = 16
 """Side of the perceptual hash, which has 256 bits."""
 
 _NEAR, _NEAR_SHARE = 25, 1 / 3
-"""Bits that differ between near-duplicates: at most a tenth of all, and a third of those that are set in one of the two.
+"""Bits that differ between near-duplicates: at most a tenth, and a third of those that are set in one of the two.
 The hashes of unrelated photos differ in about half. On a plain background few bits are set: those of discs at other
 places differ in half of these or more, and those of a JPEG copy in less than a third."""
 

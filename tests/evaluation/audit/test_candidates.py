@@ -205,7 +205,7 @@ def test_patches_are_compared_in_images_of_several_sizes(sides):
     tested = [*result.findings, *result.rejected]
     assert tested
     # Squares lie anywhere, and no key names an image.
-    assert {one.key.partition(": ")[2] for one in tested} == {"patch: any place"}
+    assert {one.key.partition(": ")[2] for one in tested} == {"patch: no fixed place"}
 
 
 def test_a_patch_that_is_larger_than_an_image_is_not_in_it():
@@ -217,6 +217,24 @@ def test_a_patch_that_is_larger_than_an_image_is_not_in_it():
     assert (
         candidate.measure(images, SimpleNamespace(index=1)) == -1 < candidate.measure(images, SimpleNamespace(index=0))
     )
+
+
+def test_a_patch_is_covered_and_pasted_with_a_margin_of_a_cell():
+    inputs = [torch.zeros(3, 40, 40), torch.ones(3, 40, 40)]
+    inputs[0][:, 16:24, 12:20] = 0.5
+    images = AuditImages(Subject(build_net()), inputs, None, "gradcam", 8)
+    candidate = PatchCandidate(0, "", 1.0, "0", torch.ones(6, 2, 2), 10, "")
+    assert (
+        candidate.locate(images, images.prepare(0))[16:24, 12:20].sum()
+        == candidate.locate(images, images.prepare(0)).sum()
+        == 64
+    )
+    covered = candidate.remove(images, 0, 1, 1, np.random.default_rng(0))[1, 0]
+    pasted = candidate.transplant(images, 1, 0, 1, np.random.default_rng(0))[0]
+    whole = torch.zeros(40, 40, dtype=torch.bool)
+    whole[12:28, 8:24] = True
+    assert torch.equal((covered == 1).all(0), whole)
+    assert torch.equal((pasted != 1).all(0), whole)
 
 
 def test_without_masks_no_region_is_looked_for():
