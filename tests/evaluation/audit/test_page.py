@@ -53,6 +53,21 @@ def test_examples_are_shown_before_and_after(audited):
         assert read_pixels(folder / entry["files"][1])[210:266, 210:266, RED].mean() > 150
 
 
+def test_pictures_of_files_with_one_name_are_told_apart(tmp_path):
+    images, classes = draw_images()
+    for number, image in enumerate(images):
+        path = tmp_path / "photos" / "rgb"[classes[number]] / f"{number // 3}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((255 * image.permute(1, 2, 0)).byte().numpy()).save(path)
+    files = sorted((tmp_path / "photos").rglob("*.png"))
+    labels = ["rgb".index(file.parent.name) for file in files]
+    result = run_audit(files, labels, transform=to_tensor, out=tmp_path / "out")
+    (entries, *_) = read_pictures(tmp_path / "out")[result.findings[0].key].values()
+    captions = re.findall(r"<figcaption[^>]*>([^,<]+)", (tmp_path / "out/index.html").read_text(encoding="utf-8"))
+    assert {entry["file"] for entry in entries} <= {*captions}
+    assert all(re.fullmatch(r"[rgb]/\d+\.png", caption) for caption in captions)
+
+
 def test_the_page_shows_the_finding_and_its_pictures(audited):
     result, folder = audited
     text = (folder / "index.html").read_text(encoding="utf-8")

@@ -115,7 +115,7 @@ def _choose_pictures(kinds: Mapping[str, Sequence[Mapping[str, Any]]], of_kind: 
                 {
                     **entry,
                     "answers": [_format_answer(answer) for answer in entry["answers"]],
-                    "file": re.split(r"[/\\]", entry["name"])[-1],
+                    "file": entry.get("file") or re.split(r"[/\\]", entry["name"])[-1],
                 }
                 for entry in kinds[kind]
             ],

@@ -43,7 +43,7 @@ _QUALITY = 88
 
 Pixels: TypeAlias = NDArray[np.uint8]
 Entry: TypeAlias = "dict[str, Any]"
-"""A picture or a pair of them: ``name``, ``files`` and ``answers``, and ``label``, the class of the image."""
+"""A picture or a pair: ``name``, ``file`` (the short name), ``files``, ``answers``, and ``label``, the class."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,8 @@ class FindingPictures:
         return {**self._name(record), "files": [self._write(name, image, image.tensor, outline)], "answers": answers}
 
     def _name(self, record: ImageRecord) -> Entry:
-        return {"name": self.name_image(record.index), "label": self.name_class(record.target)}
+        file = self.bench.images.shorten_name(record.index)
+        return {"name": self.name_image(record.index), "file": file, "label": self.name_class(record.target)}
 
     def _locate(self, image: PreparedInput) -> Tensor | None:
         return self.candidate.locate(self.bench.images, image) if isinstance(self.candidate, RegionCandidate) else None
