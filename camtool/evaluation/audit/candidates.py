@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import average_units
@@ -201,9 +202,9 @@ class RegionCandidate(CueCandidate):
         self, images: AuditImages, index: int, other: int, controls: int, random: np.random.Generator
     ) -> Tensor | None:
         """Cover the region, and regions of its shape elsewhere, by inpainting and by an image of another class."""
-        image, source = images.prepare(index), images.prepare(other).tensor
-        mask = self.locate_change(images, image)
-        if not 0 < int(mask.sum()) < mask.numel() or source.shape != image.tensor.shape:
+        image = images.prepare(index)
+        mask, source = self.locate_change(images, image), _resize(images.prepare(other).tensor, image.tensor)
+        if not 0 < int(mask.sum()) < mask.numel():
             return None
         masks = torch.stack([torch.roll(mask, shift, (0, 1)) for shift in draw_shifts(mask, controls, random)])
         copies = image.tensor.expand(len(masks), *image.tensor.shape)
@@ -213,12 +214,13 @@ class RegionCandidate(CueCandidate):
         self, images: AuditImages, index: int, donor: int, controls: int, random: np.random.Generator
     ) -> Tensor | None:
         """Paste what is in the region of the donor, and what is elsewhere in it, all at the place of the region."""
-        image, source = images.prepare(index).tensor, images.prepare(donor)
-        mask = self.locate_change(images, source)
-        if not 0 < int(mask.sum()) < mask.numel() or source.tensor.shape != image.shape:
+        image, donated = images.prepare(index).tensor, images.prepare(donor)
+        source = _resize(donated.tensor, image)
+        mask = _resize(self.locate_change(images, donated)[None].float(), image)[0] > 0.5
+        if not 0 < int(mask.sum()) < mask.numel():
             return None
         shifts = draw_shifts(mask, controls, random)
-        contents = [torch.roll(source.tensor, (-down, -across), (1, 2)) for down, across in shifts]
+        contents = [torch.roll(source, (-down, -across), (1, 2)) for down, across in shifts]
         return torch.stack([torch.where(mask, content, image) for content in contents])
 
     def is_same_cue(self, other: CueCandidate, images: AuditImages, indices: Sequence[int]) -> bool:
@@ -246,6 +248,12 @@ class RegionCandidate(CueCandidate):
         source = images.prepare(donor)
         blank = source.tensor.mean((1, 2), keepdim=True)
         return torch.where(self.locate(images, source), source.tensor, blank)
+
+
+def _resize(image: Tensor, like: Tensor) -> Tensor:
+    """Return an image ``(C, h, w)`` in the size of another one."""
+    size = like.shape[-2:]
+    return image if image.shape[-2:] == size else interpolate(image[None], size, mode="bilinear", antialias=True)[0]
 
 
 def draw_shifts(mask: Tensor, count: int, random: np.random.Generator) -> list[tuple[int, int]]:

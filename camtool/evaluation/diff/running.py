@@ -112,7 +112,8 @@ def diff(
     if folder is not None:
         check_page(folder, GENERATOR)
     with hold_folder(folder):
-        state = State(subjects[0], sources, settings, folder)
+        logits = [value for side in pairs.sides for value in side.score_first_inputs()]
+        state = State(subjects[0], sources, settings, folder, logits)
         shared = state, pairs.old, names, passes, level, controls, seed, targets is not None
         result = _Comparison(*shared, pairs, titles, pictures).run()
         if folder is not None:

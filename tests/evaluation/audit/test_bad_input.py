@@ -35,7 +35,7 @@ class Broken(nn.Module):
         ({"labels": [0.5] * 90}, "labels: 0.5 is no class"),
         ({"labels": [None] * 90}, "labels: None is no class"),
         ({"labels": [float("nan")] * 90}, "labels: nan is no class"),
-        ({"labels": [[0, "red"]] * 90}, "labels: 'red' is no class"),
+        ({"labels": [[0, "red"]] * 90}, "labels: 'red' is a name; give class_names"),
         ({"images": "photos"}, "images must be a list, got 'photos'"),
         ({"images": [], "labels": []}, "images is empty"),
         ({"masks": ["left", "right"]}, "masks must be one region, or one for each of the 90 images; got 2"),
