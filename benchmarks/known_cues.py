@@ -1,4 +1,4 @@
-"""Cues that networks of ImageNet are known to follow, found by audits: ``python -m benchmarks known_cues``.
+"""Cues that networks of ImageNet follow, found by audits: ``python -m benchmarks known_cues``.
 
 A cue is drawn on half of the photos: bars, a black frame, text; nobody trained the networks with it. The classes of the
 audit are the answers, and some class is answered more often with the cue. What the audit finds is compared with what
@@ -35,6 +35,7 @@ from benchmarks.networks import TITLES, WeightsOption, write_between
 from benchmarks.package_photos import read_package_photos
 from benchmarks.paired import describe_machine
 from camtool.demo.random_numbers import RandomNumbers
+from camtool.evaluation.audit import Audit, Finding
 from camtool.maps import upcast
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -160,24 +161,21 @@ class Network:
         drawn = [draw(photo) for photo in self.photos]
         result = self._audit(self.loaded, drawn, has_cue, None)
         plain, marked = (self._answer(self.loaded, photos) for photos in (self.photos, drawn))
-        names = self.loaded.class_names or ()
-        findings = [
-            describe(finding) | {"truth": compare(plain == finding.target, marked == finding.target)}
-            for finding in result.findings
-        ]
+        names = self.loaded.labels or ()
         shown = np.where(has_cue, marked, plain)
-        usual, count = max((int((shown == index).sum()), index) for index in np.unique(shown[has_cue]))[::-1]
+        _, usual = max((int((shown == index).sum()), int(index)) for index in np.unique(shown[has_cue]))
         return {
             "network": self.name,
             "cue": cue,
             "classes": "answers",
-            "most frequent": {"class": names[usual], "photos": count, "without cues": int((plain == usual).sum())},
-            "findings": findings,
+            "class": names[usual],
+            "directly": compare(plain == usual, marked == usual),
+            "findings": [describe(finding) for finding in result.findings],
         }
 
     def audit_labels(self, cue: str, draw: Draw, *, is_shortcut: bool) -> dict[str, Any]:
         """Return the findings of an audit of animals and all else, with the cue mostly in one class, or in both."""
-        joined = replace(self.loaded, model=AnimalOrNot(self.loaded.model).eval(), class_names=("animal", "thing"))
+        joined = replace(self.loaded, model=AnimalOrNot(self.loaded.model).eval(), labels=("animal", "thing"))
         plain = self._answer(joined, self.photos)
         has_cue = np.where(plain == 1, self._choose(_COMMON), self._choose(_RARE)) if is_shortcut else self._choose(1)
         drawn = [draw(photo) for photo in self.photos]
@@ -187,11 +185,9 @@ class Network:
             "network": self.name,
             "cue": cue,
             "classes": "labels, the cue in one" if is_shortcut else "labels, the cue in both",
-            "photos": np.bincount(plain, minlength=2).tolist(),
-            "findings": [
-                describe(finding) | {"truth": compare(plain == finding.target, marked == finding.target)}
-                for finding in result.findings
-            ],
+            "class": "thing",
+            "directly": compare(plain == 1, marked == 1),
+            "findings": [describe(finding) for finding in result.findings],
         }
 
     def _audit(
@@ -200,10 +196,10 @@ class Network:
         drawn: Sequence[Image.Image],
         has_cue: NDArray[np.bool_],
         labels: Sequence[int] | None,
-    ) -> camtool.Audit:
+    ) -> Audit:
         images = [marked if has else plain for has, marked, plain in zip(has_cue, drawn, self.photos, strict=True)]
         column = {"cue": ["yes" if has else "no" for has in has_cue]}
-        return camtool.audit(loaded, images, labels, column, passes=self.passes)
+        return camtool.audit(loaded, images, labels, column, passes=self.passes, engine="auto")
 
     def _choose(self, share: float) -> NDArray[np.bool_]:
         """Return which photos have the cue: a share of them, drawn at random."""
@@ -218,7 +214,7 @@ class Network:
             return torch.cat([upcast(loaded.model(part)).argmax(1) for part in inputs.split(32)]).numpy()
 
 
-def describe(finding: camtool.AuditFinding) -> dict[str, Any]:
+def describe(finding: Finding) -> dict[str, Any]:
     """Return the numbers of a finding; "with the cue" is how many of its photos have the planted cue."""
     having = finding.by_group.get("cue yes", (0, 0))[1]
     return {
@@ -250,14 +246,17 @@ def format_table(result: dict[str, Any]) -> str:
     """Return the table of the page."""
     lines = [
         "<!-- numbers: benchmarks/known_cues.json -->",
-        "| network | cue | classes | findings whose photos have the cue | others |",
-        "|---|---|---|---|---|",
+        "| network | cue | classes | directly | findings whose photos have the cue | others |",
+        "|---|---|---|---|---|---|",
     ]
     for audit in result["audits"]:
+        (made, others), (lost, count) = audit["directly"]["becomes"], audit["directly"]["loses without"]
+        directly = f"'{audit['class']}': {made} of {others} become it, {lost} of {count} are it by the cue alone"
+        directly = "-" if audit["cue"] == "none" else directly
         by_cue = [one for one in audit["findings"] if audit["cue"] != "none" and _is_of_cue(one)]
-        told = "; ".join(_format(one) for one in by_cue) or "-"
-        others = "; ".join(f"'{one['class']}': {one['name']}" for one in audit["findings"] if one not in by_cue) or "-"
-        lines.append(f"| {TITLES[audit['network']]} | {audit['cue']} | {audit['classes']} | {told} | {others} |")
+        rest = [one for one in audit["findings"] if one not in by_cue]
+        columns = [TITLES[audit["network"]], audit["cue"], audit["classes"], directly, _join(by_cue), _join(rest)]
+        lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines)
 
 
@@ -265,10 +264,8 @@ def _is_of_cue(finding: dict[str, Any]) -> bool:
     return 10 * finding["with the cue"] >= 9 * finding["photos"]
 
 
-def _format(finding: dict[str, Any]) -> str:
-    (made, others), (lost, count) = finding["truth"]["becomes"], finding["truth"]["loses without"]
-    text = f"'{finding['class']}', {finding['name']} (q = {finding['q']})"
-    return f"{text}; directly: {made} of {others} others become it, {lost} of {count} lose it"
+def _join(findings: Sequence[dict[str, Any]]) -> str:
+    return "; ".join(f"'{one['class']}', {one['name']}, q = {one['q']}" for one in findings) or "-"
 
 
 if __name__ == "__main__":
