@@ -102,7 +102,7 @@ def audit_network(network: Network, used: bool | None, cache: Path) -> dict[str,
     """Return what an audit of a network finds, and which of it is true."""
     loaded, draw, labels = load_planted(network, cache)
     scenes, started, candidates = draw(SCENES), time.process_time(), _Candidates()
-    with _Recording(candidates, labels):
+    with _Recording(candidates):
         audit = camtool.audit(
             loaded,
             [scene.image for scene in scenes],
@@ -116,7 +116,11 @@ def audit_network(network: Network, used: bool | None, cache: Path) -> dict[str,
     findings = []
     for finding in audit.findings:
         ours = finding.target == network.label
-        judged = judge(loaded, candidates[finding.key], twins) if ours else {"tracks": None, "iou": None}
+        judged = (
+            judge(loaded, candidates[finding.target, finding.kind, finding.name], twins)
+            if ours
+            else {"tracks": None, "iou": None}
+        )
         effects = {
             name: None if effect is None else [round(effect.answers.mean, 3), round(effect.probability.mean, 3)]
             for name, effect in (("removal", finding.removal), ("transplant", finding.transplant))
@@ -170,8 +174,8 @@ def run_peers(maps: Sequence[Any], scenes: Sequence[CueScene], network: Network)
     return results
 
 
-class _Candidates(dict[str, CueCandidate]):
-    """The candidates of an audit by the key of their finding, and the heat in its images."""
+class _Candidates(dict[tuple[int, str, str], CueCandidate]):
+    """The candidates of an audit by class, kind and name, and the heat in its images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,8 +185,8 @@ class _Candidates(dict[str, CueCandidate]):
 class _Recording:
     """A block in which the candidates of audits are kept."""
 
-    def __init__(self, candidates: _Candidates, labels: Sequence[str]) -> None:
-        self._candidates, self._labels, self._kinds = candidates, labels, dict(running.KINDS)
+    def __init__(self, candidates: _Candidates) -> None:
+        self._candidates, self._kinds = candidates, dict(running.KINDS)
 
     def __enter__(self) -> None:
         for name, kind in self._kinds.items():
@@ -190,7 +194,7 @@ class _Recording:
             def keep(discovery: Discovery, find: running.Find = kind.find) -> Sequence[CueCandidate]:
                 made = find(discovery)
                 self._candidates.heats["all"] = discovery.images.heats
-                self._candidates.update({f"{self._labels[one.target]}: {one.kind}: {one.name}": one for one in made})
+                self._candidates.update({(one.target, one.kind, one.name): one for one in made})
                 return made
 
             running.KINDS[name] = replace(kind, find=keep)

@@ -103,10 +103,11 @@ def main(
     for name, file in (each.split("=", 1) for each in weights):
         network = Network(name, camtool.load(name, file), photos, passes)
         entries.append(network.audit_answers("none", lambda photo: photo))
+        entries.append(network.audit_labels("none", lambda photo: photo, is_shortcut=False))
         for cue, draw in cues.items():
             entries.append(network.audit_answers(cue, draw))
             entries += [network.audit_labels(cue, draw, is_shortcut=one) for one in (True, False)]
-        for entry in entries[-3 * len(cues) - 1 :]:
+        for entry in entries[-3 * len(cues) - 2 :]:
             print(json.dumps(entry), flush=True)
     result = {"machine": describe_machine(threads), "photos": len(photos), "passes": passes, "audits": entries}
     RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -184,7 +185,7 @@ class Network:
         return {
             "network": self.name,
             "cue": cue,
-            "classes": "labels, the cue in one" if is_shortcut else "labels, the cue in both",
+            "classes": "labels" if cue == "none" else f"labels, the cue in {'one' if is_shortcut else 'both'}",
             "class": "thing",
             "directly": compare(plain == 1, marked == 1),
             "findings": [describe(finding) for finding in result.findings],
@@ -253,7 +254,9 @@ def format_table(result: dict[str, Any]) -> str:
         (made, others), (lost, count) = audit["directly"]["becomes"], audit["directly"]["loses without"]
         directly = f"'{audit['class']}': {made} of {others} become it, {lost} of {count} are it by the cue alone"
         directly = "-" if audit["cue"] == "none" else directly
-        by_cue = [one for one in audit["findings"] if audit["cue"] != "none" and _is_of_cue(one)]
+        without = [one for one in result["audits"] if one["cue"] == "none" and one["network"] == audit["network"]]
+        usual = {_name(one) for each in without for one in each["findings"]}
+        by_cue = [one for one in audit["findings"] if _is_of_cue(one) and _name(one) not in usual]
         rest = [one for one in audit["findings"] if one not in by_cue]
         columns = [TITLES[audit["network"]], audit["cue"], audit["classes"], directly, _join(by_cue), _join(rest)]
         lines.append(f"| {' | '.join(columns)} |")
@@ -261,7 +264,11 @@ def format_table(result: dict[str, Any]) -> str:
 
 
 def _is_of_cue(finding: dict[str, Any]) -> bool:
-    return 10 * finding["with the cue"] >= 9 * finding["photos"]
+    return finding["photos"] > 0 and 10 * finding["with the cue"] >= 9 * finding["photos"]
+
+
+def _name(finding: dict[str, Any]) -> tuple[str, str, str]:
+    return finding["class"], finding["kind"], finding["name"]
 
 
 def _join(findings: Sequence[dict[str, Any]]) -> str:
