@@ -87,7 +87,7 @@ def audit_model(
             "--kind",
             "--kinds",
             metavar="NAME",
-            help="Kinds of cues: place, border, position, patch, property, concept.",
+            help="Kinds of cues: place, border, position, patch, property, color, concept.",
             show_default="all but concept, which takes several times as long",
         ),
     ] = None,

@@ -212,6 +212,7 @@ class AuditImages:
         self._engines = list_engines(engine) or ["prepared"]
         self.used_engines = set[str]()
         self.heats: dict[int, NDArray[np.float64]] = {}
+        self.colors: dict[int, NDArray[np.float64]] = {}
         self._prepared = _Kept[int, PreparedInput](lambda _, image: _count_bytes(image))
         self._activations = _Kept[tuple[PreparedInput, str], Tensor](
             lambda key, values: _count_bytes(key[0]) + values.nbytes

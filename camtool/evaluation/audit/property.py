@@ -1,4 +1,4 @@
-"""Candidates of the kind *property*: a class is brighter, bluer, sharper or more compressed than the others."""
+"""Candidates of the kinds *property* and *color*: the photos of a class are bluer or sharper; they have blue parts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,49 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 
-from camtool.evaluation.audit.candidates import COMPARED_IMAGES, CueCandidate, Discovery
+from camtool.evaluation.audit.candidates import COMPARED_IMAGES, CueCandidate, Discovery, RegionCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import run_maximum_test
 from camtool.evaluation.photo_properties import PROPERTIES
+from camtool.inputs.prepared_inputs import PreparedInput
 
 _ALPHA = 0.01
-"""Level of the maximum statistic of a class, corrected for the properties and both directions."""
+"""Level of the maximum statistic of a class, corrected for the properties and both directions, or for the colors."""
+
+_SIDE = 64
+"""Side to which photos are made smaller to measure their colors."""
+
+_STEP, _WIDTH = 15, 30
+"""Degrees from hue to hue in CIELAB, and how far the hues of one color are apart."""
+
+_CHROMA = ((12.0, 40.0), (30.0, 200.0))
+"""Ranges of chroma in CIELAB: pale and strong."""
+
+_GRAYS = (("black", 0, 35), ("gray", 35, 75), ("white", 75, 101))
+"""Ranges of lightness in CIELAB of what has less chroma than that of grays."""
+
+_GRAY = 15.0
+
+_MOST_SHARE, _CAP = 0.3, 0.05
+"""Share of an image that a part has at most: more is its tint. Shares above the cap count alike, or one large object
+would count as much as many small parts."""
+
+_MOST_PER_CLASS = 2
+
+_NAMES = (
+    (15, "pink"),
+    (50, "red"),
+    (80, "orange"),
+    (110, "yellow"),
+    (165, "green"),
+    (235, "turquoise"),
+    (312, "blue"),
+    (340, "purple"),
+    (360, "pink"),
+)
+"""Hue in CIELAB up to which a color has a name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,3 +154,122 @@ def find_properties(discovery: Discovery) -> list[PropertyCandidate]:
             of_class, of_others = (float(mean[number]) for mean in means)
             candidates.append(_build(target, number, sign, float(tested.z[column]), of_class, of_others))
     return candidates
+
+
+@dataclass(frozen=True, eq=False)
+class ColorCandidate(RegionCandidate):
+    """The parts of an image that have one color.
+
+    Attributes:
+        number: Its place among the colors.
+        share: The share of the images of the class that it is.
+    """
+
+    kind: ClassVar[str] = "color"
+    present: ClassVar[float] = 0.8
+    # Objects of other classes may have the color as well.
+
+    number: int
+    share: float
+
+    @property
+    def area(self) -> float:
+        """Share of the input that it covers."""
+        return self.share
+
+    def encode(self) -> bytes:
+        """Return the number of the color."""
+        return bytes([self.number])
+
+    def measure(self, images: AuditImages, record: ImageRecord) -> float:
+        """Return the share of the image that has the color."""
+        return float(read_colors(images, record.index)[self.number])
+
+    def locate(self, images: AuditImages, image: PreparedInput) -> Tensor:
+        """Return the parts that have the color in most of their surroundings, with their rims."""
+        height, width = image.tensor.shape[-2:]
+        has_color = torch.from_numpy(find_pixels(image.photo, 2 * _SIDE)[self.number]).float()
+        radius = max(1, round(min(height, width) / _SIDE))
+        shares = image.geometry.to_input_mask(has_color, (height, width))[None, None]
+        solid = (avg_pool2d(shares, 2 * radius + 1, 1, radius) > 0.5).float()
+        return max_pool2d(solid, 4 * radius + 1, 1, 2 * radius)[0, 0].to(image.tensor.device) > 0
+
+    def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> ColorCandidate:
+        """Return another color, drawn by how much of it the images of another class have."""
+        targets = np.array([record.target for record in discovery.records])
+        is_drawn = targets == random.choice(np.unique(targets[targets != self.target]))
+        shares = np.stack([read_colors(discovery.images, one.index) for one in discovery.records])[is_drawn].mean(0)
+        shares[self.number] = 0
+        weights = shares + 1e-9
+        number = int(random.choice(len(shares), p=weights / weights.sum()))
+        return ColorCandidate(self.target, _name(number), self.promise, number, float(shares[number]))
+
+    def list_facts(self) -> list[str]:
+        """Return that it is one color, and whether it is small."""
+        return ["one color in all images"] + ["small"] * (self.area <= 0.1)
+
+
+def find_colors(discovery: Discovery) -> list[ColorCandidate]:
+    """Return the colors that a class has more of than the others, by a permuted maximum statistic over colors."""
+    candidates = list[ColorCandidate]()
+    shares = np.stack([read_colors(discovery.images, record.index) for record in discovery.records])
+    for target in discovery.targets:
+        values, is_class = discovery.average_units(shares.clip(max=_CAP), target)
+        tested = run_maximum_test(values, is_class, alpha=_ALPHA, seed=discovery.seed)
+        of_class = shares[[record.target == target for record in discovery.records]].mean(0)
+        z = np.where((tested.p <= _ALPHA) & (of_class <= _MOST_SHARE), tested.z, 0)
+        for _ in range(_MOST_PER_CLASS):
+            number = int(z.argmax())
+            if z[number] <= 0:
+                break
+            candidates.append(ColorCandidate(target, _name(number), float(z[number]), number, float(of_class[number])))
+            z[_list_near(number)] = 0
+    return candidates
+
+
+def read_colors(images: AuditImages, index: int) -> NDArray[np.float64]:
+    """Return the share that has each color of what the model sees of a photo, see :func:`find_pixels`."""
+    if index not in images.colors:
+        image = images.prepare(index)
+        top, left, bottom, right = (max(0, round(side)) for side in image.geometry.box)
+        images.colors[index] = find_pixels(image.photo[top:bottom, left:right], _SIDE).mean((1, 2))
+    return images.colors[index]
+
+
+_HUES = 360 // _STEP
+
+
+def find_pixels(photo: NDArray[np.uint8], side: int) -> NDArray[np.bool_]:
+    """Return where a photo ``(H, W, 3)`` has each color, ``(colors, h, w)``; it is made smaller to at most a side.
+
+    The colors are those of :data:`_CHROMA`, of each hue in steps of 15 degrees, then :data:`_GRAYS`.
+    """
+    from skimage.color import rgb2lab
+
+    values = torch.from_numpy(photo / 255).permute(2, 0, 1)
+    height, width = (min(length, side) for length in photo.shape[:2])
+    rgb = adaptive_avg_pool2d(values, (height, width)).numpy()
+    lightness, red, yellow = rgb2lab(rgb, channel_axis=0)
+    hue, chroma = np.degrees(np.arctan2(yellow, red)) % 360, np.hypot(red, yellow)
+    starts = np.arange(0, 360, _STEP)
+    of_hue = (hue - starts[:, None, None]) % 360 < _WIDTH
+    of_chroma = [(low <= chroma) & (chroma < high) for low, high in _CHROMA]
+    grays = [(low <= lightness) & (lightness < high) & (chroma < _GRAY) for _, low, high in _GRAYS]
+    return np.concatenate([*(of_hue & one for one in of_chroma), np.stack(grays)])
+
+
+def _list_near(number: int) -> list[int]:
+    """Return the colors that share hues with one, pale and strong; a gray alone."""
+    if number >= len(_CHROMA) * _HUES:
+        return [number]
+    steps = range(-_WIDTH // _STEP, _WIDTH // _STEP + 1)
+    return [(number + step) % _HUES + _HUES * level for step in steps for level in range(len(_CHROMA))]
+
+
+def _name(number: int) -> str:
+    level, place = divmod(number, _HUES)
+    if level == len(_CHROMA):
+        return f"{_GRAYS[place][0]} parts"
+    middle = (place * _STEP + _WIDTH / 2) % 360
+    word = next(name for most, name in _NAMES if middle < most)
+    return f"{'pale ' if level == 0 else ''}{word} parts"

@@ -62,7 +62,7 @@ class Finding:
 
     Attributes:
         key: Its name in files of verdicts, e.g. ``"heart: place: the lower right corner"``.
-        kind: ``"place"``, ``"border"``, ``"position"``, ``"patch"``, ``"property"`` or ``"concept"``.
+        kind: ``"place"``, ``"border"``, ``"position"``, ``"patch"``, ``"property"``, ``"color"`` or ``"concept"``.
         label: The class.
         target: The index of the class.
         name: Its description in words.

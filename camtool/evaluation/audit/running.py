@@ -30,7 +30,7 @@ from camtool.evaluation.audit.concept import LEAST_CLASSES, find_concepts
 from camtool.evaluation.audit.images import PASSES_PER_MAP, AuditImages, ImageRecord, pack_records, unpack_records
 from camtool.evaluation.audit.patch import find_patches
 from camtool.evaluation.audit.place import find_frames, find_places, find_positions
-from camtool.evaluation.audit.property import find_properties
+from camtool.evaluation.audit.property import find_colors, find_properties
 from camtool.evaluation.audit.report.page import check_page
 from camtool.evaluation.audit.report.pictures import FindingPictures, write_pictures
 from camtool.evaluation.audit.result import VERDICTS_NAME, Audit, Finding, Verdict, rank_findings, read_verdicts
@@ -76,6 +76,7 @@ KINDS: dict[str, Kind] = {
     "position": Kind(find_positions),
     "patch": Kind(find_patches),
     "property": Kind(find_properties),
+    "color": Kind(find_colors),
     "concept": Kind(find_concepts, LEAST_CLASSES, "they take several times as long"),
 }
 """Name → kind of candidates."""

@@ -221,7 +221,7 @@ def test_damaged_files_are_told_and_tiny_photos_are_no_error(tmp_path):
         ({"labels": [3] * 90}, "3 is no class of the model"),
         ({"metadata": {"site": [1]}}, r"metadata\['site'\] has 1 entries for 90 images"),
         ({"group": "patient"}, "metadata has no column 'patient'. There is none; give metadata=, or --metadata FILE"),
-        ({"kinds": ["places"]}, "kinds must be one of 'place', 'border', 'position', 'patch', 'property', 'concept'"),
+        ({"kinds": ["places"]}, "kinds must be one of 'place', 'border', 'position', 'patch', 'property', 'color', "),
         ({"level": 0}, "level must be a finite number above 0"),
         ({"passes": 0}, "passes must be a whole number of 1 or more"),
     ],
