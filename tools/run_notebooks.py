@@ -26,7 +26,7 @@ METADATA = {
 }
 # A GitHub page shows a notebook about 800 pixels wide; half of that is enough to follow a lesson.
 WIDEST = 720
-SECONDS_A_CELL = 300
+SECONDS_A_CELL = 1200
 
 
 def run_cells(sources: list[str], folder: Path) -> list[list[Any]]:
