@@ -3,6 +3,7 @@
 ``two-animals.jpg``: a photo of a dog and a cat, explained for each of the two by SqueezeNet 1.1 and ``rivalcam``.
 ``placement.jpg``: photos of animals, explained by MobileNetV2 with the heat stretched and by centers.
 ``faithcam.jpg``: photos of animals, by MobileNetV2, Grad-CAM as other libraries draw it and ``faithcam``.
+``questions.jpg``: photos of dogs, by MobileNetV2 and Grad-CAM: why a dog, why this dog and not that one, why no cat.
 ``planted-spot.png``: the Grad-CAM of a spot by four libraries; needs ``camtool[test]``.
 ``words.png``: maps of the words of the demo's captioner; needs ``camtool[hf]``.
 ``methods.png``, ``layers.png``, ``classes.png``, ``features.png``, ``kernels.png``: a figure of each kind, drawn with
@@ -53,6 +54,7 @@ def main(
     weights: Annotated[Path | None, typer.Option(help="ImageNet weights of SqueezeNet 1.1")] = None,
     animal: Annotated[list[Path] | None, typer.Option(help="a photo of an animal; may be repeated")] = None,
     finer: Annotated[list[Path] | None, typer.Option(help="a photo of an animal; may be repeated")] = None,
+    dog: Annotated[list[Path] | None, typer.Option(help="a photo of a dog; may be repeated")] = None,
     mobilenet: Annotated[Path | None, typer.Option(help="ImageNet weights of MobileNetV2")] = None,
     report: Annotated[Path | None, typer.Option(help="output folder of a run; draws its report alone")] = None,
     *,
@@ -76,6 +78,8 @@ def main(
         write_image(_HERE / "two-animals.jpg", _draw_two_animals(photo, weights), quality=90)
     if animal and mobilenet:
         write_image(_HERE / "placement.jpg", _draw_placements(animal, mobilenet), quality=90)
+    if dog and mobilenet:
+        write_image(_HERE / "questions.jpg", _draw_questions(dog, mobilenet), quality=84)
     if finer and mobilenet:
         write_image(_HERE / "faithcam.jpg", _draw_finer(finer, mobilenet), quality=90)
 
@@ -229,6 +233,14 @@ def _explain_with_peers(model: SpotNet, batch: Tensor) -> dict[str, np.ndarray]:
     raw = LayerGradCam(model, model.features).attribute(batch, 0, relu_attributions=True)
     found["captum"] = LayerAttribution.interpolate(raw, batch.shape[2:], "bilinear")[0, 0].detach().numpy()
     return {name: normalize(heatmap.astype(np.float32)) for name, heatmap in found.items()}
+
+
+def _draw_questions(dogs: list[Path], weights: Path) -> np.ndarray:
+    """Return photos of dogs with the answers to three questions about each."""
+    stream = BytesIO()
+    model = camtool.load("mobilenet_v2", weights)
+    camtool.figures.questions_grid(model, dogs, "dog", "cat").savefig(stream, dpi=1.5 * _DPI)
+    return np.asarray(Image.open(stream).convert("RGB"))
 
 
 def _draw_figures() -> dict[str, Any]:

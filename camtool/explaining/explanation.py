@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +57,8 @@ class Explanation:
         uncertainty: The standard deviation of ``raw``, of the same shape, if passes refined it, see
             :func:`camtool.refine`; else ``None``.
         passes: The number of these passes; 0 for a map that none refined.
+        groups: The classes that count together, index → label, if a group was explained: one mapping, and a second one
+            for the classes that it was set against; empty for other targets.
         posterior: What these passes tell of all cells together, for :meth:`drop_in`; ``None`` without them.
     """
 
@@ -76,6 +78,7 @@ class Explanation:
     predicted_label: str | None = None
     uncertainty: NDArray[np.float32] | None = None
     passes: int = 0
+    groups: tuple[Mapping[int, str], ...] = ()
     posterior: Posterior | None = field(default=None, repr=False)
 
     @property

@@ -303,6 +303,7 @@ class BatchExplainer:
                 checker=partial(self.check, method, layers, batch, image, target),
                 predicted_index=top,
                 predicted_label=None if top is None else targets.get_class_label(top, labels),
+                groups=target.list_groups(labels) if target.traits.is_group else (),
                 **evidence[0].refined.get(index, {}),
             )
             explanations.append(explanation)

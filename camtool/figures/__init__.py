@@ -10,7 +10,14 @@ is that of ``matplotlib.rcParams["font.family"]``.
 
 from __future__ import annotations
 
-from camtool.figures.explanation_figures import classes_grid, comparison, gallery, layers_sweep, methods_grid
+from camtool.figures.explanation_figures import (
+    classes_grid,
+    comparison,
+    gallery,
+    layers_sweep,
+    methods_grid,
+    questions_grid,
+)
 from camtool.figures.feature_map_figures import feature_maps, feature_pages
 from camtool.figures.kernel_figures import kernel_pages, kernels
 from camtool.figures.paper_style import WIDTHS, Width
@@ -28,5 +35,6 @@ __all__ = [
     "kernels",
     "layers_sweep",
     "methods_grid",
+    "questions_grid",
     "save",
 ]

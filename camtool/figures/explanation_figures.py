@@ -33,7 +33,7 @@ from camtool.models import Loaded
 from camtool.recorder import LayerSelection, select
 from camtool.rendering import overlay
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
-from camtool.targets import Top
+from camtool.targets import Group, Top, Within
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from camtool.figures.canvas import Figure
     from camtool.methods import MethodFunction
     from camtool.rendering.colormaps import Colormap
+    from camtool.targets.groups import Classes
 
 Images: TypeAlias = "Source | Sequence[Source]"
 Methods: TypeAlias = "Sequence[str | MethodFunction] | Mapping[str, str | MethodFunction]"
@@ -233,6 +234,45 @@ def classes_grid(
         cells = [_build_plain_cell(shown[0]), *map(GridCell, style.draw_overlays(shown), map(_describe_target, shown))]
         rows += _split_rows(cells, _count_fitting(inches, _choose_width(shown, _CAPTIONED_WIDTH)))
     return draw_grid(rows, inches, style.build_key(whose="each image" if scale == "shared" else "each map"))
+
+
+def questions_grid(
+    model: nn.Module | Loaded,
+    images: Images,
+    group: Classes,
+    against: Classes,
+    *,
+    method: str | MethodFunction = "gradcam",
+    width: Width = "double",
+    alpha: float | None = None,
+    colormap: Colormap = DEFAULT_COLORMAP,
+    **settings: Any,
+) -> Figure:
+    """Draw three questions about each image: why a dog, why this dog and not that one, why a dog and not a wolf.
+
+    Args:
+        model: As for :func:`camtool.explain`.
+        images: One image or several.
+        group: The group, e.g. ``"dog"``, see :class:`camtool.targets.Group`; the second question compares its two
+            strongest classes, see :class:`camtool.targets.Within`.
+        against: The group of the third question, e.g. ``"wolf"``.
+        method: Method for all questions.
+        width: ``"single"``, ``"double"`` or inches.
+        alpha: Opacity of the color at full heat.
+        colormap: Color map.
+        **settings: Other arguments of :class:`camtool.Explainer`.
+
+    Raises:
+        CamtoolError: There are no images, or an argument is invalid.
+    """
+    inches, style, shown = to_inches(width), _OverlayStyle(alpha, colormap), _to_list(model, images, settings)
+    questions = [Group(group), Within(group), Group(group, against)]
+    rows: list[GridRow] = []
+    for answers in Explainer(model, method, **settings)(shown, [questions] * len(shown)):
+        titles = [Caption(answer.label) for answer in answers]
+        cells = [_build_plain_cell(answers[0]), *map(GridCell, style.draw_overlays(answers), titles)]
+        rows += _split_rows(cells, _count_fitting(inches, _choose_width(answers, _CAPTIONED_WIDTH)))
+    return draw_grid(rows, inches, style.build_key())
 
 
 def _draw_rows(

@@ -18,6 +18,7 @@ from camtool.arguments.foreign_names import raise_missing_name
 from camtool.targets.classes import ClassScore, Probability
 from camtool.targets.contrasts import AgainstRest, Contrast, Finer, Negated
 from camtool.targets.detections import Box, Detection, MatchedDetection
+from camtool.targets.groups import Group, GroupProbability, GroupScore, Within
 from camtool.targets.places import Point, Region
 from camtool.targets.resolving import (
     AllDetections,
@@ -42,6 +43,9 @@ __all__ = [
     "Custom",
     "Detection",
     "Finer",
+    "Group",
+    "GroupProbability",
+    "GroupScore",
     "ImageOutput",
     "MatchedDetection",
     "Negated",
@@ -56,6 +60,7 @@ __all__ = [
     "Top",
     "Traits",
     "Value",
+    "Within",
     "asks_for_several",
     "encode_texts",
     "get_class_label",

@@ -5,7 +5,7 @@ A class is compared with named ones, with the most similar ones, or with all of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
@@ -267,6 +267,10 @@ class Negated(Target):
     def get_class_index(self) -> int | None:
         """Return the class of the other target."""
         return self.target.get_class_index()
+
+    def list_groups(self, labels: Sequence[str] | None) -> tuple[Mapping[int, str], ...]:
+        """Return those of the other target."""
+        return self.target.list_groups(labels)
 
     def describe(self, labels: Sequence[str] | None) -> str:
         """Return "not" and the label of the other target."""

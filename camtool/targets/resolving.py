@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -11,15 +10,16 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from camtool.arguments.explain_arguments import check_class_index
-from camtool.arguments.messages import suggest_names
 from camtool.errors import TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.detections import Detections
 from camtool.outputs.predictions import Prediction, get_predictions
 from camtool.targets.checks import check_confidence, check_integer
+from camtool.targets.class_names import find_label
 from camtool.targets.classes import ClassScore
 from camtool.targets.detections import find_most_confident, list_detections
+from camtool.targets.groups import parse_group
 from camtool.targets.places import Region
 from camtool.targets.target import ImageOutput, Target
 from camtool.targets.user_functions import Custom
@@ -56,8 +56,9 @@ class AllDetections:
 
 
 TargetLike: TypeAlias = int | str | Top | AllDetections | Target | Callable[[Any], Tensor] | None
-"""A request for one image: a class by index or label, a target, a function, the top k, all detections; ``None`` is the
-top class."""
+"""A request for one image: a class by index or label, a text about groups of classes (see
+:func:`camtool.targets.groups.parse_group`), a target, a function, the top k, all detections; ``None`` is the top
+class."""
 
 
 def asks_for_several(request: Any) -> bool:
@@ -114,7 +115,10 @@ def resolve_targets(
         if not isinstance(prediction, Detections):
             raise TargetError("target_class asks for all detections, but the model is not a detector; pass a class.")
         return list_detections(image, request.confidence)
-    one: Any = _find_label(request, labels) if isinstance(request, str) else request
+    one: Any = request
+    if isinstance(request, str):
+        group = parse_group(request, labels)
+        one = find_label(request, labels) if group is None else group
     if isinstance(one, Tensor) and one.ndim == 0:
         one = one.item()  # a float is refused below
     # Integral covers numpy's integers. bool is an int in Python, but True is no class that a user would mean.
@@ -210,8 +214,8 @@ def _check_needs_no_class(request: TargetLike, features: Tensor) -> None:
 
 
 def _is_about_a_class(request: Any) -> bool:
-    """Return True if the request is a target about a class."""
-    return isinstance(request, Target) and request.get_class_index() is not None
+    """Return True if the request is a target about a class or a group of classes."""
+    return isinstance(request, Target) and (request.get_class_index() is not None or request.traits.is_group)
 
 
 def _resolve_index(index: int, image: ImageOutput) -> Target:
@@ -264,37 +268,3 @@ def _is_background(index: int, labels: Sequence[str] | None) -> bool:
     if labels is None or index >= len(labels):
         return index == 0
     return "background" in labels[index].casefold()
-
-
-# ------------------------------------------------------------------------------------------------------- labels
-
-_MAX_SUGGESTIONS = 20
-"""The number of similar labels that an error lists: about as many lines as a terminal shows at a glance. ImageNet has
-over a hundred dogs."""
-
-
-def _find_label(name: str, labels: Sequence[str] | None) -> int:
-    """Return the index of the class with this label; upper and lower case do not matter."""
-    if labels is None:
-        raise TargetError(f"target_class {name!r} is a name, but no labels are known; pass labels=[...] or an index.")
-    matches = [i for i, label in enumerate(labels) if str(label).casefold() == name.casefold()]
-    if not matches:
-        suggestions = _suggest_labels(name, [*map(str, labels)])
-        raise TargetError(f"target_class {name!r} is not among the {len(labels)} labels.{suggestions}")
-    if len(matches) > 1:
-        raise TargetError(f"target_class {name!r} names the classes {matches}; pass one of these indices.")
-    return matches[0]
-
-
-def _suggest_labels(name: str, labels: Sequence[str]) -> str:
-    """Return a sentence with the labels that contain a word, and their indices, or with those of similar spelling."""
-    word = name.casefold().strip()
-    # Words that start with the name come after whole words: for "cat" first "tiger cat", then "catamaran".
-    starts = [i for i, label in enumerate(labels) if word and re.search(rf"\b{re.escape(word)}", label.casefold())]
-    whole = [i for i in starts if re.search(rf"\b{re.escape(word)}\b", labels[i].casefold())]
-    indices = [*whole, *(i for i in starts if i not in whole)]
-    if len(indices) < 2:
-        return suggest_names(name, [labels[i] for i in indices] or labels)
-    listed = ", ".join(f"{labels[i]} ({i})" for i in indices[:_MAX_SUGGESTIONS])
-    more = f", and {len(indices) - _MAX_SUGGESTIONS} more" if len(indices) > _MAX_SUGGESTIONS else ""
-    return f" Labels with {name!r}: {listed}{more}; pass one of these labels or indices."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -70,6 +70,8 @@ class Traits:
         is_class_score: Whether the score is the logit of the target's class alone, comparable with those of others.
         is_similarity: Whether the score is the similarity of the image to a text or to another embedding.
         is_one_detection: Whether the score is that of one detection, read from one of a detector's feature levels.
+        is_group: Whether the score is that of several classes together, or against others, which
+            :meth:`Target.list_groups` names.
         opposes_class: Whether a higher score speaks against the target's class; otherwise a low rank gets a warning.
         reads: The part of an output that the target reads. ``"scores"``: what ``find_logits`` of :mod:`camtool.outputs`
             returns; if the model returned several tensors, a warning names the one that was used. ``"embedding"``: what
@@ -81,6 +83,7 @@ class Traits:
     is_class_score: bool = False
     is_similarity: bool = False
     is_one_detection: bool = False
+    is_group: bool = False
     opposes_class: bool = False
     reads: Literal["output", "scores", "embedding"] = "output"
 
@@ -187,6 +190,14 @@ class Target(ABC):
     def get_class_index(self) -> int | None:
         """Return the index of the class that the target is about, or ``None`` if it is not about a class."""
         return None
+
+    def list_groups(self, labels: Sequence[str] | None) -> tuple[Mapping[int, str], ...]:
+        """Return the classes that count together, index → label: those that the target is for, then those against.
+
+        Args:
+            labels: The names of the K classes, ``None`` if they are not known.
+        """
+        return ()
 
     def describe(self, labels: Sequence[str] | None) -> str:
         """Return a short label: by default that of the target's class, or the target's ``str`` if it has no class.

@@ -77,35 +77,40 @@ def find_value_warnings(raw: NDArray[Any]) -> Iterator[MapWarning]:
 def _check_score(target: Target, context: ScoreContext, *, is_link_assumed: bool) -> Iterator[MapWarning]:
     """Warn if the score is or may be a probability, if the model does not predict the class, or if the target warns."""
     index, probabilities = target.get_class_index(), context.probabilities
-    if index is not None and context.link == "identity":
+    # A group of several classes has no index.
+    group = [*target.list_groups(None)[0]] if index is None and target.traits.is_group else []
+    classes, kind = (group, "group") if index is None else ([index], "class")
+    if classes and context.link == "identity":
         yield MapWarning(
             "The score is a probability, whose gradient vanishes close to 1: let the model return its logits, without "
             "the softmax or sigmoid at its end.",
             "probability-score",
         )
     # The target of a user who asks for a probability is its own.
-    if index is not None and is_link_assumed and target.to_probability() is not target:
+    if classes and is_link_assumed and target.to_probability() is not target:
+        remedy = f'pass target_class=Probability({index}, of="identity")' if not group else "return logits instead"
         yield MapWarning(
             "The scores are between 0 and 1, and nothing shows whether they are probabilities; they were taken for "
-            f'logits. If they are probabilities, pass target_class=Probability({index}, of="identity").',
+            f"logits. If they are probabilities, {remedy}.",
             "assumed-logits",
         )
     # What speaks against a class of low rank (Negated) is a fair question.
-    if index is not None and probabilities is not None and probabilities.ndim == 1 and not target.traits.opposes_class:
-        # Probabilities, not scores: with sigmoids and softmax alike, the order is that of the model's belief.
-        higher = int((probabilities > probabilities[index]).sum())
+    if classes and probabilities is not None and probabilities.ndim == 1 and not target.traits.opposes_class:
+        # Probabilities, not scores: with sigmoids and softmax alike, the order is that of the model's belief. Those of
+        # independent labels are not added.
+        own = probabilities[classes].max() if context.link == "sigmoid" else probabilities[classes].sum()
+        higher, rest = int((probabilities > own).sum()), len(probabilities) - len(classes)
         if higher >= _HIGHEST_RANKS:
             yield MapWarning(
-                f"The model ranks this class only {higher + 1} of {len(probabilities)}, so little speaks for it.",
+                f"The model ranks this {kind} only {higher + 1} of {rest + 1}, so little speaks for it.",
                 "low-rank",
             )
-    if probabilities is not None and probabilities.ndim > 1 and target.traits.is_class_score:
-        is_predicted = probabilities.argmax(0) == index
-        if not is_predicted.any():
-            yield MapWarning(
-                "The model predicts this class nowhere in the image, so the map is of its score summed over the image.",
-                "class-nowhere",
-            )
+    is_of_planes = probabilities is not None and probabilities.ndim > 1 and target.traits.is_class_score
+    if probabilities is not None and is_of_planes and not np.isin(probabilities.argmax(0), classes).any():
+        yield MapWarning(
+            f"The model predicts this {kind} nowhere in the image, so the map is of its score summed over the image.",
+            "class-nowhere",
+        )
     for warning in target.get_warnings(context):
         yield to_map_warning(warning, "target-warning")
 

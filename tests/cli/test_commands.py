@@ -259,6 +259,16 @@ def test_targets_are_ranks_indices_or_names(explained, photos, targets, indices)
     assert [line["label"] for line in read_lines()] == [LABELS[index] for index in found]
 
 
+def test_targets_are_groups_of_classes(explained, photos):
+    wanted = ("group:0,cat", "cat vs 0", "within:0,1")
+    assert explained("photos/a.png", *[word for each in wanted for word in ("--target", each)]).code == 0
+    group, contrast, within = read_lines()
+    assert (group["label"], group["index"]) == (f"{LABELS[0]} or cat", None)
+    assert (contrast["label"], contrast["index"]) == (f"cat rather than {LABELS[0]}", 2)
+    assert within["label"] in (f"{LABELS[0]} rather than {LABELS[1]}", f"{LABELS[1]} rather than {LABELS[0]}")
+    assert_refused(explained("photos/a.png", "--target", "group:catt", "--out", "bad"), "Did you mean 'cat'")
+
+
 def test_all_detections_above_a_confidence_and_the_surest_ones(camtool_, photos):
     pixels = (SQUARES.permute(1, 2, 0) * 255).byte().numpy()
     Image.fromarray(pixels).save("photos/squares.png")

@@ -18,7 +18,7 @@ from camtool.engines.compiled import CompiledModel
 from camtool.engines.segments import split_at_layers
 from camtool.hooks.model_call import run_model
 from camtool.methods import METHODS
-from camtool.targets import Contrast, Negated, Probability
+from camtool.targets import Contrast, Group, Negated, Probability
 from tests.engines.nets import ENGINES, RUNTIMES, Gated, Net, assert_agree, build, explain_twice, get_lines
 from tests.hooks.state.test_no_trace import unchanged
 
@@ -95,7 +95,7 @@ def test_a_graph_of_the_maps_is_that_of_the_model_itself(net: nn.Module) -> None
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_batch_equals_single_images_and_several_targets(engine: str, net: nn.Module) -> None:
     x = torch.randn(3, 3, 16, 20)
-    wanted = [[0, Probability(1)], [Contrast(2, (3,)), 4], [Negated(camtool.targets.ClassScore(1)), 2]]
+    wanted = [[0, Probability(1)], [Contrast(2, (3,)), 4], [Negated(camtool.targets.ClassScore(1)), Group([1, 2])]]
     together = explain_twice(net, x, wanted, method=["gradcam", "hirescam"], engine=engine)
     for image, targets in enumerate(wanted):
         for row, target in enumerate(targets):

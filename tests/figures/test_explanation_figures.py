@@ -167,6 +167,27 @@ def test_classes_grid_shows_the_most_probable_class_first(demo):
     assert shown == ["photo", *[each.label for each in expected]]
 
 
+def test_questions_grid_asks_three_questions_about_each_image(demo):
+    first, second = (demo.labels.index(name) for name in ("star", "heart"))
+    figure = figures.questions_grid(demo, draw_scenes(2), ["star", "heart"], "fish", width=9)
+    questions = [
+        "star or heart",
+        {"star rather than heart", "heart rather than star"},
+        "star or heart rather than fish",
+    ]
+    titles = [" ".join(title.split()) for title in get_titles(figure)]
+    for shown in (titles[:4], titles[4:]):
+        assert (shown[0], shown[1], shown[3]) == ("photo", questions[0], questions[2])
+        assert shown[2] in questions[1]
+    wanted = camtool.targets.Group([first, second])
+    assert_array_equal(
+        get_drawn_axes(figures.questions_grid(demo, draw_scenes(1), [first, second], "fish"))[1].images[0].get_array(),
+        camtool.explain(demo, draw_scenes(1)[0], wanted).overlay(),
+    )
+    with pytest.raises(camtool.CamtoolError, match="Within compares two classes of a group"):
+        figures.questions_grid(demo, draw_scenes(1), "star", "fish")
+
+
 def test_grids_accept_an_image_and_a_batch_like_explain(net):
     batch = torch.rand(2, 3, 16, 16)
     assert len(get_drawn_axes(figures.methods_grid(net, batch, ["gradcam"]))) == 4

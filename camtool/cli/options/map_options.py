@@ -56,7 +56,8 @@ class MapOptions:
         typer.Option(
             metavar="TARGET",
             help="Class index, class name, top1, top3, ..., or detections[:CONFIDENCE] for all that a detector "
-            "reports; for CLIP-like models a text. Repeat it for several.",
+            "reports; group:dog for all dogs as one, 'dog vs wolf' to compare, within:dog for two dogs; for CLIP-like "
+            "models a text. Repeat it for several.",
             show_default="top1",
         ),
     ] = None

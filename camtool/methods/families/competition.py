@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -29,10 +29,11 @@ def rivalcam(evidence: Evidence, *, rivals: int = 10, temperature: float = 0.5, 
     It is made for images of several objects.
 
     Grad-CAM shows the evidence for a class even where the evidence for another class is stronger. Here the target class
-    c and its rivals, the other classes with the highest scores, compete for each position. The contribution of position
-    p to the score ``y_j`` of class j is ``s_j(p) = Σ_k g_jk(p) A_k(p)``. The rest of the score, for example a bias, is
-    spread evenly: ``m_j(p) = P s_j(p) + y_j - Σ_q s_j(q)``, whose mean over the P positions is the score. After a
-    pooled linear head this is the model's own output at the position. The map is
+    c and its rivals, the other classes with the highest scores, compete for each position; those of a group of classes
+    are outside of it. The contribution of position p to the score ``y_j`` of class j is ``s_j(p) = Σ_k g_jk(p)
+    A_k(p)``. The rest of the score, for example a bias, is spread evenly: ``m_j(p) = P s_j(p) + y_j - Σ_q s_j(q)``,
+    whose mean over the P positions is the score. After a pooled linear head this is the model's own output at the
+    position. The map is
 
         ``M(p) = relu(s_c(p)) · exp(m_c(p)/T) / Σ_j (1 - relu(ρ_j))^kinship exp(m_j(p)/T)``
 
@@ -61,8 +62,24 @@ def rivalcam(evidence: Evidence, *, rivals: int = 10, temperature: float = 0.5, 
         [target, *target.find_rivals(evidence.forward_pass.get_image_output(image), rivals)]
         for target, image in zip(evidence.targets, evidence.images, strict=True)
     ]
-    contributions, share = _compete(evidence, contestants, temperature, kinship)
-    return contributions[:, 0].relu() * share
+    maps = torch.zeros_like(evidence.activations[:, 0])
+    # Of a model with few classes, a group leaves fewer rivals than a class.
+    for rows, part in _split_by_count(evidence, contestants):
+        contributions, share = _compete(part, [contestants[row] for row in rows], temperature, kinship)
+        maps[rows] = contributions[:, 0].relu() * share
+    return maps
+
+
+def _split_by_count(
+    evidence: Evidence, contestants: Sequence[Sequence[Target]]
+) -> Iterator[tuple[list[int], Evidence]]:
+    """Yield the rows with equally many contestants, together, and the evidence of these rows."""
+    counts = [len(of_row) for of_row in contestants]
+    for count in dict.fromkeys(counts):
+        rows = [row for row, own in enumerate(counts) if own == count]
+        is_all = len(rows) == len(counts)
+        targets, images = [evidence.targets[row] for row in rows], [evidence.images[row] for row in rows]
+        yield rows, evidence if is_all else evidence.for_targets(targets, images)
 
 
 def _check_comparable_scores(evidence: Evidence) -> None:
@@ -76,7 +93,7 @@ def _check_comparable_scores(evidence: Evidence) -> None:
         got = f"target {others[0]}" if others else f"an output of shape {tuple(evidence.logits.shape)}"
         raise MethodError(
             "method 'rivalcam' compares the scores of classes, so it needs a model that returns (N, classes) and "
-            f"targets that are an index, a name or ClassScore, got {got}; use method='hirescam' for others."
+            f"targets that are an index, a name, ClassScore or Group, got {got}; use method='hirescam' for others."
         )
 
 
@@ -238,11 +255,9 @@ def _find_shares(evidence: Evidence, rivals: int, temperature: float, kinship: f
     """Return what each row's target wins of each position, ``(R, *grid)``; 1 for targets without rivals."""
     contestants = [[target, *_find_rivals(evidence, row, rivals)] for row, target in enumerate(evidence.targets)]
     share = torch.ones_like(evidence.activations[:, 0])
-    for count in {len(of_row) for of_row in contestants} - {1}:
-        rows = [row for row, of_row in enumerate(contestants) if len(of_row) == count]
-        images = [evidence.images[row] for row in rows]
-        part = evidence.for_targets([evidence.targets[row] for row in rows], images)
-        share[rows] = _compete(part, [contestants[row] for row in rows], temperature, kinship)[1]
+    for rows, part in _split_by_count(evidence, contestants):
+        if len(contestants[rows[0]]) > 1:
+            share[rows] = _compete(part, [contestants[row] for row in rows], temperature, kinship)[1]
     return share
 
 

@@ -48,7 +48,8 @@ def check_classes(context: CheckContext) -> Iterator[Finding]:
     if scores is None or len(scores) < 2 or not target.traits.is_class_score or not context.has_contrast:
         return
     ranked = scores.argsort(descending=True).tolist()
-    others = [index for index in ranked if index != target.get_class_index()]
+    own = {target.get_class_index(), *(index for group in target.list_groups(None) for index in group)}
+    others = [index for index in ranked if index not in own]
     chosen = list(dict.fromkeys(others[round(rank * (len(others) - 1))] for rank in _RANKS))
     link = context.forward_pass.find_link().link or "softmax"
     class_maps = context.compute_maps_of([ClassScore(index, link) for index in chosen])
