@@ -1,6 +1,8 @@
 """Draw the images in this folder: ``python assets/make.py --photo DOG-AND-CAT.png --weights FILE``.
 
 ``two-animals.jpg``: a photo of a dog and a cat, explained for each of the two by SqueezeNet 1.1 and ``rivalcam``.
+``signed.jpg``: the same photo by MobileNetV2: Grad-CAM of the dog rather than the cat without and with negative values,
+and the activation map.
 ``placement.jpg``: photos of animals, explained by MobileNetV2 with the heat stretched and by centers.
 ``faithcam.jpg``: photos of animals, by MobileNetV2, Grad-CAM as other libraries draw it and ``faithcam``.
 ``questions.jpg``: photos of dogs, by MobileNetV2 and Grad-CAM: why a dog, why this dog and not that one, why no cat.
@@ -76,6 +78,8 @@ def main(
         camtool.figures.save(figure, _HERE / f"{name}.png", dpi=_DPI)
     if photo and weights:
         write_image(_HERE / "two-animals.jpg", _draw_two_animals(photo, weights), quality=90)
+    if photo and mobilenet:
+        write_image(_HERE / "signed.jpg", _draw_signed(photo, mobilenet), quality=88)
     if animal and mobilenet:
         write_image(_HERE / "placement.jpg", _draw_placements(animal, mobilenet), quality=90)
     if dog and mobilenet:
@@ -144,6 +148,16 @@ def _draw_two_animals(photo: Path, weights: Path) -> np.ndarray:
     )
     images = [np.asarray(Image.open(photo).convert("RGB"))] + [result.overlay() for result in results]
     captions = ["photo"] + [f'explain(model, photo, "{result.label}")' for result in results]
+    return draw_captioned_images(images, captions, columns=len(images), width=_WIDTH)
+
+
+def _draw_signed(photo: Path, weights: Path) -> np.ndarray:
+    """Draw Grad-CAM of one animal rather than another without and with negative values, and the activation map."""
+    loaded, question = camtool.load("mobilenet_v2", weights), " vs ".join(_QUESTIONS)
+    methods = ["gradcam", "signed-gradcam", "activation-map"]
+    plain, signed, active = camtool.explain(loaded, photo, question, method=methods)
+    images = [plain.photo, plain.overlay(), signed.signed_overlay(), active.overlay()]
+    captions = ["photo", f"gradcam, {question}", f"signed-gradcam, {question}", "activation-map"]
     return draw_captioned_images(images, captions, columns=len(images), width=_WIDTH)
 
 

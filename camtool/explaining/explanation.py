@@ -188,6 +188,20 @@ class Explanation:
             self.view.place_map(self.uncertainty, self.centers), alpha=alpha, colormap=colormap
         )
 
+    def signed_overlay(self, alpha: float | None = None) -> NDArray[np.uint8]:
+        """Return the photo with the method's own values over it, ``(H, W, 3)`` uint8: red above 0, blue below.
+
+        The color is strongest at the largest magnitude, and 0 has none. Methods whose maps have both signs are e.g.
+        ``signed-gradcam`` and ``cam``.
+
+        Args:
+            alpha: The opacity at the largest magnitude, from 0 to 1; by default 0.7.
+
+        Raises:
+            CamtoolError: The input was no photo.
+        """
+        return self.view.draw_signs(self.raw, self.centers, alpha=alpha)
+
     def masked(self) -> NDArray[np.uint8]:
         """Return the photo times the heatmap, ``(H, W, 3)`` uint8: only the important parts remain visible."""
         return self.view.draw_masked(self.heatmap)

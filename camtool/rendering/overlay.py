@@ -44,6 +44,9 @@ UNSEEN_GRAY = int(_UNSEEN_GRAYS[128])
 # Pixels computed at a time. Their floats fit into the processor's cache, and large photos need little memory.
 _PIXELS_AT_A_TIME = 2**16
 
+_POSITIVE, _NEGATIVE = (255, 16, 16), (16, 80, 255)
+"""Colors of positive and of negative values."""
+
 _BORDER_GRAY = 230
 """Gray of the line around the seen part."""
 
@@ -144,6 +147,36 @@ def blend(
         return overlay if unseen is None else unseen.draw(overlay, rows)
 
     return _draw_in_bands(heat.shape, blend_rows)
+
+
+def blend_signs(
+    photo: NDArray[Any], values: NDArray[Any], *, alpha: float | None = None, seen: NDArray[Any] | None = None
+) -> Pixels:
+    """Draw values of both signs over the photo: positive ones red, negative ones blue, and 0 has no color.
+
+    Args:
+        photo: (H, W, 3) uint8 RGB.
+        values: (H, W) float in [-1, 1], at the photo's size.
+        alpha: Opacity of the color at -1 and at 1, from where it falls linearly to 0; by default 0.7.
+        seen: (H, W) bool, True for pixels that reached the model; None means all.
+
+    Returns:
+        (H, W, 3) uint8 RGB.
+
+    Raises:
+        OverlayError: An argument is not as described.
+    """
+    photo, strength, seen = check_layers(photo, np.abs(values), seen)
+    check_number("alpha", alpha, least=0, most=1, optional=True, error=OverlayError)
+    most = get_default_alpha(DEFAULT_COLORMAP) if alpha is None else float(alpha)
+    unseen = None if seen is None else _UnseenArea(photo, seen)
+
+    def blend_rows(rows: slice) -> Pixels:
+        colors = np.where(values[rows, :, None] > 0, _POSITIVE, _NEGATIVE).astype(np.uint8)
+        overlay = _mix(photo[rows], colors, most * clip_heatmap(strength[rows]))
+        return overlay if unseen is None else unseen.draw(overlay, rows)
+
+    return _draw_in_bands(strength.shape, blend_rows)
 
 
 def multiply(photo: NDArray[Any], heatmap: NDArray[Any], *, seen: NDArray[Any] | None = None) -> Pixels:

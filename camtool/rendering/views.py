@@ -92,6 +92,14 @@ class View(ABC):
             return np.zeros(self.size, np.float32)
         return maps.normalize(_interpolate(raw - limits[0], self.size, centers))
 
+    def draw_signs(self, raw: Map, centers: CellCenters | None = None, *, alpha: float | None = None) -> Pixels:
+        """Draw a photo with a raw map of both signs over it.
+
+        Raises:
+            CamtoolError: The input is not a photo.
+        """
+        raise self._build_missing_error("signed overlay")
+
     @property
     def enlargement(self) -> int:
         """Factor by which the input is shown and saved larger: more than 1 for small photos."""
@@ -195,6 +203,20 @@ class Photo(View):
     ) -> Pixels:
         """Draw the photo with the heatmap over it; the unseen part is gray."""
         return overlay.blend(self.photo, heatmap, alpha=alpha, colormap=colormap, seen=self.seen)
+
+    def draw_signs(self, raw: Map, centers: CellCenters | None = None, *, alpha: float | None = None) -> Pixels:
+        """Draw the photo with a raw map ``(h, w)`` over it, in red above and in blue below 0; the unseen part is gray.
+
+        Args:
+            raw: The values of the cells; those of a map that is not finite count as 0.
+            centers: As for :meth:`place_map`.
+            alpha: Opacity at the largest magnitude.
+        """
+        values = np.zeros(self.size, np.float32)
+        if np.isfinite(raw).all() and raw.any():
+            values = self.geometry.place(torch.from_numpy(raw / np.abs(raw).max()), centers).numpy()
+            values /= np.abs(values).max() or 1
+        return overlay.blend_signs(self.photo, values, alpha=alpha, seen=self.seen)
 
     @property
     def enlargement(self) -> int:

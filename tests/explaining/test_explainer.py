@@ -437,7 +437,7 @@ def compute_energy_at_the_top(result: camtool.Explanation) -> float:
     return float(result.heatmap[:112].sum() / result.heatmap.sum())
 
 
-BLIND = ["eigencam", "kpcacam", "fem", "random"]
+BLIND = ["eigencam", "activation-map", "kpcacam", "fem", "random"]
 """Methods whose maps do not depend on the class."""
 
 SCATTERED = ["smoothgrad", "guided-backprop", "inputxgradient", "integrated-gradients"]

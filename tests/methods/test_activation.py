@@ -259,3 +259,14 @@ def test_every_kernel_gives_finite_maps_and_zeros_for_equal_positions(kernel: st
     assert maps("kpcacam", scale * kind(2, 5, 4, 6), kernel=kernel).isfinite().all()
     alike = kind(2, 5, 1, 1).expand(2, 5, 4, 6)
     assert not maps("kpcacam", scale * alike, kernel=kernel).any()
+
+
+# ----------------------------------------------------------------------------------------------------------- energy
+
+
+def test_activation_map_equals_numbers_by_hand_and_does_not_overflow() -> None:
+    A = torch.tensor([[[[3.0, 0.0], [-1.0, 2.0]], [[4.0, 0.0], [1.0, 0.0]]]])
+    expected = torch.tensor([[[25.0, 0.0], [2.0, 4.0]]])
+    assert_close(maps("activation-map", A), expected)
+    assert_close(maps("activation-map", (1000 * A).half()), 1e6 * expected)
+    assert_close(maps("activation-map", 1e30 * A), expected / 16)  # in units of the squared peak

@@ -27,7 +27,7 @@ from tests.helpers.quantized_nets import ENGINES, SmallNet, quantize_eager, quan
 from tests.oracles import ORACLES, Case
 from tests.oracles.base import Maps
 
-WORKING = ["ablationcam", "reciprocam", "eigencam", "kpcacam", "fem", "random"]
+WORKING = ["ablationcam", "reciprocam", "eigencam", "activation-map", "kpcacam", "fem", "random"]
 WORKING += ["scorecam", "sscam", "iscam", "polycam", "rise", "occlusion"]
 """The methods that work on any quantized model."""
 

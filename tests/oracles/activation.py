@@ -10,6 +10,16 @@ import math
 from tests.oracles.base import Case, Map, oracle, positions, relu, weighted_sum, zeros_like
 
 
+@oracle("activation-map")
+def activation_map(case: Case) -> Map:
+    """Zagoruyko and Komodakis 2017, section 3.1: ``F²_sum(A) = Σ_k |A_k|²``."""
+    result = zeros_like(case.A[0])
+    for channel in case.A:
+        for i, j in positions(channel):
+            result[i][j] += abs(channel[i][j]) ** 2
+    return result
+
+
 @oracle("fem")
 def fem(case: Case) -> Map:
     """Fuad et al. 2020: ``Σ_k μ_k`` over the channels with ``A_k(i, j) ≥ μ_k + 2 σ_k``."""

@@ -32,6 +32,17 @@ def gradcam(case: Case) -> Map:
     return relu(weighted_sum(alpha, A))
 
 
+@oracle("signed-gradcam")
+def signed_gradcam(case: Case) -> Map:
+    """Selvaraju et al. 2017, eq. 1, and eq. 2 without its ReLU."""
+    A, g = case.A, case.g
+    alpha = []
+    for k in range(len(A)):
+        values = [g[k][i][j] for i, j in positions(A[k])]
+        alpha.append(sum(values) / len(values))
+    return weighted_sum(alpha, A)
+
+
 @oracle("gradcam++")
 def gradcam_plus_plus(case: Case) -> Map:
     """Chattopadhay et al. 2018, eq. 19: ``α = g² / (2 g² + Σ_ab A(a, b) g³)``, and ``w = Σ_ij α relu(g)``.

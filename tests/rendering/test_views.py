@@ -57,6 +57,36 @@ def hot_at(size: tuple[int, ...], *place: int) -> np.ndarray:
     return heat
 
 
+def test_signs_have_their_colors_and_zero_has_none() -> None:
+    """With one cell for each pixel; the opacity is 0.7 at the largest magnitude, and half of that at half of it."""
+    raw = np.zeros((40, 60), np.float32)
+    raw[10, 20], raw[30, 40], raw[30, 10] = 2.0, -4.0, 1e-6
+    view = Photo(np.full((40, 60, 3), 100, np.uint8), Geometry.whole(40, 60))
+    pixels = view.draw_signs(raw).astype(float)
+    np.testing.assert_allclose(pixels[30, 40], 0.3 * 100 + 0.7 * np.array([16, 80, 255]), atol=1)
+    np.testing.assert_allclose(pixels[10, 20], 0.65 * 100 + 0.35 * np.array([255, 16, 16]), atol=1)
+    assert (pixels == 100).all(2).sum() == 40 * 60 - 2
+    np.testing.assert_array_equal(view.draw_signs(raw, alpha=0), view.photo)
+    for empty in (np.zeros_like(raw), np.full_like(raw, np.nan)):
+        np.testing.assert_array_equal(view.draw_signs(empty), view.photo)
+
+
+def test_signs_are_those_of_the_values_and_not_of_their_range() -> None:
+    """A map of one sign has one color, also if it is constant; what the model did not see is gray."""
+    view = Photo(np.full((40, 60, 3), 128, np.uint8), Geometry.whole(40, 60).center_crop(40))
+    low, high = (view.draw_signs(np.full((4, 4), value, np.float32)).astype(int) for value in (-3, 3))
+    assert (low[10:30, 20:40, 2] > low[10:30, 20:40, 0] + 50).all()
+    assert (high[10:30, 20:40, 0] > high[10:30, 20:40, 2] + 50).all()
+    np.testing.assert_array_equal(low[:, :9], np.full((40, 9, 3), overlay.UNSEEN_GRAY))
+    np.testing.assert_array_equal(low[:, :9], high[:, :9])
+
+
+@pytest.mark.parametrize("make", [signal, volume, clip])
+def test_only_photos_have_signed_overlays(make) -> None:
+    with pytest.raises(CamtoolError, match="has no signed overlay"):
+        make().draw_signs(np.zeros((2, 2), np.float32))
+
+
 def test_drawings_are_rgb_and_the_heatmap_has_the_inputs_shape(view) -> None:
     raw = np.random.default_rng(1).standard_normal([3] * len(view.size)).astype(np.float32)
     heat = view.place_map(raw)

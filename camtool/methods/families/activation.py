@@ -1,4 +1,4 @@
-"""Patterns of the activations: Eigen-CAM and its relatives, FEM, and random weights as a baseline.
+"""Patterns of the activations: Eigen-CAM and its relatives, their energy, FEM, and random weights as a baseline.
 
 ``A`` are the activations and ``g`` the gradient of the score with respect to them, both ``(R, C, *grid)``. Eigen-CAM
 and its relatives treat the C values at each position as a point. The map is the projection of the points onto the
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
-from camtool.maps import find_peaks, unsqueeze_like
+from camtool.maps import find_peaks, unsqueeze_like, upcast
 from camtool.methods.options import check_choice, check_count, check_number
 from camtool.methods.registry import method, weighting
 
@@ -74,6 +74,23 @@ def segeigencam(evidence: Evidence) -> Tensor:
     values = component.flatten(1)
     is_negative = unsqueeze_like(-values.amin(1) > values.amax(1), component)
     return torch.where(is_negative, -component, component).relu()
+
+
+@method("activation-map", paper="arXiv 1612.03928", needs="activations")
+def activation_map(evidence: Evidence) -> Tensor:
+    """Sum the squares of all channels.
+
+    It is the same for every class, and shows where the layer is active at all.
+
+    ``M = Σ_k A_k²`` (Zagoruyko and Komodakis 2017, section 3.1, ``F²_sum``).
+
+    Returns:
+        Maps ``(R, *grid)``, not negative; of activations whose squares would overflow, in units of the squared peak.
+    """
+    A, peak = split_by_peak(upcast(evidence.activations))
+    energy = A.square().sum(1)
+    scaled = energy * peak.square()
+    return torch.where(unsqueeze_like(scaled.flatten(1).isfinite().all(1), scaled), scaled, energy)
 
 
 @method("kpcacam", paper="arXiv 2410.00267", needs="activations", cost="some passes")

@@ -49,6 +49,19 @@ def gradcam(evidence: Evidence) -> Tensor:
     return average_over_positions(evidence.gradients)
 
 
+@method("signed-gradcam", paper="arXiv 1610.02391", needs="gradients")
+def signed_gradcam(evidence: Evidence) -> Tensor:
+    """Show what speaks for the class and against it.
+
+    ``M = Σ_k w_k A_k`` with the weights of Grad-CAM, without the ReLU of its eq. 2. Draw it with
+    :meth:`camtool.Explanation.signed_overlay`, in which 0 has no color; in a heatmap 0 may be anywhere.
+
+    Returns:
+        Signed maps ``(R, *grid)``.
+    """
+    return (average_over_positions(evidence.gradients) * evidence.activations).sum(1)
+
+
 @weighting("gradcam++", paper="arXiv 1710.11063", needs="gradients")
 def gradcam_plus_plus(evidence: Evidence) -> Tensor:
     """Weigh channels by their positive gradients.
