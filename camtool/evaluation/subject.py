@@ -132,7 +132,7 @@ class Subject:
                 raise MetricError("model: a classifier is needed that returns one score for each class of an image.")
             labels = self.explainer.find_labels(forward_pass)
             indices = [
-                target.get_class_index()
+                None if target.traits.is_group else target.get_class_index()
                 for request, output, names in zip(requests, forward_pass.predictions, labels, strict=True)
                 for target in resolve_targets(request, output, names, link=link)
             ]

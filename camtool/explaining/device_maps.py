@@ -133,10 +133,15 @@ def to_class_tensor(target_class: int | Tensor | Sequence[int] | None, images: T
     """Return one class for each image, ``(N,)`` on their device; -1 for the class with the highest score.
 
     Raises:
-        TargetError: There is another number of classes than of images.
+        TargetError: There is another number of classes than of images, or a target that is no index.
     """
     given = -1 if target_class is None else target_class
-    classes = torch.as_tensor(given, dtype=torch.long).to(images.device, non_blocking=True)
+    try:
+        classes = torch.as_tensor(given, dtype=torch.long).to(images.device, non_blocking=True)
+    except (TypeError, ValueError) as error:
+        raise TargetError(
+            f"target_class is {given!r}, but maps on the device are of classes; pass indices, or call the explainer."
+        ) from error
     if classes.ndim > 1 or (classes.ndim == 1 and len(classes) != len(images)):
         raise TargetError(f"target_class: {tuple(classes.shape)} classes came for {len(images)} images; give one each.")
     return classes.expand(len(images))

@@ -78,7 +78,7 @@ def _check_score(target: Target, context: ScoreContext, *, is_link_assumed: bool
     """Warn if the score is or may be a probability, if the model does not predict the class, or if the target warns."""
     index, probabilities = target.get_class_index(), context.probabilities
     # A group of several classes has no index.
-    group = [*target.list_groups(None)[0]] if index is None and target.traits.is_group else []
+    group = [*next(iter(target.list_groups(None)), ())] if index is None and target.traits.is_group else []
     classes, kind = (group, "group") if index is None else ([index], "class")
     if classes and context.link == "identity":
         yield MapWarning(

@@ -428,6 +428,15 @@ def test_probabilities_get_the_same_warning_as_for_a_class() -> None:
     assert "probability-score" in list_codes(model, Group([0, 1]))
 
 
+def test_what_scores_single_classes_refuses_groups(demo: camtool.Loaded) -> None:
+    scenes = [unseen(number).image for number in range(2)]
+    for target in (Group(["star", "heart"]), "star vs heart"):
+        with pytest.raises(camtool.CamtoolError, match="target_class: give one class for each image"):
+            camtool.evaluate(demo, scenes, ["gradcam"], target_class=target, metrics=["deletion"])
+        with pytest.raises(TargetError, match="maps on the device are of classes; pass indices"):
+            camtool.Explainer(demo.model).compute_maps(torch.rand(2, 3, 64, 64), target)  # type: ignore[arg-type]
+
+
 def test_nothing_is_left_behind(net: nn.Module) -> None:
     x = torch.rand(2, 3, 8, 8)
     with unchanged(net):
