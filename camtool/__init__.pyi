@@ -41,6 +41,9 @@ from camtool.explaining.explainer import predict as predict
 from camtool.explaining.explanation import Explanation as Explanation
 from camtool.explaining.layer_table import Candidates as Candidates
 from camtool.explaining.layer_table import candidate_layers as candidate_layers
+from camtool.explaining.observing import ObservedPass as ObservedPass
+from camtool.explaining.observing import ObservedPasses as ObservedPasses
+from camtool.explaining.observing import observe as observe
 from camtool.explaining.refining import refine as refine
 from camtool.explaining.written_answers import AnswerMaps as AnswerMaps
 from camtool.explaining.written_answers import tokens as tokens

@@ -212,7 +212,7 @@ class ForwardPass:
         observed = run(model, names, inputs, grad=bool(names), rows=self.plan.rows)
         self.call_counts = {name: len(calls) for name, calls in observed.calls.items()}
         self.layer_outputs = {name: get_call(name, calls, self.call_index) for name, calls in observed.calls.items()}
-        self._repeat = observed.repeat
+        self._repeat, self._missing_graph = observed.repeat, observed.missing_graph
         self.output: Any = predictions.to_batch(observed.output, len(main))
         self.predictions = predictions.get_predictions(self.output, model)
         by_class = self.predictions if isinstance(self.predictions, Tensor) else None
@@ -263,7 +263,8 @@ class ForwardPass:
             outputs = {layer.name: outputs[layer.name] for layer in self.layers}
             latest = self._scored = ScoredTargets(list(wanted), list(images), scores, outputs, list(places))
             if self.layers and not scores.requires_grad and not is_quantized(self.model):
-                latest.find_reason = partial(describe_missing_gradient, self.model, self.select_inputs(0))
+                find = partial(describe_missing_gradient, self.model, self.select_inputs(0))
+                latest.find_reason = find if self._missing_graph is None else partial(str, self._missing_graph)
         return latest
 
     def find_link(self) -> class_scores.FoundLink:

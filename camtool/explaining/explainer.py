@@ -296,6 +296,10 @@ class Explainer(Generic[Result]):
 
     The arguments are those of :func:`explain`. No hooks stay on the model between calls.
 
+    Attributes:
+        preparer: Prepares the images.
+        batches: Explains the prepared batches.
+
     Raises:
         MethodError: A method, an option or a merge is unknown.
         LayerError: A module given as ``layer`` is not part of the model.
@@ -350,8 +354,8 @@ class Explainer(Generic[Result]):
         check_model_support(methods, loaded.model)
         self._model, self._whole, self._settings = loaded.model, whole, settings
         transform, kind, reading = settings.transform or loaded.transform, settings.kind, settings.reading
-        self._preparer = InputPreparer(loaded.model, transform, settings.device, kind=kind, reading=reading)
-        self._batches = BatchExplainer(
+        self.preparer = InputPreparer(loaded.model, transform, settings.device, kind=kind, reading=reading)
+        self.batches = BatchExplainer(
             model=loaded.model,
             methods=methods,
             has_many_methods=isinstance(method, (list, tuple)),
@@ -391,18 +395,18 @@ class Explainer(Generic[Result]):
         # The first block takes over if an interrupt arrives just as one of the others ends.
         is_class = target_class is None or isinstance(target_class, int)
         key = None if is_class else targets.get_score_key(target_class)
-        with Cleanup(), guard(self._model, evaluate=not self._batches.engines):
-            count, batches = self._preparer.prepare_batches(
+        with Cleanup(), guard(self._model, evaluate=not self.batches.engines):
+            count, batches = self.preparer.prepare_batches(
                 img,
                 self._settings.batch_size,
                 image=self._settings.image,
-                layers=self._batches.layers,
+                layers=self.batches.layers,
                 call_index=self._settings.call_index,
-                score=UserScore(partial(targets.score_request, target_class, self._batches.labels), key),
-                needs_layers=self._batches.needs_layers,
+                score=UserScore(partial(targets.score_request, target_class, self.batches.labels), key),
+                needs_layers=self.batches.needs_layers,
             )
             requests = match_targets(target_class, count)
-            explain = self._batches.explain_by_engines if self._batches.engines else self._batches.explain
+            explain = self.batches.explain_by_engines if self.batches.engines else self.batches.explain
             results: list[Any] = []
             has_several = count is not None and count > 1
             with follow_images(len(requests)) if has_several else nullcontext() as steps:
@@ -415,17 +419,17 @@ class Explainer(Generic[Result]):
 
     def _choose_method(self, img: Any, recommend: Callable[[Any], tuple[str, str | None] | None]) -> None:
         """Take the method and the layer that are recommended for the model, as none was named."""
-        images = img if self._preparer.is_batch(img) else [img]
+        images = img if self.preparer.is_batch(img) else [img]
         if isinstance(images, (list, tuple)):
             # The recommendation knows no reading options.
-            images = ReadOnDemand(images, self._preparer)
+            images = ReadOnDemand(images, self.preparer)
         chosen = recommend(images)
         if chosen is None:  # a later call may have enough images
-            self._batches = replace(self._batches, notes=(_TOO_FEW_IMAGES,))
+            self.batches = replace(self.batches, notes=(_TOO_FEW_IMAGES,))
             return
         methods, layer, self._recommend = [find_method(chosen[0])], chosen[1], None
-        self._batches = replace(
-            self._batches,
+        self.batches = replace(
+            self.batches,
             methods=methods,
             layers=None if layer is None else [layer],
             depths=next((reader.read_depths({}) for reader in methods if reader.reads_depths), 0),
@@ -445,7 +449,7 @@ class Explainer(Generic[Result]):
             ImageError: The image cannot be read, or the transform made no input of it.
             GeometryError: The transform is more than a crop and a resize.
         """
-        return self._preparer.prepare(img)
+        return self.preparer.prepare(img)
 
     def read(self, source: ImageSource, *, max_side: int | None = None) -> Image.Image | FileImage:
         """Read an image with the ``reading`` options, before :meth:`prepare`.
@@ -460,7 +464,7 @@ class Explainer(Generic[Result]):
         Raises:
             ImageError: The image cannot be read, or the model takes no such image.
         """
-        return self._preparer.read(source, max_side=max_side)
+        return self.preparer.read(source, max_side=max_side)
 
     def draw_overlays(
         self,
@@ -490,9 +494,9 @@ class Explainer(Generic[Result]):
                 which is not read, such a class gives a map of NaN, and an overlay without heat.
             CamtoolError: The model is no classifier.
         """
-        with Cleanup(), guard(self._model, evaluate=not self._batches.engines):
-            batch = self._preparer.to_model(images)
-            pixels = to_device_pixels(batch, self._preparer.transform)
+        with Cleanup(), guard(self._model, evaluate=not self.batches.engines):
+            batch = self.preparer.to_model(images)
+            pixels = to_device_pixels(batch, self.preparer.transform)
             maps = self._compute_device_maps("draw_overlays", batch, target_class, differentiable=False)
             heat = maps.to_heatmaps(batch.shape[2:]).nan_to_num(0)
             return blend_batch(pixels, heat, alpha=alpha, colormap=colormap)
@@ -527,8 +531,8 @@ class Explainer(Generic[Result]):
                 which is not read, such a class gives a map of NaN.
             CamtoolError: The model is no classifier.
         """
-        with Cleanup(), guard(self._model, evaluate=not self._batches.engines):
-            batch = self._preparer.to_model(images)
+        with Cleanup(), guard(self._model, evaluate=not self.batches.engines):
+            batch = self.preparer.to_model(images)
             maps = self._compute_device_maps("compute_maps", batch, target_class, differentiable=differentiable)
             return maps.to_heatmaps(batch.shape[2:]) if resize else maps.raw
 
@@ -536,14 +540,14 @@ class Explainer(Generic[Result]):
         """Return the maps of a batch without explanations."""
         if self._recommend is not None:
             self._choose_method(batch, self._recommend)
-        if len(self._batches.methods) != 1 or not self._batches.needs_layers:
+        if len(self.batches.methods) != 1 or not self.batches.needs_layers:
             raise MethodError(f"{caller} takes one method that looks at a layer, e.g. 'gradcam'.")
         given, classes = InputBatch([], batch, self._settings.call_index), to_class_tensor(target_class, batch)
         if differentiable:
             with guard(self._model):
-                maps = self._batches.compute_device_maps_with(observe_connected, given, classes, differentiable=True)
+                maps = self.batches.compute_device_maps_with(observe_connected, given, classes, differentiable=True)
         else:
-            maps = self._batches.compute_device_maps(given, classes)
+            maps = self.batches.compute_device_maps(given, classes)
         if target_class is not None and not isinstance(target_class, Tensor):
             for index in {*torch.as_tensor(target_class).flatten().tolist()} - {-1}:
                 check_class_index(index, max(maps.logits.shape[1], 2))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import partial
 from traceback import walk_tb
 from typing import Any, TypeVar
@@ -16,7 +16,9 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.utils.hooks import BackwardHook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from camtool.errors import CamtoolError, ForwardError
 from camtool.hooks.private_torch import has_backward_hooks
@@ -40,6 +42,10 @@ ASSUMED_SIZES: WeakKeyDictionary[nn.Module, tuple[tuple[int, int], str]] = WeakK
 """For models whose photos are resized to a size (H, W) that nothing confirms: the size, and a sentence that says so. It
 ends the error of a model that fails on an input of this size, whichever function runs the model."""
 
+
+GRADIENT_EDGES: MutableMapping[Tensor, GradientEdge] = WeakTensorKeyDictionary()
+"""Copies of the outputs of layers in a forward pass of the user → where in its graph each output was made. Such a copy
+is no part of the way to the model's output, so gradients are taken at the edge."""
 
 _MOST_ELEMENTS = 2**19
 """Number of elements of the gradients that one batched backward pass returns: 5 rows at the last layer of a ResNet-50,
@@ -141,8 +147,10 @@ def apply_detector_transform(model: nn.Module, inputs: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------- backward pass
 
 
-def differentiate(*args: Any, hooks_have_run: bool = False, **options: Any) -> tuple[Tensor, ...]:
-    """Return ``torch.autograd.grad`` of the same arguments.
+def differentiate(
+    outputs: Any, inputs: Any, *args: Any, hooks_have_run: bool = False, **options: Any
+) -> tuple[Tensor, ...]:
+    """Return ``torch.autograd.grad`` of the same arguments; an input in :data:`GRADIENT_EDGES` stands for its edge.
 
     If the hooks have run for another gradient on the graph already, an error of an operation is raised as it is.
 
@@ -151,8 +159,10 @@ def differentiate(*args: Any, hooks_have_run: bool = False, **options: Any) -> t
             uses a kind of checkpointing that allows no such gradients.
     """
     try:
-        gradients: tuple[Tensor, ...] = torch.autograd.grad(*args, **options)
-        return gradients
+        tensors = [inputs] if isinstance(inputs, Tensor) else inputs
+        if not GRADIENT_EDGES or not any(tensor in GRADIENT_EDGES for tensor in tensors):
+            return torch.autograd.grad(outputs, inputs, *args, **options)
+        return _differentiate_at_edges(outputs, tensors, *args, **options)
     except (CamtoolError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -162,6 +172,24 @@ def differentiate(*args: Any, hooks_have_run: bool = False, **options: Any) -> t
         if reason is None:
             raise
         raise ForwardError(f"no gradient passes through the model: {reason}") from error
+
+
+def _differentiate_at_edges(
+    outputs: Any,
+    tensors: Sequence[Tensor],
+    grad_outputs: Any = None,
+    *,
+    materialize_grads: bool = False,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    """Return the gradients at the edges of some tensors; ``materialize_grads`` is what torch refuses for edges."""
+    edges = [GRADIENT_EDGES.get(tensor, tensor) for tensor in tensors]
+    gradients = torch.autograd.grad(outputs, edges, grad_outputs, allow_unused=True, **options)
+    batch = grad_outputs.shape[:1] if options.get("is_grads_batched") else ()
+    return tuple(
+        tensor.new_zeros(*batch, *tensor.shape) if gradient is None and materialize_grads else gradient
+        for tensor, gradient in zip(tensors, gradients, strict=True)
+    )
 
 
 def compute_row_gradients(scores: Tensor, images: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -310,14 +338,17 @@ _REASONS = (
     (
         "modified by an inplace operation",
         (
-            "a tensor that it needs was changed in place after the forward pass. If another thread trains the model, "
-            "explain a copy of it, copy.deepcopy(model), or let the thread wait; else the model writes to its own "
-            "activations."
+            "a tensor that it needs was changed in place after the forward pass. If optimizer.step() did, explain "
+            "before it. If another thread trains the model, explain a copy of it, copy.deepcopy(model), or let the "
+            "thread wait; else the model writes to its own activations."
         ),
     ),
     (
         "backward through the graph a second time",
-        "the model, or a hook on it, runs a backward pass of its own and frees the graph; remove it while explaining.",
+        (
+            "the graph is freed. Explain an observed pass before loss.backward(), or pass retain_graph=True to it; if the "
+            "model, or a hook on it, runs a backward pass of its own, remove it while explaining."
+        ),
     ),
     (
         "use_reentrant=True",

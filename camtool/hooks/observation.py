@@ -75,11 +75,13 @@ class Observation:
             observation.calls["layer4"][-1])`` returns the gradient at the layer.
         repeat: Makes an observation of some of the images, named by their indices and each as often as it is named,
             with a graph from some of the layers to the output; ``None`` if that takes another forward pass.
+        missing_graph: Why no graph leads from the layers to the output, if that is known.
     """
 
     output: Any
     calls: dict[str, list[Tensor]]
     repeat: Repeat | None = None
+    missing_graph: str | None = None
 
 
 class Observe(Protocol):

@@ -107,6 +107,12 @@ def list_names_in_use(applies: Callable[[nn.Module], bool]) -> list[str]:
     return [name for model in models for name, module in model.named_modules() if applies(module)]
 
 
+def is_in_use(model: nn.Module) -> bool:
+    """Check that a block of this thread runs the model in evaluation mode, so that calls of it are the library's."""
+    use = _USES.by_model.get(id(model))
+    return use is not None and threading.get_ident() in use.holders.values()
+
+
 def find_name_in_use(module: nn.Module) -> str:
     """Return what a message calls a module of a model that is in use."""
     kind = type(module).__name__
