@@ -29,7 +29,8 @@ from camtool.explaining.explainer import Explainer
 from camtool.explaining.types import AnyTargets, Layers, Model, OneMethod, Settings
 from camtool.geometry.cell_centers import Placement
 from camtool.hooks.model_call import GRADIENT_EDGES
-from camtool.hooks.observation import Observation, Rows, observe as run_observed
+from camtool.hooks.observation import Observation, Rows
+from camtool.hooks.observation import observe as run_observed
 from camtool.hooks.private_torch import get_compiled_call, start_inference_mode
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.hooks.state.cleanup import Cleanup
@@ -46,6 +47,7 @@ from camtool.hooks.structures.nested_tensors import (
     find_main_tensor,
     find_tensors,
     map_tensors,
+    replace_main_tensor,
 )
 from camtool.inputs.accepted_inputs import DataKind
 from camtool.inputs.model_inputs import Inputs, Key
@@ -68,16 +70,18 @@ _RECORDED_NEEDS = frozenset(
 )
 """Needs of methods that a recorded pass serves."""
 
-_WITHOUT_GRADIENTS = (
-    "Run it with a graph ({remedy}), use a method of activations, e.g. method='eigencam', or call "
+_NO_GRAPH = (
+    "the forward pass recorded none: {reason}. {remedy}, use a method of activations, e.g. method='eigencam', or call "
     "camtool.explain(model, inputs), which runs the model again"
 )
-_NO_GRAD = "the forward pass ran under torch.no_grad or torch.inference_mode. " + _WITHOUT_GRADIENTS.format(
-    remedy="torch.enable_grad()"
-)
-_FROZEN = "neither the weights before a layer nor the inputs require a gradient. " + _WITHOUT_GRADIENTS.format(
-    remedy="inputs.requires_grad_()"
-)
+_START_GRAPH = "Pass start_graph=True to camtool.observe"
+_REASONS = {
+    "inference": _NO_GRAPH.format(
+        reason="it ran in torch.inference_mode", remedy="Use torch.no_grad there and start_graph=True"
+    ),
+    "no_grad": _NO_GRAPH.format(reason="it ran in torch.no_grad", remedy=_START_GRAPH),
+    "frozen": _NO_GRAPH.format(reason="the weights before the layer are frozen", remedy=_START_GRAPH),
+}
 _TRAIN_MODE = MapWarning(
     "The forward pass ran in training mode, so dropout and the statistics of the batch are part of this map; for a map "
     "of the model as it predicts, call model.eval() before the pass.",
@@ -91,6 +95,7 @@ def observe(
     *,
     depths: Depths = 0,
     keep: int | None = None,
+    start_graph: bool = False,
     merge: str | Merge = "mean",
     transform: Transform | None = None,
     labels: Sequence[str] | None = None,
@@ -116,6 +121,9 @@ def observe(
         depths: Record other layers on the way to the layer, too: the option of methods that read them. ``depths=4``
             for ``"faithcam"``.
         keep: The number of latest passes to keep, each with its graph; by default all.
+        start_graph: Record a graph from the layer on where the user's pass has none, as the weights are frozen or it
+            runs in ``torch.no_grad``. The output is detached, if it would have had no graph. Torch then leaves out its
+            fast path of attention, so the output of a transformer may differ by rounding.
         merge: As for :func:`camtool.explain`.
         transform: As above. It says how the inputs were normalized, for pictures; nothing is transformed.
         labels: As above.
@@ -135,7 +143,7 @@ def observe(
     if keep is not None:
         check_count("keep", keep)
     _check_model(model)
-    return ObservedPasses(_PassHooks(_Block(model, layer, depths, settings), keep))
+    return ObservedPasses(_PassHooks(_Block(model, layer, depths, settings, start_graph=start_graph), keep))
 
 
 class ObservedPasses:
@@ -200,10 +208,13 @@ class ObservedPasses:
 class _Block:
     """The settings of a block, which its passes share."""
 
-    def __init__(self, model: Model, layer: Layers, depths: Depths, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: Model, layer: Layers, depths: Depths, settings: Mapping[str, Any], *, start_graph: bool
+    ) -> None:
         self.make_explainer = partial(Explainer, model, layer=layer, **settings)
         explainer = self.make_explainer("eigencam")  # a method that all models support whose layers can be hooked
         self.module, self.depths, self.settings = explainer.batches.model, depths, settings
+        self.start_graph = start_graph
         self.layers, self.preparer = explainer.batches.layers, explainer.preparer
 
     def prepare(self, inputs: Tensor | Inputs) -> InputBatch:
@@ -235,6 +246,8 @@ class ObservedPass:
         self.output: Any = None
         self._block, self._inputs, self._error = block, inputs, error
         self._calls: dict[str, list[Tensor]] = {}
+        self._leaves: list[Tensor] = []
+        self._has_grad_mode = torch.is_grad_enabled()
         self._reason: str | None = None
         self._training = find_training_modules(block.module)
         self._is_training = any(getattr(module, "training", False) for module in read_tree(block.module).modules)
@@ -292,28 +305,38 @@ class ObservedPass:
                 requests = match_targets(target_class, len(self._batch.items))
                 return replace(explainer.batches, notes=notes).explain(self._batch, requests, run)
 
-    def keep_output(self, layer: str, _: nn.Module, output: Any) -> None:
+    def keep_output(self, layer: str, _: nn.Module, output: Any) -> Any:
         """Copy what a layer returned, and note where in the graph it was made. This is a hook of the layer."""
         tensor = find_main_tensor(output)
         if tensor is None:
-            return
+            return None
         kept = _copy(tensor.dequantize() if tensor.is_quantized else tensor)
+        self._calls[layer].append(kept)
         if tensor.requires_grad:
             # An operation that writes to the tensor in place moves it to a later node, but not the edge.
             GRADIENT_EDGES[kept] = get_gradient_edge(tensor)
+        elif self._block.start_graph and not torch.is_inference_mode_enabled() and not tensor.is_quantized:
+            torch.set_grad_enabled(True)  # until the hooks of the layers are removed
+            self._leaves.append(kept.requires_grad_())
+            return replace_main_tensor(output, kept.clone())
         else:
-            self._reason = _FROZEN if torch.is_grad_enabled() else _NO_GRAD
-        self._calls[layer].append(kept)
+            mode = "frozen" if torch.is_grad_enabled() else "no_grad"
+            self._reason = _REASONS["inference" if torch.is_inference_mode_enabled() else mode]
+        return None
 
-    def finish(self, output: Any) -> None:
-        """Keep what the model returned."""
+    def finish(self, output: Any) -> Any:
+        """Keep what the model returned, and return it for the user: detached if only this library recorded a graph."""
         # The user may write to a tensor, but hardly to one in a structure, which may hold much else.
         scored = _copy(output) if isinstance(output, Tensor) else output
+        if self._leaves and not (self._has_grad_mode and _reaches_other_leaves(output, self._leaves)):
+            output = map_tensors(output, Tensor.detach)
         self.output, self._scored = output, scored if self._reason is None else map_tensors(scored, Tensor.detach)
         self._weights = WeightStates(list_weights(self._block.module, buffers=False))
+        return output
 
     def record(self, layers: Sequence[str], cleanup: Cleanup) -> None:
         """Register the hooks of the layers. The cleanup removes them."""
+        cleanup.push(partial(torch.set_grad_enabled, torch.is_grad_enabled()))
         for layer in layers:
             self._calls[layer] = []
             module = find_module(self._block.module, layer)
@@ -380,20 +403,23 @@ class _PassHooks:
         except CamtoolError as error:
             self._running = ObservedPass(self._block, inputs, error.with_traceback(None))
 
-    def _end(self, module: nn.Module, output: Any) -> None:
+    def _end(self, module: nn.Module, output: Any) -> Any:
         if is_in_use(module) or not self._depth:
-            return
+            return None
         self._depth -= 1
         if self._depth:
-            return
+            return None
         running = self._running
-        self.drop()
-        if output is None or running is None:  # the model failed
-            return
-        running.finish(output)
+        try:
+            if output is None or running is None:  # the model failed
+                return None
+            returned = running.finish(output)
+        finally:
+            self.drop()
         self.passes.append(running)
         if self._keep is not None:
             del self.passes[: -self._keep]
+        return None if returned is output else returned
 
     def _find_layers(self, inputs: Tensor | Inputs) -> list[str]:
         """Return the names of the layers to record; the first time for a shape, this runs the model."""
@@ -438,7 +464,7 @@ class _Replay:
         inputs: ModelInputs,
         *,
         grad: bool = True,
-        rows: Mapping[str, Rows] = {},  # noqa: B006  # never written to
+        rows: Mapping[str, Rows] = {},  # never written to
     ) -> Observation:
         """Return the recorded pass at some of its layers."""
         if inputs is not self.inputs:
@@ -502,7 +528,8 @@ def _read_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         if len(args) + len(kwargs) > 1 or len({image.shape for image in first}) > 1:
             raise ImageError("a detector is observed without targets, on images of one size; else use camtool.explain.")
         return torch.stack(list(first))
-    return Inputs(0).replace_entries({**dict(enumerate(args)), **kwargs})
+    entries: dict[Key, Any] = {**dict(enumerate(args)), **kwargs}
+    return Inputs(0).replace_entries(entries)
 
 
 def _map_inputs(inputs: Tensor | Inputs, change: Callable[[Tensor], Tensor]) -> Tensor | Inputs:
@@ -514,9 +541,27 @@ def _map_inputs(inputs: Tensor | Inputs, change: Callable[[Tensor], Tensor]) -> 
 
 def _copy(tensor: Tensor) -> Tensor:
     """Return a copy on the graph of a tensor, which is no tensor of inference mode."""
-    with start_inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+    if torch.is_inference_mode_enabled():
+        with start_inference_mode(False):
+            return tensor.clone()
+    with torch.enable_grad() if tensor.requires_grad else nullcontext():
         return tensor.clone()
 
 
 def _copy_detached(tensor: Tensor) -> Tensor:
     return _copy(tensor.detach())
+
+
+def _reaches_other_leaves(output: Any, leaves: Sequence[Tensor]) -> bool:
+    """Check that the graph of an output leads to weights or inputs of the user, beside some leaves."""
+    ours = {id(leaf) for leaf in leaves}
+    nodes = [tensor.grad_fn for tensor in find_tensors(output) if tensor.grad_fn is not None]
+    known = {*nodes}
+    for node in nodes:
+        variable = getattr(node, "variable", None)  # of a leaf's node
+        if variable is not None and id(variable) not in ours:
+            return True
+        new = {child for child, _ in node.next_functions if child is not None} - known
+        known |= new
+        nodes += new
+    return False

@@ -161,7 +161,8 @@ def differentiate(
     try:
         tensors = [inputs] if isinstance(inputs, Tensor) else inputs
         if not GRADIENT_EDGES or not any(tensor in GRADIENT_EDGES for tensor in tensors):
-            return torch.autograd.grad(outputs, inputs, *args, **options)
+            gradients: tuple[Tensor, ...] = torch.autograd.grad(outputs, inputs, *args, **options)
+            return gradients
         return _differentiate_at_edges(outputs, tensors, *args, **options)
     except (CamtoolError, torch.OutOfMemoryError):
         raise
@@ -183,7 +184,7 @@ def _differentiate_at_edges(
     **options: Any,
 ) -> tuple[Tensor, ...]:
     """Return the gradients at the edges of some tensors; ``materialize_grads`` is what torch refuses for edges."""
-    edges = [GRADIENT_EDGES.get(tensor, tensor) for tensor in tensors]
+    edges: Any = [GRADIENT_EDGES.get(tensor, tensor) for tensor in tensors]
     gradients = torch.autograd.grad(outputs, edges, grad_outputs, allow_unused=True, **options)
     batch = grad_outputs.shape[:1] if options.get("is_grads_batched") else ()
     return tuple(
@@ -346,7 +347,7 @@ _REASONS = (
     (
         "backward through the graph a second time",
         (
-            "the graph is freed. Explain an observed pass before loss.backward(), or pass retain_graph=True to it; if the "
+            "the graph is freed. Explain an observed pass before loss.backward(), or pass it retain_graph=True; if the "
             "model, or a hook on it, runs a backward pass of its own, remove it while explaining."
         ),
     ),
