@@ -528,7 +528,8 @@ def _read_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         if len(args) + len(kwargs) > 1 or len({image.shape for image in first}) > 1:
             raise ImageError("a detector is observed without targets, on images of one size; else use camtool.explain.")
         return torch.stack(list(first))
-    entries: dict[Key, Any] = {**dict(enumerate(args)), **kwargs}
+    entries: dict[Key, Any] = dict(enumerate(args))
+    entries.update(kwargs)
     return Inputs(0).replace_entries(entries)
 
 
