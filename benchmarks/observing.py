@@ -1,9 +1,9 @@
 """The cost of explanations in the user's own forward pass: ``python -m benchmarks observing``.
 
 A forward pass alone, then with Grad-CAM of it: by ``camtool.observe``, and by ``camtool.explain``, which runs the model
-a second time. Three kinds of passes: one that records a graph, one of a training step with its backward pass, and one in
-``torch.no_grad``. Everything runs in turns; ratios are medians over the turns, with their standard errors. Inputs and
-weights are random, which changes no time. Run nothing else meanwhile.
+a second time. Three kinds of passes: one that records a graph, one of a training step with its backward pass, and one
+in ``torch.no_grad``. Everything runs in turns; ratios are medians over the turns, with their standard errors. Inputs
+and weights are random, which changes no time. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
