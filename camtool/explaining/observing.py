@@ -70,6 +70,9 @@ _RECORDED_NEEDS = frozenset(
 )
 """Needs of methods that a recorded pass serves."""
 
+_ROUNDING = 1e-4
+"""Outputs that differ by less, relative to the largest, differ by rounding; dropout changes them by tenths."""
+
 _NO_GRAPH = (
     "the forward pass recorded none: {reason}. {remedy}, use a method of activations, e.g. method='eigencam', or call "
     "camtool.explain(model, inputs), which runs the model again"
@@ -279,8 +282,8 @@ class ObservedPass:
             For each image what :func:`camtool.explain` returns for it.
 
         Raises:
-            MethodError: The method reads what was not recorded, or runs the model again and the pass was in training
-                mode, or the weights have changed since.
+            MethodError: The method reads what was not recorded; or it runs the model again, and the weights have
+                changed since, or the pass ran in training mode and evaluation mode gives another output.
             LayerError: There is no layer to explain at, or no graph leads to it.
             ForwardError: The graph is freed, or was recorded with other weights.
             CamtoolError: Another argument does not fit.
@@ -289,7 +292,6 @@ class ObservedPass:
             raise self._error.with_traceback(None)
         _check_options(method, options)
         explainer, module = self._block.make_explainer(method, **options), self._block.module
-        self._check_methods(explainer.batches.methods)
         # In training mode the flags stay, as checkpoints may run blocks of the model again in the backward pass.
         with Cleanup(), guard(module, evaluate=not self._is_training) as cleanup:
             if self._is_training:
@@ -297,13 +299,13 @@ class ObservedPass:
             for tensor in find_tensors(self.output):
                 if tensor.retains_grad:
                     cleanup.push(partial(setattr, tensor, "grad", tensor.grad))
-            if self._batch is None:
-                self._batch = self._block.prepare(self._inputs)
+            batch = self._batch = self._batch or self._block.prepare(self._inputs)
             notes = (_TRAIN_MODE,) if self._training else ()
             with self._restore_autocast():
-                run = _Replay(self._batch.inputs, self._scored, self._calls, self._reason)
-                requests = match_targets(target_class, len(self._batch.items))
-                return replace(explainer.batches, notes=notes).explain(self._batch, requests, run)
+                self._check_methods(explainer.batches.methods, batch.inputs)
+                run = _Replay(batch.inputs, self._scored, self._calls, self._reason)
+                requests = match_targets(target_class, len(batch.items))
+                return replace(explainer.batches, notes=notes).explain(batch, requests, run)
 
     def keep_output(self, layer: str, _: nn.Module, output: Any) -> Any:
         """Copy what a layer returned, and note where in the graph it was made. This is a hook of the layer."""
@@ -342,19 +344,23 @@ class ObservedPass:
             module = find_module(self._block.module, layer)
             add_forward_hook(cleanup, module, partial(self.keep_output, layer), prepend=True)
 
-    def _check_methods(self, methods: Sequence[Method]) -> None:
+    def _check_methods(self, methods: Sequence[Method], inputs: ModelInputs) -> None:
+        """Check that methods that run the model again meet the model of this pass.
+
+        Raises:
+            MethodError: The weights have changed, or the model computes something else in evaluation mode.
+        """
+        model = self._block.module
         for method in filter(_runs_model, methods):
-            if self._is_training:
+            name = f"method {method.name!r} runs the model again"
+            if self._weights is not None and not self._weights.equal_those_of(list_weights(model, buffers=False)):
                 raise MethodError(
-                    f"method {method.name!r} runs the model again, in evaluation mode, but the forward pass ran in "
-                    "training mode. Call model.eval() before the pass, or use a method of gradients, e.g. 'gradcam'."
+                    f"{name}, but its weights have changed since the forward pass; explain before optimizer.step()."
                 )
-            if self._weights is not None and not self._weights.equal_those_of(
-                list_weights(self._block.module, buffers=False)
-            ):
+            if self._is_training and not _are_close(run_observed(model, [], inputs, grad=False).output, self._scored):
                 raise MethodError(
-                    f"method {method.name!r} runs the model again, but its weights have changed since the forward "
-                    "pass; explain before optimizer.step()."
+                    f"{name}, in evaluation mode, in which it computes something else: the forward pass ran in "
+                    "training mode. Call model.eval() before the pass, or use a method of gradients, e.g. 'gradcam'."
                 )
 
     def _restore_autocast(self) -> Any:
@@ -538,6 +544,14 @@ def _map_inputs(inputs: Tensor | Inputs, change: Callable[[Tensor], Tensor]) -> 
     if isinstance(inputs, Tensor):
         return change(inputs)
     return inputs.replace_entries(map_tensors(inputs.entries, change))
+
+
+def _are_close(one: Any, other: Any) -> bool:
+    """Check that the main tensors of two outputs are equal up to rounding."""
+    first, second = find_main_tensor(one), find_main_tensor(other)
+    if first is None or second is None or first.shape != second.shape:
+        return False
+    return torch.allclose(first, second.detach(), rtol=_ROUNDING, atol=_ROUNDING * float(first.abs().max()))
 
 
 def _copy(tensor: Tensor) -> Tensor:

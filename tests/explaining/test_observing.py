@@ -445,6 +445,11 @@ def test_methods_that_run_the_model_again_are_refused_in_training_mode() -> None
     for method in ("ablationcam", "occlusion", "noise:gradcam"):
         with pytest.raises(MethodError, match=r"runs the model again.*model\.eval\(\)"):
             cam.explain(1, method=method)
+    model = build(build_resnet)
+    model.training = True  # a flag that changes nothing
+    assert_equal(
+        observe(model).explain(1, method="ablationcam"), camtool.explain(model, IMAGES, 1, method="ablationcam")
+    )
 
 
 def test_autocast_is_that_of_the_pass() -> None:
