@@ -31,10 +31,10 @@ from camtool.geometry.cell_centers import Placement
 from camtool.hooks.model_call import GRADIENT_EDGES
 from camtool.hooks.observation import Observation, Rows
 from camtool.hooks.observation import observe as run_observed
-from camtool.hooks.private_torch import get_compiled_call, start_inference_mode
+from camtool.hooks.private_torch import get_compiled_call, is_transforming, start_inference_mode
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.hooks.state.cleanup import Cleanup
-from camtool.hooks.state.guard import BufferSnapshot, guard, is_in_use
+from camtool.hooks.state.guard import BufferSnapshot, guard, is_library_running
 from camtool.hooks.structures.modules import (
     WeightStates,
     find_detector_transform,
@@ -245,7 +245,7 @@ class ObservedPass:
         output: What the model returned.
     """
 
-    def __init__(self, block: _Block, inputs: Tensor | Inputs, error: CamtoolError | None = None) -> None:
+    def __init__(self, block: _Block, inputs: Tensor | Inputs, error: Exception | None = None) -> None:
         self.output: Any = None
         self._block, self._inputs, self._error = block, inputs, error
         self._calls: dict[str, list[Tensor]] = {}
@@ -310,7 +310,7 @@ class ObservedPass:
     def keep_output(self, layer: str, _: nn.Module, output: Any) -> Any:
         """Copy what a layer returned, and note where in the graph it was made. This is a hook of the layer."""
         tensor = find_main_tensor(output)
-        if tensor is None:
+        if tensor is None or is_library_running():
             return None
         kept = _copy(tensor.dequantize() if tensor.is_quantized else tensor)
         self._calls[layer].append(kept)
@@ -393,7 +393,7 @@ class _PassHooks:
         self._layer_hooks.close()
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if is_in_use(module):  # camtool runs the model, e.g. below
+        if is_library_running() or is_transforming():  # the former e.g. to find the layers, below
             return
         self._depth += 1
         if self._depth > 1:  # the model calls itself
@@ -406,11 +406,11 @@ class _PassHooks:
             layers = self._find_layers(inputs)
             self._running = ObservedPass(self._block, _map_inputs(inputs, _copy_detached))
             self._running.record(layers, self._layer_hooks)
-        except CamtoolError as error:
+        except (CamtoolError, torch.OutOfMemoryError) as error:
             self._running = ObservedPass(self._block, inputs, error.with_traceback(None))
 
     def _end(self, module: nn.Module, output: Any) -> Any:
-        if is_in_use(module) or not self._depth:
+        if is_library_running() or is_transforming() or not self._depth:
             return None
         self._depth -= 1
         if self._depth:

@@ -43,6 +43,15 @@ Ctrl-C could arrive, either.
 """
 
 
+def is_transforming() -> bool:
+    """Check that torch transforms, traces, compiles or exports what runs now, so that tensors stand for others.
+
+    Torch has no public function that tells the transforms of ``torch.func``.
+    """
+    has_transform = torch._C._functorch.peek_interpreter_stack() is not None
+    return has_transform or torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
 save_function_modes: Callable[[], list[TorchFunctionMode]] = _get_current_function_mode_stack
 """Return the function modes of this thread, the innermost last.
 

@@ -107,10 +107,10 @@ def list_names_in_use(applies: Callable[[nn.Module], bool]) -> list[str]:
     return [name for model in models for name, module in model.named_modules() if applies(module)]
 
 
-def is_in_use(model: nn.Module) -> bool:
-    """Check that a block of this thread runs the model in evaluation mode, so that calls of it are the library's."""
-    use = _USES.by_model.get(id(model))
-    return use is not None and threading.get_ident() in use.holders.values()
+def is_library_running() -> bool:
+    """Check that a block of this thread has a model in evaluation mode, so that what runs is the library's."""
+    thread = threading.get_ident()
+    return any(thread in use.holders.values() for use in list(_USES.by_model.values()))
 
 
 def find_name_in_use(module: nn.Module) -> str:
