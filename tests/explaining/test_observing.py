@@ -351,6 +351,7 @@ def test_passes_of_camtool_of_other_threads_and_of_copies_are_not_recorded() -> 
     model = build()
     with camtool.observe(model) as outer, camtool.observe(model, "stem") as inner:
         expected = camtool.explain(model, IMAGES, 1)
+        camtool.explain(nn.Sequential(model), IMAGES, 1)
         model(IMAGES)
         outer.explain(1, method="ablationcam")
         thread = threading.Thread(target=model, args=(IMAGES,))
@@ -360,6 +361,18 @@ def test_passes_of_camtool_of_other_threads_and_of_copies_are_not_recorded() -> 
     assert (len(outer), len(inner)) == (1, 1)
     assert_equal(outer.explain(1), expected)
     assert inner.explain(1)[0].layer == "stem"
+
+
+def test_calls_in_transforms_and_exports_go_on_and_are_not_recorded() -> None:
+    model = build()
+    expected = torch.func.vmap(lambda image: model(image[None])[0])(IMAGES)
+    with camtool.observe(model) as cam:
+        assert torch.equal(torch.func.vmap(lambda image: model(image[None])[0])(IMAGES), expected)
+        torch.func.grad(lambda x: model(x).sum())(IMAGES)
+        torch.export.export(model, (IMAGES,))
+        assert len(cam) == 0
+        model(IMAGES)
+    assert_equal(cam.explain(1), camtool.explain(model, IMAGES, 1))
 
 
 def test_passes_in_several_threads_are_kept_apart() -> None:

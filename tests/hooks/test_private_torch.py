@@ -349,6 +349,20 @@ def iterate_private_uses(tree: ast.Module, private: set[str]) -> Iterator[tuple[
                 yield node.lineno, ast.unparse(node)
 
 
+def test_transforms_of_functions_are_noticed():
+    seen = []
+
+    def function(x):
+        seen.append(private_torch.is_transforming())
+        return x.sum()
+
+    with use_of("is_transforming"):
+        torch.func.grad(function)(torch.rand(2))
+        torch.func.vmap(function)(torch.rand(2, 2))
+        function(torch.rand(2))
+        check(seen == [True, True, False])
+
+
 def test_nodes_of_the_graph_tell_what_they_saved():
     x = torch.rand(1, 3, 8, 8, requires_grad=True)
     convolved = functional.conv2d(x, torch.rand(4, 3, 3, 3), stride=2, padding=1)
