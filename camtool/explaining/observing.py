@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -141,8 +141,8 @@ def observe(
         LayerError: A module given as ``layer`` is not part of the model.
         CamtoolError: Another argument does not fit.
     """
-    names = {field.name for field in fields(Settings)}
-    settings = {name: value for name, value in locals().items() if name in names}
+    settings: dict[str, Any] = {"merge": merge, "transform": transform, "labels": labels, "placement": placement}
+    settings |= {"image": image, "call_index": call_index, "kind": kind}
     if keep is not None:
         check_count("keep", keep)
     _check_model(model)

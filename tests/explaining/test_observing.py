@@ -176,7 +176,10 @@ def test_several_targets_methods_and_passes_share_a_block() -> None:
     for index, scale in enumerate((1, 0.5, 0.1)):
         assert_equal(cam[index].explain(2), camtool.explain(model, IMAGES * scale, 2))
     assert_equal(cam.explain(), camtool.explain(model, IMAGES * 0.1))
-    both = cam[0].explain([[1, 2], [3]], method=["gradcam", "eigencam"])
+    rows = [[1, 2], [3]]
+    for ours, expected in zip(cam[0].explain(rows), camtool.explain(model, IMAGES, rows), strict=True):
+        assert_equal(ours, expected)
+    both = cam[0].explain(rows, method=["gradcam", "eigencam"])
     assert [[[one.method for one in row] for row in image] for image in both] == [
         [["gradcam", "eigencam"]] * 2,
         [["gradcam", "eigencam"]],
