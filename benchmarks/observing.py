@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import camtool
 from benchmarks.paired import Run, describe_machine
 
-_MODELS = {"mobilenet_v2": 1, "resnet50": 1}
+_MODELS = {"mobilenet_v2": 1, "resnet18": 1}
 """Name to the number of images."""
 
 _WARM_UP = 2
