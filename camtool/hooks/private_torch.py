@@ -46,10 +46,10 @@ Ctrl-C could arrive, either.
 def is_transforming() -> bool:
     """Check that torch transforms, traces, compiles or exports what runs now, so that tensors stand for others.
 
-    Torch has no public function that tells the transforms of ``torch.func``, and none with types for tracing.
+    Torch has no public function that tells the transforms of ``torch.func``.
     """
     has_transform = torch._C._functorch.peek_interpreter_stack() is not None
-    return has_transform or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return has_transform or torch.compiler.is_compiling() or torch._C._is_tracing()
 
 
 save_function_modes: Callable[[], list[TorchFunctionMode]] = _get_current_function_mode_stack
