@@ -247,32 +247,25 @@ def format_table(result: dict[str, Any]) -> str:
     """Return the table of the page."""
     lines = [
         "<!-- numbers: benchmarks/known_cues.json -->",
-        "| network | cue | classes | directly | findings whose photos have the cue | others |",
-        "|---|---|---|---|---|---|",
+        "| network | cue | classes | directly | findings (of their photos with the cue) |",
+        "|---|---|---|---|---|",
     ]
     for audit in result["audits"]:
         (made, others), (lost, count) = audit["directly"]["becomes"], audit["directly"]["loses without"]
         directly = f"'{audit['class']}': {made} of {others} become it, {lost} of {count} are it by the cue alone"
         directly = "-" if audit["cue"] == "none" else directly
-        without = [one for one in result["audits"] if one["cue"] == "none" and one["network"] == audit["network"]]
-        usual = {_name(one) for each in without for one in each["findings"]}
-        by_cue = [one for one in audit["findings"] if _is_of_cue(one) and _name(one) not in usual]
-        rest = [one for one in audit["findings"] if one not in by_cue]
-        columns = [TITLES[audit["network"]], audit["cue"], audit["classes"], directly, _join(by_cue), _join(rest)]
+        columns = [TITLES[audit["network"]], audit["cue"], audit["classes"], directly, _join(audit)]
         lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines)
 
 
-def _is_of_cue(finding: dict[str, Any]) -> bool:
-    return finding["photos"] > 0 and 10 * finding["with the cue"] >= 9 * finding["photos"]
-
-
-def _name(finding: dict[str, Any]) -> tuple[str, str, str]:
-    return finding["class"], finding["kind"], finding["name"]
-
-
-def _join(findings: Sequence[dict[str, Any]]) -> str:
-    return "; ".join(f"'{one['class']}', {one['name']}, q = {one['q']}" for one in findings) or "-"
+def _join(audit: dict[str, Any]) -> str:
+    """Return the findings in one cell, with the number of their photos that have the cue."""
+    cells = []
+    for one in audit["findings"]:
+        shown = "" if audit["cue"] == "none" else f" ({one['with the cue']} of {one['photos']})"
+        cells.append(f"'{one['class']}': {one['name']}{shown}")
+    return "; ".join(cells) or "-"
 
 
 if __name__ == "__main__":
