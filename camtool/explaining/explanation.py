@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from camtool.methods.refinement import Posterior
     from camtool.rendering.colormaps import Colormap
+    from camtool.trust.metrics.removal import Removal
+    from camtool.trust.sufficiency import VerifiedRegion
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,6 +280,66 @@ class Explanation:
             raise CamtoolError("this explanation has no intervals; ask that of camtool.refine(result, passes=64).")
         mask = regions.to_mask(region, self.view.size)
         return self.posterior.find_interval(mask, self.geometry, blurred=blurred)
+
+    def sufficient(
+        self,
+        keep: float = 0.9,
+        passes: int = 200,
+        *,
+        fill: Removal | Sequence[Removal] = "blur",
+        regions: int = 1,
+        cells: int = 16,
+    ) -> VerifiedRegion:
+        """Return a small part of the photo that alone keeps a share of the probability, see docs/sufficient.md.
+
+            region = result.sufficient(keep=0.9)
+            print(region)  # 21% of the photo alone, the rest blurred, gives 91% of the probability of 'tabby'; ...
+            region.save("enough.png")
+
+        The claim is confirmed by forward passes of the model itself. The map only says where to search first.
+
+        Args:
+            keep: The share of the probability to keep, above 0 and at most 1; of the score, for a target without a
+                probability.
+            passes: The most forward passes; with few the region is larger than it need be.
+            fill: What replaces the rest: ``"blur"``, ``"inpaint"`` (slow), ``"mean"``, ``"zero"``, or a function from
+                images ``(N, C, H, W)`` to what replaces their pixels. With several the claim holds for each of them.
+            regions: The most regions without a common cell; those after the first are its ``others``. They share the
+                passes.
+            cells: Cells along each side of the model's input, of which the region consists.
+
+        Raises:
+            CamtoolError: An argument does not fit; the result was pickled, trimmed or refined, so its model is unknown;
+                the input is no photo; or the model has changed.
+        """
+        from camtool.explaining.refining import find_regions
+
+        return find_regions(self, "sufficient", keep, passes, fill, regions, cells)
+
+    def necessary(
+        self,
+        drop: float = 0.5,
+        passes: int = 200,
+        *,
+        fill: Removal | Sequence[Removal] = "blur",
+        regions: int = 1,
+        cells: int = 16,
+    ) -> VerifiedRegion:
+        """Return a small part of the photo without which a share of the probability is lost.
+
+        Args:
+            drop: The share of the probability that is lost, above 0 and below 1.
+            passes: As for :meth:`sufficient`.
+            fill: As for :meth:`sufficient`.
+            regions: As for :meth:`sufficient`.
+            cells: As for :meth:`sufficient`.
+
+        Raises:
+            CamtoolError: As for :meth:`sufficient`; or so much is not lost with all of the photo replaced.
+        """
+        from camtool.explaining.refining import find_regions
+
+        return find_regions(self, "necessary", drop, passes, fill, regions, cells)
 
     def save(
         self,

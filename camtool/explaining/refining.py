@@ -1,22 +1,41 @@
-"""Refine explanations by further forward passes: :func:`refine`."""
+"""Further forward passes for an explanation: :func:`refine`, and the regions that are sufficient or necessary."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
+from camtool.arguments.checks import check_choice, check_count, check_number
+from camtool.arguments.messages import format_percent
+from camtool.engines.comparison import run_by_engines
 from camtool.errors import CamtoolError
-from camtool.evidence.evidence import gather_evidence
+from camtool.evidence.evidence import Evidence, gather_evidence
+from camtool.evidence.rescoring import run_forward, score_inputs
 from camtool.explaining.explanation import Explanation
-from camtool.hooks.observation import observe
+from camtool.explaining.pipeline import BatchExplainer
+from camtool.geometry.cell_centers import CellCenters
+from camtool.geometry.resampling import resample
+from camtool.hooks.chunks import iterate_chunks
+from camtool.hooks.observation import Observation, Observe, observe
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
+from camtool.inputs.prepared_inputs import PreparedInput
+from camtool.maps import upcast
+from camtool.methods.options import prefer_probability
 from camtool.methods.refinement import check_passes, refine_maps
+from camtool.outputs import predictions
+from camtool.outputs.class_scores import find_logits
 from camtool.trust.map_warnings import OF_VALUES, find_value_warnings
+from camtool.trust.metrics.removal import REMOVALS, Fill, Removal, start_removal
+from camtool.trust.sufficiency import FEWEST_PASSES, VerifiedRegion, find_part
 from camtool.warning_codes import MapWarning
 
 _SAME_SCORE = 0.02
@@ -53,17 +72,11 @@ def refine(result: Explanation, passes: int = 64) -> Explanation:
     if not isinstance(result, Explanation):
         got = f"a {type(result).__name__}"
         raise CamtoolError(f"result must be one explanation, got {got}; call refine() on each that explain() returned.")
-    if result.checker is None or result.uncertainty is not None:
-        reason = "was pickled, changed or not made by explain()" if result.uncertainty is None else "is refined already"
-        raise CamtoolError(f"this explanation {reason}; call refine() on what explain() returns.")
-    # The checker is a method of the explainer of the batch, with the arguments that say which row of it this is.
-    checker = cast("partial[object]", result.checker)
-    explainer, (_, _, batch, image, target) = checker.func.__self__, checker.args  # type: ignore[attr-defined]
+    if result.uncertainty is not None:
+        raise CamtoolError("this explanation is refined already; call refine() on what explain() returns.")
+    explainer = _get_explainer(result, "refine()")
     with Cleanup(), guard(explainer.model), torch.no_grad():
-        at_input = replace(explainer, methods=(), engines=())
-        forward_pass = at_input.run_forward_pass(observe, batch.select(slice(image, image + 1)))
-        (evidence,) = gather_evidence(forward_pass, [target], [0], at_input=True)
-        _check_score(float(evidence.scores[0]), result.score)
+        evidence, _ = _gather_again(result, explainer)
         maps = torch.from_numpy(np.ascontiguousarray(result.raw))[None]
         with torch.autocast(evidence.scores.device.type, enabled=False):
             refined = refine_maps(evidence, maps, result.centers, passes)
@@ -84,6 +97,34 @@ def refine(result: Explanation, passes: int = 64) -> Explanation:
     )
 
 
+def _get_explainer(result: Explanation, caller: str) -> BatchExplainer:
+    """Return the explainer that made a result; it holds the model.
+
+    Raises:
+        CamtoolError: The result holds none.
+    """
+    if result.checker is None:
+        raise CamtoolError(
+            f"this explanation was pickled, changed or not made by explain(); call {caller} on what explain() returns."
+        )
+    # The checker is a method of the explainer of the batch, with the arguments that say which row of it this is.
+    return cast("BatchExplainer", cast("Any", result.checker).func.__self__)
+
+
+def _gather_again(result: Explanation, explainer: BatchExplainer) -> tuple[Evidence, PreparedInput]:
+    """Return the evidence of a result at the input, from a new forward pass of its image, and the image.
+
+    Raises:
+        CamtoolError: The score is not what it was.
+    """
+    _, _, batch, image, target = cast("partial[object]", result.checker).args
+    alone = batch.select(slice(image, image + 1))
+    forward_pass = replace(explainer, methods=(), engines=()).run_forward_pass(observe, alone)
+    (evidence,) = gather_evidence(forward_pass, [target], [0], at_input=True)
+    _check_score(float(evidence.scores[0]), result.score)
+    return evidence, alone.items[0]
+
+
 def _check_score(now: float, before: float) -> None:
     """Check that the model still gives the score of the explanation, up to what an engine or precision changes.
 
@@ -95,3 +136,259 @@ def _check_score(now: float, before: float) -> None:
             f"the model has changed: the score was {before:.4g} when it was explained, and is {now:.4g} now; explain "
             "the image again."
         )
+
+
+# ------------------------------------------------------------------------------- sufficient and necessary regions
+
+_MOST_PASSES = 100_000
+
+_MARGIN = 1e-4
+"""Share of a score by which a region must do better than asked in the search, so that rounding does not decide."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """The output of an engine for a batch, which is compared with that of the model."""
+
+    raw: NDArray[Any]
+    index: None = None
+    label: str = ""
+    method: str = "forward pass"
+
+    @property
+    def score(self) -> float:
+        return float(self.raw.max())
+
+
+def find_regions(
+    result: Explanation,
+    kind: str,
+    share: float,
+    passes: int,
+    fill: Removal | Sequence[Removal],
+    regions: int,
+    cells: int,
+) -> VerifiedRegion:
+    """Return what :meth:`Explanation.sufficient` and :meth:`Explanation.necessary` do.
+
+    Args:
+        result: The explanation.
+        kind: ``"sufficient"`` or ``"necessary"``.
+        share: The share of the score that the region keeps or takes away.
+        passes: As for :meth:`Explanation.sufficient`.
+        fill: Likewise.
+        regions: Likewise.
+        cells: Likewise.
+    """
+    if kind == "sufficient":
+        check_number("keep", share, above=0, most=1)
+    else:
+        check_number("drop", share, above=0, below=1)
+    fills = _name_fills(fill)
+    check_count("regions", regions)
+    check_count("cells", cells, least=2)
+    check_count("passes", passes, least=(FEWEST_PASSES + 2) * len(fills) * regions + 1)
+    if passes > _MOST_PASSES:
+        raise CamtoolError(f"passes must be at most {_MOST_PASSES:,}, got {passes!r}.")
+    explainer = _get_explainer(result, f"{kind}()")
+    with Cleanup(), guard(explainer.model), torch.no_grad():
+        evidence, item = _gather_again(result, explainer)
+        if item.view.geometry is None or evidence.inputs.ndim != 4:
+            raise CamtoolError(f"{kind}() needs a photo, and this explanation is of a {item.view.kind}.")
+        with torch.autocast(evidence.scores.device.type, enabled=False):
+            trial = _Trial(explainer, evidence, fills, cells, is_sufficient=kind == "sufficient")
+            heat = trial.average_heat(torch.from_numpy(np.ascontiguousarray(result.raw))[None], result.centers)
+            found, used = list[VerifiedRegion](), np.zeros(heat.shape, bool)
+            while len(found) < regions:
+                verified = trial.find_region(heat, share, (passes - 1) // regions, ~used)
+                if verified is None:
+                    break
+                found.append(_describe_region(trial, result, item, verified, kind))
+                used |= verified.cells
+                if not verified.cells.any():
+                    break
+    if not found:
+        left = format_percent(trial.score_without_all / trial.whole)
+        raise CamtoolError(
+            f"no part is necessary for {result.label!r}: with all of the photo replaced by fill={fill!r}, {left} of "
+            "its score is left; give another fill or a smaller drop."
+        )
+    return replace(found[0], passes=trial.passes, others=tuple(replace(one, passes=trial.passes) for one in found[1:]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Verified:
+    """A region as cells, with scores of the model itself, by fill."""
+
+    cells: NDArray[np.bool_]
+    is_minimal: bool
+    alone: list[float]
+    without: list[float]
+
+
+class _Trial:
+    """Passes of an image whose cells are replaced by fills.
+
+    Args:
+        explainer: The explainer, whose engine runs the search, if it has one.
+        evidence: The evidence about the target at the input.
+        fills: Name to fill.
+        cells: Cells along each side.
+        is_sufficient: Search what is sufficient, and not what is necessary.
+
+    Attributes:
+        whole: The score of the whole image.
+        is_probability: True if scores are probabilities.
+        numbers: ``(H, W)``, the cell of each pixel.
+        passes: The forward passes so far.
+        score_without_all: The highest score with every pixel replaced.
+    """
+
+    def __init__(
+        self,
+        explainer: BatchExplainer,
+        evidence: Evidence,
+        fills: dict[str, Removal],
+        cells: int,
+        *,
+        is_sufficient: bool,
+    ) -> None:
+        target = prefer_probability(evidence.targets[0])
+        self._explainer, self._evidence = explainer, evidence.for_targets([target], [0])
+        self.is_probability = evidence.targets[0].to_probability() is not None
+        self.whole, self.passes, self.score_without_all = float(self._evidence.scores[0]), 1, math.nan
+        if not self.whole > 0:
+            raise CamtoolError(f"the score must be above 0 to keep a share of it, got {self.whole:g}; explain a class.")
+        inputs, self._is_sufficient = evidence.inputs, is_sufficient
+        self._fills: dict[str, Fill] = {name: start_removal(inputs, fill) for name, fill in fills.items()}
+        side = min(cells, *inputs.shape[2:])
+        rows, columns = (torch.arange(length, device=inputs.device) * side // length for length in inputs.shape[2:])
+        self.numbers, self._grid = rows[:, None] * side + columns, (side, side)
+
+    @property
+    def fills(self) -> list[str]:
+        """The names of the fills."""
+        return list(self._fills)
+
+    def average_heat(self, raw: Tensor, centers: CellCenters | None) -> NDArray[np.float64]:
+        """Return the mean of a map ``(1, *grid)`` in each cell, ``(h, w)``."""
+        size = tuple(self.numbers.shape)
+        maps = resample(raw.double(), centers, size, None).nan_to_num(0).flatten()
+        numbers = self.numbers.cpu().flatten()
+        return (torch.bincount(numbers, maps) / torch.bincount(numbers)).reshape(self._grid).numpy()
+
+    def find_region(
+        self, heat: NDArray[np.float64], share: float, passes: int, allowed: NDArray[np.bool_]
+    ) -> _Verified | None:
+        """Return a region that the model itself confirms; ``None`` if the allowed cells do not suffice."""
+        end, holding, count = self.passes + passes, list[NDArray[np.bool_]](), len(self._fills)
+        goal = share * (1 + _MARGIN) if self._is_sufficient else 1 - (1 - share) * (1 - _MARGIN)
+
+        def measure(parts: NDArray[np.bool_]) -> NDArray[np.float64]:
+            scores = self.score(parts if self._is_sufficient else ~parts) / self.whole
+            values = scores.amin(0).numpy() if self._is_sufficient else 1 - scores.amax(0).numpy()
+            values[self._is_sufficient & parts.all((1, 2))] = math.inf  # the whole image has its own score
+            holding.extend(parts[values >= goal])
+            return cast("NDArray[np.float64]", values)
+
+        part = find_part(measure, heat, goal, passes // count - 2, allowed)
+        if part is None:
+            self.score_without_all = self.whole if self._is_sufficient else float(self.score(~allowed[None]).amax())
+            return None
+        cells, is_minimal, _ = part
+        for tried in [cells, *sorted(holding, key=np.sum)[1:]]:
+            if self.passes + 2 * count > end:
+                break
+            alone, without = self.score(np.stack([tried, ~tried]), by_model=True).unbind(1)
+            kept = (
+                alone.amin() >= share * self.whole
+                if self._is_sufficient
+                else without.amax() <= (1 - share) * self.whole
+            )
+            if kept or (self._is_sufficient and tried.all()):
+                return _Verified(tried, is_minimal and tried is cells, alone.tolist(), without.tolist())
+        raise CamtoolError(
+            "the model did not confirm what its engine or prepared copy found; it may be random, or round coarsely."
+        )
+
+    def score(self, kept: NDArray[np.bool_], *, by_model: bool = False) -> Tensor:
+        """Return the scores ``(fills, M)``, float64 on the CPU, of the image with all but some cells replaced.
+
+        Args:
+            kept: ``(M, h, w)``.
+            by_model: Run the model itself, and no engine and no copy.
+        """
+        self.passes += len(kept) * len(self._fills)
+        cells = torch.from_numpy(kept.reshape(len(kept), -1)).to(self.numbers.device)
+        forward_pass, scores = self._evidence.forward_pass, list[Tensor]()
+        with forward_pass.restore_autocast():
+            size = forward_pass.fold_model().chunk_size
+        for fill in self._fills.values():
+
+            def make(part: slice, fill: Fill = fill) -> Tensor:
+                removed = ~cells[part][:, self.numbers]
+                return fill(torch.zeros(len(removed), dtype=torch.long, device=removed.device), removed)
+
+            if by_model or self._is_in_engine:
+                run = partial(run_forward, self._evidence) if by_model else self._run_engine
+                values = torch.cat([run(make(part)) for part in iterate_chunks(len(kept), size)])
+            else:
+                values = score_inputs(self._evidence, [0], len(kept), make)[:, 0]
+            scores.append(upcast(values).double().cpu())
+        return torch.stack(scores)
+
+    @property
+    def _is_in_engine(self) -> bool:
+        return bool(self._explainer.engines) and isinstance(self._evidence.forward_pass.predictions, Tensor)
+
+    def _run_engine(self, variants: Tensor) -> Tensor:
+        """Return the scores of inputs by the first engine that gives the model's own results."""
+        model, inputs = self._evidence.model, self._evidence.forward_pass.select_inputs(0, variants)
+
+        def run(observe_inputs: Observe) -> Observation:
+            return observe_inputs(model, (), inputs, grad=False)
+
+        def list_rows(observed: Observation) -> list[_Row]:
+            return [_Row(upcast(find_logits(observed.output).detach()).cpu().numpy())]
+
+        observed = run_by_engines(self._explainer.engines, model, ("regions", len(variants) == 1), run, list_rows)
+        return self._evidence.targets[0](predictions.to_batch(observed.output, len(variants)))
+
+
+def _describe_region(
+    trial: _Trial, result: Explanation, item: PreparedInput, verified: _Verified, kind: str
+) -> VerifiedRegion:
+    """Return a region on the photo, with its scores."""
+    chosen = torch.from_numpy(verified.cells.flatten())[trial.numbers.cpu()]
+    has_other_answer = result.index is not None and result.index != result.predicted_index
+    return VerifiedRegion(
+        kind=kind,
+        mask=(item.geometry.place(chosen.float()) >= 0.5).numpy(),
+        cells=verified.cells,
+        share=float(chosen.double().mean()),
+        score=trial.whole,
+        score_alone=min(verified.alone),
+        score_without=max(verified.without),
+        by_fill=dict(zip(trial.fills, zip(verified.alone, verified.without, strict=True), strict=True)),
+        passes=trial.passes,
+        is_minimal=verified.is_minimal,
+        label=result.label,
+        answer=result.predicted_label if has_other_answer else None,
+        is_probability=trial.is_probability,
+        view=item.view,
+    )
+
+
+def _name_fills(fill: Removal | Sequence[Removal]) -> dict[str, Removal]:
+    """Return name to fill.
+
+    Raises:
+        CamtoolError: A name is unknown, or there is none.
+    """
+    fills = [fill] if isinstance(fill, str) or callable(fill) else list(fill)
+    if not fills:
+        raise CamtoolError(f"fill asks for nothing; give one or more of {', '.join(map(repr, REMOVALS))}.")
+    for one in fills:
+        if not callable(one):
+            check_choice("fill", one, REMOVALS)
+    return {getattr(one, "__name__", type(one).__name__) if callable(one) else one: one for one in fills}
