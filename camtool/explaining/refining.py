@@ -282,7 +282,7 @@ class _Trial:
     ) -> _Verified | None:
         """Return a region that the model itself confirms; ``None`` if the allowed cells do not suffice."""
         end, holding, count = self.passes + passes, list[NDArray[np.bool_]](), len(self._fills)
-        goal = share * (1 + _MARGIN) if self._is_sufficient else 1 - (1 - share) * (1 - _MARGIN)
+        goal = min(share * (1 + _MARGIN), 1) if self._is_sufficient else 1 - (1 - share) * (1 - _MARGIN)
 
         def measure(parts: NDArray[np.bool_]) -> NDArray[np.float64]:
             scores = self.score(parts if self._is_sufficient else ~parts) / self.whole

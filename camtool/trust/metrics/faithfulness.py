@@ -23,6 +23,9 @@ from camtool.trust.metrics.scores import Explain, Score, check_maps, explain_aga
 # The fractions of the pixels that the library grad-cam removes.
 _ROAD_FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
+_AREA_POINTS = 6
+"""Sizes that one round of the bisection of sufficient-area measures."""
+
 # No method removes several cells of a grid at once, or fills with these two.
 _MASK_CELLS, _MASK_SHARES, _MASK_REMOVALS = 7, (1 / 8, 1 / 4, 1 / 2), ("blur", "mean")
 
@@ -308,6 +311,73 @@ def compute_road(
 
     scores = score_variants(score, images, 2 * steps, make, chunk)
     return (scores[:, steps:] - scores[:, :steps]).mean(1) / 2
+
+
+@metric("sufficient-area", higher_is_better=False, bounds=(0, 1), score="probability", paper="arXiv 1810.03805")
+def compute_sufficient_area(
+    score: Score,
+    images: Tensor,
+    maps: Tensor,
+    *,
+    keep: float = 0.9,
+    cells: int = 16,
+    removal: Removal = "blur",
+    seed: int = 0,
+    chunk: int | None = None,
+) -> Tensor:
+    """Measure the share of the image, its hottest cells, that alone keeps 90 % of the score. Lower is better, 0 to 1.
+
+    The fewest cells that a bisection finds: as many more cells of a grid may hold or not, as scores need not rise with
+    the part. The order of the cells is all that counts; :meth:`camtool.Explanation.sufficient` then drops single cells.
+    Chance level: measured.
+
+    Source: sufficient input subsets, arXiv 1810.03805, which order by the score itself.
+
+    Args:
+        score: The score, above 0 for the images themselves, e.g. a probability.
+        images: ``(N, C, H, W)``.
+        maps: ``(N, H, W)``. Only the order of the means in cells matters.
+        keep: The share of the score, above 0 and at most 1.
+        cells: The number of cells per side.
+        removal: What replaces the rest: a name of :data:`~.removal.REMOVALS` or a function.
+        seed: The seed of the order of cells that are equally hot.
+        chunk: The number of images that run at once; by default as many as fit into the memory budget.
+
+    Raises:
+        MetricError: A score is not above 0, or an argument is not as described.
+    """
+    check_maps(maps, images)
+    check_number("keep", keep, above=0, most=1, error=MetricError)
+    check_count("cells", cells, least=2, error=MetricError)
+    regions = _make_cells(images, min(cells, *images.shape[2:]))
+    heat = _sum_heat(maps, regions) / regions.flatten(1).sum(1)
+    ranks, fill = rank_pixels(heat[:, None], seed=seed).to(images.device), start_removal(images, removal)
+    numbers_by_pixel, count = regions.int().argmax(0), len(regions)
+
+    def score_sizes(sizes: Tensor) -> Tensor:
+        """Return the scores of the images with so many cells ``(N, P)``."""
+
+        def make(rows: Tensor, numbers: Tensor) -> Tensor:
+            is_kept = ranks[rows] < sizes[rows, numbers][:, None]
+            return fill(rows, ~is_kept[:, numbers_by_pixel])
+
+        return score_variants(score, images, sizes.shape[1], make, chunk)
+
+    lowest = torch.zeros(len(images), dtype=torch.long, device=images.device)
+    both = score_sizes(torch.stack([torch.full_like(lowest, count), lowest], 1))
+    if not (both[:, 0] > 0).all():
+        raise MetricError(f"sufficient-area needs scores above 0; got {float(both[:, 0].min()):g}. Pass probabilities.")
+    goal = keep * both[:, :1]
+    highest = torch.where(both[:, 1] >= goal[:, 0], 0, count)
+    shares = torch.arange(1, _AREA_POINTS + 1, device=images.device) / (_AREA_POINTS + 1)
+    while bool((highest - lowest > 1).any()):
+        # Sizes beyond the bounds are those of the bounds themselves, where the distance is small.
+        sizes = (lowest[:, None] + (highest - lowest)[:, None] * shares).long().clamp(max=count)
+        holds = score_sizes(sizes) >= goal
+        sizes = torch.cat([lowest[:, None], sizes, highest[:, None]], 1)
+        first = torch.cat([torch.zeros_like(holds[:, :1]), holds, torch.ones_like(holds[:, :1])], 1).int().argmax(1)
+        highest, lowest = (sizes.gather(1, at.clamp_min(0)[:, None])[:, 0] for at in (first, first - 1))
+    return highest.to(both) / count
 
 
 # ------------------------------------------------------------------------------------------------ parts of the image
