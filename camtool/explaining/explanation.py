@@ -62,6 +62,7 @@ class Explanation:
         groups: The classes that count together, index → label, if a group was explained: one mapping, and a second one
             for the classes that it was set against; empty for other targets.
         posterior: What these passes tell of all cells together, for :meth:`drop_in`; ``None`` without them.
+        region: What :meth:`sufficient` returned, if a run of a folder asked for it; else ``None``.
     """
 
     raw: NDArray[np.float32]
@@ -82,6 +83,7 @@ class Explanation:
     passes: int = 0
     groups: tuple[Mapping[int, str], ...] = ()
     posterior: Posterior | None = field(default=None, repr=False)
+    region: VerifiedRegion | None = field(default=None, repr=False)
 
     @property
     def photo(self) -> NDArray[np.uint8]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from camtool.errors import CamtoolError
 from camtool.runs.job_list import Job
 from camtool.runs.manifest import parse_row, to_row
 from camtool.runs.photo_batches import Workers, count_workers, explain_batch, prepare_photo
@@ -89,7 +90,13 @@ def run_jobs(
             _choose_engine(explainer, folder.get_batch(first_explained).jobs, target, output.max_side)
         sizes = [len(batch.jobs) for batch in pending]
         explained = _explain_photos(
-            explainer, prepared, target, sizes, any_explained=first_explained is not None, on_batch=on_batch
+            explainer,
+            prepared,
+            target,
+            sizes,
+            any_explained=first_explained is not None,
+            has_regions="sufficient" in output.kinds,
+            on_batch=on_batch,
         )
         written = threads.map_ahead(partial(_write_results, writer, output.folder), explained, batch_size)
         for batch in folder.batches:
@@ -146,6 +153,7 @@ def _explain_photos(
     sizes: Iterable[int],
     *,
     any_explained: bool,
+    has_regions: bool = False,
     on_batch: Callable[[Sequence[Job], float], None] | None = None,
 ) -> Iterator[_Explained]:
     """Yield each photo's explanations, or the reason why there are none.
@@ -156,6 +164,7 @@ def _explain_photos(
         target: What is explained.
         sizes: The number of photos in each batch.
         any_explained: Whether the method has served a photo of this run before.
+        has_regions: Whether to find the region of each explanation that is sufficient.
         on_batch: As for :func:`run_jobs`.
 
     Raises:
@@ -169,8 +178,18 @@ def _explain_photos(
             on_batch([photo.job for photo in batch], time.perf_counter() - started)
         for photo, result in zip(batch, results, strict=True):
             any_explained = any_explained or not isinstance(result, str)
+            if has_regions and not isinstance(result, str):
+                result = _add_regions(photo.job, result)
             yield _Explained(photo.job, photo.facts, result)
         results.clear()  # explanations that are written are not kept while the next batch is explained
+
+
+def _add_regions(job: Job, explanations: Sequence[Explanation]) -> list[Explanation] | str:
+    """Return explanations with the region that is sufficient, or the reason why there is none."""
+    try:
+        return [replace(explanation, region=explanation.sufficient()) for explanation in explanations]
+    except CamtoolError as error:
+        return f"{job.source}: {error}"
 
 
 def _explain_batch(

@@ -40,6 +40,8 @@ class ManifestLine:
         correct: True if the top class is the true one; None if one of them is not known.
         heat_in: Name of a region → share of the heat in it; None for a region that the photo has no mask of, or if
             there is no heat. None without regions.
+        sufficient: Share of the model's input that alone keeps 90 % of the probability; None if this was not asked.
+        sufficient_text: What was found about this part, in words; None likewise.
     """
 
     image: str
@@ -57,6 +59,8 @@ class ManifestLine:
     true_label: str | None = None
     correct: bool | None = None
     heat_in: dict[str, float | None] | None = None
+    sufficient: float | None = None
+    sufficient_text: str | None = None
 
 
 def build_line(image: str, explanation: Explanation, true_class: TrueClass | None) -> ManifestLine:
@@ -82,6 +86,8 @@ def build_line(image: str, explanation: Explanation, true_class: TrueClass | Non
         predicted_label=explanation.predicted_label,
         true_label=None if true_class is None else true_class.label,
         correct=is_correct([explanation], true_class),
+        sufficient=None if explanation.region is None else explanation.region.share,
+        sufficient_text=None if explanation.region is None else explanation.region.sentence,
     )
 
 

@@ -180,6 +180,12 @@ def _write_on_grid(
     explanation.save(path)
 
 
+def _write_region(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None) -> None:
+    """Write the photo with all but the part faded that is sufficient."""
+    if explanation.region is not None:
+        explanation.region.save(path)
+
+
 def _refuse_nifti(explanation: Explanation) -> str | None:
     from camtool.inputs.formats.nifti import NiftiOrigin
 
@@ -212,6 +218,8 @@ SAVE_KINDS: dict[str, SaveKind] = {
     "heatmap": SaveKind(_write_heatmap, lambda asked: "png" if asked == "jpg" else asked, ".heatmap"),
     # The photo multiplied by the heatmap.
     "mask": SaveKind(_write_mask, _keep_format, ".mask"),
+    # The photo with all but a sufficient region faded; the executor finds the region.
+    "sufficient": SaveKind(_write_region, _keep_format, ".sufficient"),
     # The method's own values as an array (h, w), on what the model saw of the photo.
     "raw": SaveKind(_write_raw, lambda _: "npy", ".raw", is_picture=False),
     # The raw values, the heatmap at the size of the photo, and the numbers, in one compressed file of NumPy.

@@ -283,3 +283,16 @@ def test_a_sheet_shows_results_of_an_earlier_start(explained, photos):
     assert not Path("out", "contact-sheet.png").exists()
     assert explained("-r", "--sheet").code == 0
     assert Path("out", "contact-sheet.png").read_bytes() == Path("at-once", "contact-sheet.png").read_bytes()
+
+
+def test_the_part_that_is_enough_is_a_picture_and_columns_of_the_report(explained, photos):
+    assert explained("photos/a.png", "--sufficient").code == 0
+    (line,) = read_lines()
+    picture = np.asarray(open_image(Path("out") / line["files"]["sufficient"]))
+    assert line["files"]["sufficient"].endswith(".sufficient.png")
+    assert len({*picture.min((0, 1)).tolist(), *picture.max((0, 1)).tolist()}) > 1
+    assert 0 <= line["sufficient"] <= 1
+    assert line["sufficient_text"].startswith(("Nothing of", f"{line['sufficient']:.0%} of", "Less than 1%"))
+    page = Path("out/index.html").read_text(encoding="utf-8")
+    assert '"title":"Enough alone"' in page
+    assert line["sufficient_text"] in page.replace("\\u0027", "'")

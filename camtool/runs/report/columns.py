@@ -72,6 +72,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("method", "Method", "text", lambda row: _escape(row.method), is_filter=True, is_sort=True, is_searched=True),
     # The page reads the warnings themselves from a table of its own; here is their number, to sort by.
     Column("warnings", "Warnings", "warnings", lambda row: len(row.warnings), is_filter=True, is_sort=True),
+    Column("sufficient", "Enough alone", "percent", lambda row: row.sufficient, is_filter=True, is_sort=True),
+    Column("sufficient-text", "What is enough", "text", lambda row: _escape(row.sufficient_text)),
     Column("layer", "Layer", "text", lambda row: _escape(row.layer), is_filter=True, is_searched=True),
     Column("score", "Score", "number", lambda row: row.score, is_sort=True),
     Column("index", "Class index", "number", lambda row: row.index),

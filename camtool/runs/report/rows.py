@@ -60,6 +60,8 @@ class ReportRow:
         pictures: Kind, such as ``"overlay"`` → path of the picture.
         heatmap: The heatmap alone, if there are no pictures; None otherwise.
         heat_in: Name of a region of the photo → share of the heat in it.
+        sufficient: Share of the model's input that alone keeps 90 % of the probability; None if unknown.
+        sufficient_text: What was found about this part, in words; None if unknown.
     """
 
     image: str
@@ -77,6 +79,8 @@ class ReportRow:
     pictures: Mapping[str, Path] = field(default_factory=dict)
     heatmap: StoredHeatmap | None = None
     heat_in: Mapping[str, float] = field(default_factory=dict)
+    sufficient: float | None = None
+    sufficient_text: str | None = None
 
 
 @dataclass(frozen=True)

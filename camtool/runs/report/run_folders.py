@@ -84,6 +84,8 @@ def build_row(fields: Mapping[str, Any], folder: Path) -> ReportRow | None:
         box=_read_box(box),
         pictures=_find_pictures(fields.get("files"), folder),
         heat_in=_read_shares(fields.get("heat_in")),
+        sufficient=read_number(fields.get("sufficient")),
+        sufficient_text=_read_text(fields, "sufficient_text"),
     )
 
 
