@@ -1,4 +1,4 @@
-"""Can this map be trusted? The check-up in sentences, and the curves of deletion and insertion."""
+"""Can this map be trusted? The check-up in sentences, the curves of deletion and insertion, and what is enough."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import camtool
 from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.charts import Curve, TrustCurves, draw_check_up, draw_curves
 from camtool.app.panels.outputs import resolve_target
-from camtool.app.panels.panel import Built, draw_hint, get_subject
+from camtool.app.panels.panel import Built, draw_card, draw_hint, get_subject
 from camtool.explaining.explanation import Explanation
 from camtool.hooks.folded_model import FoldedModel
 from camtool.models import Loaded, to_loaded
@@ -134,11 +134,16 @@ def _to_numbers(values: Tensor) -> tuple[float, ...]:
 _HINT = "Checks for known faults of maps, then removes and inserts the hottest pixels to see whether the score follows."
 
 
+_ENOUGH_HINT = "Finds a small part of the photo that alone keeps 90 % of the probability, by 200 passes of the model."
+
+
 def build(context: PageContext) -> Built:
-    """Build the panel: a button, the check-up, and the curves below it."""
+    """Build the panel: a button, the check-up, and the curves below it; another one, and the part that is enough."""
     button = gr.Button("Check this map", variant="primary", elem_id="trust-button", elem_classes="ct-action")
     verdict = gr.HTML(draw_hint(_HINT), elem_id="trust-verdict")
     curves = gr.HTML(elem_id="trust-curves")
+    find = gr.Button("Find a part that is enough", elem_id="enough-button", elem_classes="ct-action")
+    enough = gr.HTML(draw_hint(_ENOUGH_HINT), elem_id="enough")
 
     @context.guard
     def run(session: Session) -> Iterator[dict[Any, Any]]:
@@ -148,5 +153,12 @@ def build(context: PageContext) -> Built:
         for state in iterate_curves(*get_subject(context, session), explanation, session.request.target):
             yield {curves: draw_curves(state)}
 
+    @context.guard
+    def find_enough(session: Session) -> Iterator[dict[Any, Any]]:
+        yield {enough: draw_hint("Searching ..."), context.status: ""}
+        region = context.workbench.explain(session.request).sufficient()
+        yield {enough: draw_card(Image.fromarray(region.overlay()), "Enough alone", region.sentence)}
+
     button.click(run, context.session, [verdict, curves, context.status], **COMPUTE)
-    return Built({verdict: draw_hint(_HINT), curves: ""})
+    find.click(find_enough, context.session, [enough, context.status], **COMPUTE)
+    return Built({verdict: draw_hint(_HINT), curves: "", enough: draw_hint(_ENOUGH_HINT)})

@@ -193,6 +193,13 @@ def test_the_map_is_checked_with_progress(page: Any) -> None:
     assert page.locator("#trust-curves polyline.ct-random").count() == 2
 
 
+def test_a_part_that_is_enough_is_a_picture_with_a_sentence(page: Any) -> None:
+    open_tab(page, "Can I trust it?")
+    page.locator("#enough-button").click()
+    page.wait_for_selector("#enough img[alt='Enough alone']")
+    assert re.search(r"\d+% of the photo alone, the rest blurred, gives \d+%", page.locator("#enough").inner_text())
+
+
 # -------------------------------------------------------------------------------------------------------- other kinds
 
 
