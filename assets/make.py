@@ -3,6 +3,7 @@
 ``two-animals.jpg``: a photo of a dog and a cat, explained for each of the two by SqueezeNet 1.1 and ``rivalcam``.
 ``signed.jpg``: the same photo by MobileNetV2: Grad-CAM of the dog rather than the cat without and with negative values,
 and the activation map.
+``sufficient.jpg``: the same photo, with what is enough for each animal, by MobileNetV2.
 ``placement.jpg``: photos of animals, explained by MobileNetV2 with the heat stretched and by centers.
 ``faithcam.jpg``: photos of animals, by MobileNetV2, Grad-CAM as other libraries draw it and ``faithcam``.
 ``questions.jpg``: photos of dogs, by MobileNetV2 and Grad-CAM: why a dog, why this dog and not that one, why no cat.
@@ -80,6 +81,7 @@ def main(
         write_image(_HERE / "two-animals.jpg", _draw_two_animals(photo, weights), quality=90)
     if photo and mobilenet:
         write_image(_HERE / "signed.jpg", _draw_signed(photo, mobilenet), quality=88)
+        write_image(_HERE / "sufficient.jpg", _draw_sufficient(photo, mobilenet), quality=90)
     if animal and mobilenet:
         write_image(_HERE / "placement.jpg", _draw_placements(animal, mobilenet), quality=90)
     if dog and mobilenet:
@@ -159,6 +161,15 @@ def _draw_signed(photo: Path, weights: Path) -> np.ndarray:
     images = [plain.photo, plain.overlay(), signed.signed_overlay(), active.overlay()]
     captions = ["photo", f"gradcam, {question}", f"signed-gradcam, {question}", "activation-map"]
     return draw_captioned_images(images, captions, columns=len(images), width=_WIDTH)
+
+
+def _draw_sufficient(photo: Path, weights: Path) -> np.ndarray:
+    """Draw the heatmap of the dog, and for each animal a part that is enough."""
+    loaded = camtool.load("mobilenet_v2", weights)
+    dog, cat = camtool.explain(loaded, photo, list(_QUESTIONS))
+    images = [dog.overlay(), dog.sufficient().overlay(), cat.sufficient().overlay()]
+    captions = [f"heatmap of {dog.label}", f"enough for {dog.label}", f"enough for {cat.label}"]
+    return draw_captioned_images(images, captions, columns=3, width=_WIDTH)
 
 
 def _draw_placements(photos: list[Path], weights: Path) -> np.ndarray:
