@@ -321,7 +321,7 @@ def compute_sufficient_area(
     *,
     keep: float = 0.9,
     cells: int = 16,
-    removal: Removal = "blur",
+    removal: Removal = "zero",
     seed: int = 0,
     chunk: int | None = None,
 ) -> Tensor:
