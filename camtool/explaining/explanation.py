@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -314,9 +315,7 @@ class Explanation:
             CamtoolError: An argument does not fit; the result was pickled, trimmed or refined, so its model is unknown;
                 the input is no photo; or the model has changed.
         """
-        from camtool.explaining.refining import find_regions
-
-        return find_regions(self, "sufficient", keep, passes, fill, regions, cells)
+        return self._find_regions("sufficient", keep, passes, fill, regions, cells)
 
     def necessary(
         self,
@@ -339,9 +338,13 @@ class Explanation:
         Raises:
             CamtoolError: As for :meth:`sufficient`; or so much is not lost with all of the photo replaced.
         """
-        from camtool.explaining.refining import find_regions
+        return self._find_regions("necessary", drop, passes, fill, regions, cells)
 
-        return find_regions(self, "necessary", drop, passes, fill, regions, cells)
+    def _find_regions(self, kind: str, *arguments: Any) -> VerifiedRegion:
+        # The search makes explanations, so it lies above them, and is imported when it is asked for.
+        search = import_module("camtool.explaining.refining")
+        region: VerifiedRegion = search.find_regions(self, kind, *arguments)
+        return region
 
     def save(
         self,
