@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,8 @@ from scipy.ndimage import binary_erosion
 from torch import Tensor, nn
 
 import camtool
+from benchmarks.networks import HELD_OUT
+from benchmarks.sufficient import PAGE, PASSES, RESULTS, write_tables
 from camtool.demo.camnet import load_honest_model, prepare_images
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import CamtoolError
@@ -340,3 +343,17 @@ def test_the_metric_is_the_share_of_the_hottest_cells_that_hold() -> None:
         5 / 16,
         1,
     ]
+
+
+def test_the_page_has_the_numbers_of_the_benchmark() -> None:
+    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
+    assert write_tables(rows) in PAGE.read_text(encoding="utf-8")
+    ours = {network: rows[f"{network}, {HELD_OUT}"] for network in ("mobilenet_v2", "squeezenet1_1")}
+    for row in ours.values():
+        for checks in row["checks"].values():
+            assert checks["refuted"] == checks["not minimal after all"] == 0
+        for name in ("gradcam", "rise", "scorecam", "random"):
+            _, _, gain, error = row["area"][f"{name}, {PASSES[-1]}"]
+            assert gain > 2 * error, name
+    mean, *_ = ours["mobilenet_v2"]["area"]["sufficient(), 180"]
+    assert mean <= 0.22
