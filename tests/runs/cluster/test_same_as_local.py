@@ -258,7 +258,7 @@ def test_run_json_has_the_keys_of_a_local_run_and_changes_are_noticed(run, scene
     assert {*found} - {*local} == {"inputs"}
     assert {*local} <= {*found}
     assert {*found["command"]} - {*local["command"]} == {"shard_size", "image_column"}
-    assert {*local["command"]} - {*found["command"]} == {"volume", "region"}
+    assert {*local["command"]} - {*found["command"]} == {"volume", "region", "sufficient"}
     for key in ("model", "method", "options", "seeds", "engine", "versions", "directory", "sha256"):
         assert found[key] == local[key], key
 
