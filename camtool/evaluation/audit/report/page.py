@@ -35,11 +35,19 @@ _OF_KIND = {
         "covered": ("Evened out", "As the model sees it; then shifted to the mean of the other classes."),
         "pasted": ("Given to other classes", "As the model sees it; then shifted to the mean of the class."),
     },
+    "position": {
+        "covered": ("Moved away", "As the model sees it; then moved to where other classes are."),
+        "pasted": ("Other classes, moved there", "As the model sees it; then moved to the place of the class."),
+    },
     "concept": {"covered": ("With it", "Outlined where it is strongest. It is removed from activations, not pixels.")},
 }
 """Kind of candidates → titles and explanations that differ."""
 
-_VERBS = {"property": ("Evening it out", "Shifting it"), "concept": ("Removing it", "Adding it")}
+_VERBS = {
+    "property": ("Evening it out", "Shifting it"),
+    "position": ("Moving it away", "Moving them there"),
+    "concept": ("Removing it", "Adding it"),
+}
 """Kind of candidates → what removing and giving it is called, where it is not covering and pasting."""
 
 _PAIRS = ("covered", "pasted")
