@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -49,6 +50,25 @@ class ComparedMap(Protocol):
     @property
     def raw(self) -> NDArray[Any]:
         """The method's own values."""
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedOutput:
+    """What a model or an engine returned, which is compared as a map is.
+
+    Attributes:
+        raw: The values.
+    """
+
+    raw: NDArray[Any]
+    index: None = None
+    label: str = ""
+    method: str = "forward pass"
+
+    @property
+    def score(self) -> float:
+        """The largest value."""
+        return float(self.raw.max())
 
 
 def run_by_engines(

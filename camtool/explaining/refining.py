@@ -15,7 +15,7 @@ from torch import Tensor
 
 from camtool.arguments.checks import check_choice, check_count, check_number
 from camtool.arguments.messages import format_percent
-from camtool.engines.comparison import run_by_engines
+from camtool.engines.comparison import ComparedOutput, run_by_engines
 from camtool.errors import CamtoolError
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.rescoring import run_forward, score_inputs
@@ -144,20 +144,6 @@ _MOST_PASSES = 100_000
 
 _MARGIN = 1e-4
 """Share of a score by which a region must do better than asked in the search, so that rounding does not decide."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Row:
-    """The output of an engine for a batch, which is compared with that of the model."""
-
-    raw: NDArray[Any]
-    index: None = None
-    label: str = ""
-    method: str = "forward pass"
-
-    @property
-    def score(self) -> float:
-        return float(self.raw.max())
 
 
 def find_regions(
@@ -348,8 +334,8 @@ class _Trial:
         def run(observe_inputs: Observe) -> Observation:
             return observe_inputs(model, (), inputs, grad=False)
 
-        def list_rows(observed: Observation) -> list[_Row]:
-            return [_Row(upcast(find_logits(observed.output).detach()).cpu().numpy())]
+        def list_rows(observed: Observation) -> list[ComparedOutput]:
+            return [ComparedOutput(upcast(find_logits(observed.output).detach()).cpu().numpy())]
 
         observed = run_by_engines(self._explainer.engines, model, ("regions", len(variants) == 1), run, list_rows)
         return self._evidence.targets[0](predictions.to_batch(observed.output, len(variants)))

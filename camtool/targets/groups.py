@@ -34,7 +34,7 @@ _MAX_NAMED = 3
 """The number of classes that a label names; all of them are in ``Explanation.groups``."""
 
 _ROUNDING = 1e-3
-"""How far a sum of probabilities may differ from 1, in half precision."""
+"""Largest difference of a sum of probabilities from 1, in half precision."""
 
 
 @dataclass(frozen=True)

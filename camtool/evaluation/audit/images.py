@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from camtool.engines.comparison import run_by_engines
+from camtool.engines.comparison import ComparedOutput, run_by_engines
 from camtool.engines.observers import list_engines
 from camtool.errors import ImageError, MetricError
 from camtool.evaluation.annotations import Region, read_region
@@ -80,20 +80,6 @@ class _Kept(Generic[_K, _V]):
         while self._bytes > _KEPT_BYTES and len(self._values) > 1:
             self._bytes -= self._count_bytes(*self._values.popitem(last=False))
         return value
-
-
-@dataclass(frozen=True, eq=False)
-class _Row:
-    """The output of an engine for an image, which is compared with the output of the model."""
-
-    raw: NDArray[Any]
-    index: None = None
-    label: str = ""
-    method: str = "forward pass"
-
-    @property
-    def score(self) -> float:
-        return float(self.raw.max())
 
 
 _ROUNDING, _SMALLEST = 1e-3, 1e-7
@@ -374,9 +360,9 @@ class AuditImages:
             runs.append((observed, getattr(observe_inputs, "engine", "eager")))
             return observed
 
-        def list_rows(observed: Observation) -> list[_Row]:
+        def list_rows(observed: Observation) -> list[ComparedOutput]:
             outputs = [find_logits(observed.output), *(observed.calls[name][-1] for name in layers)]
-            return [_Row(upcast(output.detach()).cpu().numpy()) for output in outputs]
+            return [ComparedOutput(upcast(output.detach()).cpu().numpy()) for output in outputs]
 
         question = "audit", tuple(layers), len(inputs) == 1
         model = self.subject.model
