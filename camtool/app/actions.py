@@ -217,7 +217,7 @@ class Actions:
     # ------------------------------------------------------------------------------------------------ what is explained
 
     def choose_class(self, target: int | str | None, session: Session) -> Shown:
-        """Explain another class, by its index or, for a model of texts, by a text.
+        """Explain another class, by its index, groups of classes by a text, or a text for a model of texts.
 
         Raises:
             CamtoolError: The model has no such class.
@@ -346,7 +346,7 @@ class Actions:
         labels = [(label, index) for index, label in enumerate(named)] or [
             (ranked.label, ranked.index) for ranked in self._rank(session)
         ]
-        choices = {"choices": labels, "allow_custom_value": is_text}
+        choices = {"choices": labels, "allow_custom_value": True}  # a text, or groups as in "dog vs wolf"
         return {
             "model": model,
             "layer": Changed(maximum=max(1, len(layers) - 1), value=position, interactive=len(layers) > 1),

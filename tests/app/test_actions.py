@@ -29,7 +29,7 @@ from camtool.app.sentences import to_sentence
 from camtool.app.stores import DiskSpace, ImageFolder, ModelStore
 from camtool.app.workbench import Request, Workbench, choose_layers, list_methods
 from camtool.demo.camnet import load_bundled_model
-from camtool.errors import CamtoolError, ImageError, ModelError
+from camtool.errors import CamtoolError, ImageError, ModelError, TargetError
 from camtool.models import Loaded
 from tests.helpers.photos import save, unseen
 
@@ -148,6 +148,16 @@ def test_a_click_on_a_class_shows_its_map_and_marks_its_bar(actions: Actions, st
     assert f"<strong>{other.label}</strong>" in shown["picture"]
     assert f'data-index="{other.index}" aria-pressed="true"' in shown["bars"]
     assert np.abs(decode(shown["picture"]) - decode(before)).max() > 50
+
+
+def test_a_text_asks_about_groups_of_classes(actions: Actions, started: Session) -> None:
+    shown = actions.choose_class("heart vs cross", started)
+    assert "<strong>heart rather than cross</strong>" in shown["picture"]
+    assert shown["class"] == "heart vs cross"
+    assert "'heart vs cross'" in shown["snippet"]
+    assert "heart rather than cross" in actions.show_pair(shown["session"])["pair"]
+    with pytest.raises(TargetError, match="hart"):
+        actions.choose_class("hart vs cross", started)
 
 
 def test_a_change_of_the_look_computes_nothing(
