@@ -27,6 +27,7 @@ from camtool.errors import CamtoolError, NotCompilableError
 from camtool.evidence.evidence import GridEvidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.geometry.cell_centers import CellCenters
+from camtool.geometry.plain_transforms import find_plain_transform
 from camtool.geometry.resampling import DRAWING, draw_heat
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import find_statistics
@@ -58,7 +59,7 @@ themselves in float64."""
 def export(
     model: nn.Module | Loaded,
     path: str | PathLike[str],
-    method: str | MethodFunction = "gradcam",
+    method: str | MethodFunction | Sequence[str | MethodFunction] = "gradcam",
     layer: str | nn.Module | None = None,
     *,
     size: tuple[int, int] | None = None,
@@ -73,21 +74,22 @@ def export(
     The inputs of the file are ``images``, ``(N, C, H, W)`` as the model gets them, and ``target_class``, ``(N,)``
     integers: the class to explain in each image, -1 for the one with the highest logit. The outputs are ``logits``
     ``(N, K)`` and ``maps`` ``(N, *grid)``, not scaled. The map of a class that does not exist, below -1 or from K on,
-    is NaN; images of another size than that of the file are an error of the runtime. An ONNX file has a description as
-    JSON in its metadata, under the key ``camtool``: method, layer, labels, preprocessing, centers of the map's cells,
-    version.
+    is NaN; images of another size than that of the file are an error of the runtime. Of several methods each has an
+    output of its own, ``maps``, ``maps_layercam``, ... An ONNX file has a description as JSON in its metadata, under
+    ``camtool``: methods and their outputs, layer, labels, preprocessing, centers of the cells, version.
 
     Args:
         model: A classifier, or what :func:`camtool.load` returned.
         path: The file. Its suffix is the format: ``.onnx``; ``.xml`` for OpenVINO, with a ``.bin`` file beside it;
             ``.pt2`` for a program of ``torch.export``.
-        method: A method that is a formula of activations and gradients, e.g. ``"gradcam"`` or ``"layercam"``.
+        method: A method that is a formula of activations and gradients, e.g. ``"gradcam"`` or ``"layercam"``, or
+            several.
         layer: The layer; by default the best one is found.
         size: Height and width of the images in pixels; by default what the transform of ``model`` makes of a square
             photo, else what the model is made for.
         dynamic_batch: Let the file take any number of images; otherwise one.
         resize: Return maps at the images' size, with each cell at the center of its receptive field.
-        **options: Options of the method.
+        **options: Options of the methods.
 
     Returns:
         The path.
@@ -97,12 +99,18 @@ def export(
             reason. Nothing is written then.
     """
     path = Path(path)
+    if not path.suffix or path.suffix == ".html":
+        raise CamtoolError(f"path: {path} is no file of a model; a page is written by camtool.export_page.")
     check_choice("path's suffix", path.suffix, tuple(_RUNTIMES))
     runtime = _RUNTIMES[path.suffix]
     if runtime is not None and not is_installed(runtime):
         raise CamtoolError(f"path: {path.suffix} files need more packages; run pip install 'camtool[{runtime}]'.")
-    loaded, chosen = to_loaded(model), find_method(method)
-    check_options([chosen], options)
+    loaded = to_loaded(model)
+    several = [method] if isinstance(method, str) or callable(method) else [*method]
+    methods = [*{chosen.name: chosen for chosen in map(find_method, several)}.values()]
+    if not methods:
+        raise CamtoolError("method: no method is given; name one, e.g. 'gradcam'.")
+    check_options(methods, options)
     images = _make_images(loaded, size, count=2 if dynamic_batch else 1)
     name = None if layer is None else find_module_name(loaded.model, unwrap_layer(get_module(model), layer))
     layers = find_layers(loaded.model, images, None if name is None else [name])
@@ -110,9 +118,10 @@ def export(
         raise CamtoolError(f"layer: one layer can be exported, got {len(layers)}.")
     try:
         with COMPILING:
-            _export(loaded, images, layers[0], chosen, options, path, dynamic_batch=dynamic_batch, resize=resize)
+            _export(loaded, images, layers[0], methods, options, path, dynamic_batch=dynamic_batch, resize=resize)
     except NotCompilableError as error:
-        raise CamtoolError(f"the model cannot be exported with method {chosen.name!r}: {error}.") from error
+        names = " and ".join(repr(chosen.name) for chosen in methods)
+        raise CamtoolError(f"the model cannot be exported with method {names}: {error}.") from error
     return path
 
 
@@ -121,23 +130,25 @@ def _export(
     loaded: Loaded,
     images: Tensor,
     layer: Layer,
-    method: Method,
+    methods: Sequence[Method],
     options: dict[str, Any],
     path: Path,
     *,
     dynamic_batch: bool,
     resize: bool,
 ) -> None:
-    explained, centers = _build(loaded.model, images, layer, method, options, resize=resize)
+    functions = [partial(method, **options) for method in methods]
+    explained, centers = _build(loaded.model, images, layer, functions, resize=resize)
     if dynamic_batch and not explained.has_any_batch_size:
         raise NotCompilableError("its code fixes the number of images; use dynamic_batch=False")
     for count in range(1, len(images) + 1):  # models may treat a single image differently
-        grid = _compare(explained, loaded.model, images[:count], layer, method, options)
-    description = _describe(loaded, method, options, layer, images, resize=resize)
+        grid = _compare(explained, loaded.model, images[:count], layer, functions)
+    description = _describe(loaded, methods, options, layer, images, resize=resize)
     cells = (
         centers if centers is not None and grid == layer.layout.grid else CellCenters.stretch(grid, images.shape[2:])
     )
     description["centers"] = [axis.list_centers(count).tolist() for axis, count in zip(cells.axes, grid, strict=True)]
+    description["strides"] = [axis.stride for axis in cells.axes]
     _write(explained, images, path, description)
 
 
@@ -173,7 +184,7 @@ class _ExplainedModel(nn.Module):
         forward_graph: fx.GraphModule,
         gradient_graph: fx.GraphModule,
         segment: Segment,
-        make_maps: Callable[[Any], Tensor],
+        functions: Sequence[Callable[[Any], Tensor]],
         layer: Layer,
         place: Callable[[Tensor], Tensor],
         *,
@@ -183,11 +194,11 @@ class _ExplainedModel(nn.Module):
         super().__init__()
         self._forward_graph, self._gradient_graph = forward_graph, gradient_graph
         self._segment, self._logits = segment, logits
-        self._make_maps, self._layer, self._place = make_maps, layer, place
+        self._functions, self._layer, self._place = functions, layer, place
         self._others = range(len(get_results(forward_graph)) - len(segment.others), len(get_results(forward_graph)))
         self.has_any_batch_size = has_any_batch_size
 
-    def forward(self, images: Tensor, target_class: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor, target_class: Tensor) -> tuple[Tensor, ...]:
         results = self._forward_graph(images)
         logits = results[self._logits]
         weights = [
@@ -197,14 +208,14 @@ class _ExplainedModel(nn.Module):
         (start,) = self._segment.layers
         gradients = self._gradient_graph(*weights, results[start], *(results[index] for index in self._others))[0]
         grid, slope = (upcast(self._layer.layout.to_grid(tensor)) for tensor in (results[start], gradients))
-        maps = self._place(self._make_maps(GridEvidence(grid, slope, logits)))
+        maps = [self._place(make_maps(GridEvidence(grid, slope, logits))) for make_maps in self._functions]
         # A file cannot raise an error. Without NaN, the map of a class that does not exist would look like any other.
-        is_known = is_known_class(logits, target_class).reshape(-1, *[1] * (maps.ndim - 1))
-        return logits, torch.where(is_known, maps, torch.nan)
+        is_known = is_known_class(logits, target_class).reshape(-1, *[1] * (maps[0].ndim - 1))
+        return logits, *(torch.where(is_known, one, torch.nan) for one in maps)
 
 
 def _build(
-    model: nn.Module, images: Tensor, layer: Layer, method: Method, options: dict[str, Any], *, resize: bool
+    model: nn.Module, images: Tensor, layer: Layer, functions: Sequence[Callable[[Any], Tensor]], *, resize: bool
 ) -> tuple[_ExplainedModel, CellCenters | None]:
     """Return the model with its explanation, and the centers of the layer's cells; ``None`` if they fill the input."""
     forward_pass = ForwardPass(model, images, [layer])
@@ -233,7 +244,7 @@ def _build(
         capture.graph,
         trace_gradients(segment, inputs),
         segment,
-        partial(method, **options),
+        functions,
         layer,
         place,
         logits=index,
@@ -243,7 +254,11 @@ def _build(
 
 
 def _compare(
-    explained: nn.Module, model: nn.Module, images: Tensor, layer: Layer, method: Method, options: dict[str, Any]
+    explained: nn.Module,
+    model: nn.Module,
+    images: Tensor,
+    layer: Layer,
+    functions: Sequence[Callable[[Any], Tensor]],
 ) -> torch.Size:
     """Check that the graph gives the results of the model, and return the grid of its maps.
 
@@ -256,32 +271,40 @@ def _compare(
         top = (forward_pass.logits[:, 0] > 0).long().tolist()
     (evidence,) = gather_evidence(forward_pass, [ClassScore(index) for index in top])
     with torch.no_grad():
-        expected = method(evidence, **options)
-        logits, maps = explained(images, torch.full((len(images),), -1, device="cpu"))
-    grid: torch.Size = maps.shape[1:]
-    if grid != expected.shape[1:]:
-        expected = draw_heat(expected, forward_pass.find_place(layer).centers, grid)
-    _check_results((logits, maps), (forward_pass.logits, expected), "the traced graph")
+        expected = [make_maps(evidence) for make_maps in functions]
+        logits, *maps = explained(images, torch.full((len(images),), -1, device="cpu"))
+    grid: torch.Size = maps[0].shape[1:]
+    if grid != expected[0].shape[1:]:
+        expected = [draw_heat(one, forward_pass.find_place(layer).centers, grid) for one in expected]
+    _check_results((logits, *maps), (forward_pass.logits, *expected), "the traced graph")
     return grid
 
 
 def _describe(
-    loaded: Loaded, method: Method, options: dict[str, Any], layer: Layer, images: Tensor, *, resize: bool
+    loaded: Loaded, methods: Sequence[Method], options: dict[str, Any], layer: Layer, images: Tensor, *, resize: bool
 ) -> dict[str, Any]:
+    plain = None if loaded.transform is None or images.shape[1] != 3 else find_plain_transform(loaded.transform)
     return {
         "version": camtool.__version__,
         "model": loaded.name or type(loaded.model).__name__,
-        "method": method.name,
+        "method": methods[0].name,
+        "outputs": {method.name: _name_output(place, method.name) for place, method in enumerate(methods)},
         "options": {name: repr(value) for name, value in options.items()},
         "layer": layer.name,
         "input_shape": list(images.shape[1:]),
         "maps": "at the images' size" if resize else "on the layer's grid",
         "drawing": DRAWING,
         "preprocessing": None if loaded.transform is None else repr(loaded.transform),
+        "preparation": plain.to_dict() if plain is not None and plain.crop == tuple(images.shape[2:]) else None,
         "shorter_side": _find_shorter_side(loaded, images),
         **dict(zip(("mean", "std"), find_statistics(loaded.transform) or (None, None), strict=True)),
         "labels": None if loaded.labels is None else list(loaded.labels),
     }
+
+
+def _name_output(place: int, method: str) -> str:
+    """Return the name of the output for a method: that of the first one is the same in all files."""
+    return f"maps_{method}" if place else "maps"
 
 
 _PHOTO = (600, 800)
@@ -328,7 +351,8 @@ def _write_into(explained: _ExplainedModel, images: Tensor, path: Path, descript
         with torch.no_grad():
             _check_results(torch.export.load(path).module()(*examples), expected, "the program that was read again")
         return
-    onnx = convert_to_onnx(program, ["images", "target_class"], ["logits", "maps"])
+    outputs = ["logits", *description["outputs"].values()]
+    onnx = convert_to_onnx(program, ["images", "target_class"], outputs)
     onnx.model.metadata_props["camtool"] = json.dumps(description)
     if path.suffix == ".onnx":
         write_onnx(onnx, path)
@@ -353,14 +377,15 @@ def _check_in_runtime(runtime: str, path: Path, examples: Sequence[Tensor], expe
 
 
 def _check_results(results: Sequence[Tensor], expected: Sequence[Tensor], where: str) -> None:
-    """Check logits and maps.
+    """Check logits and the maps of each method.
 
     Raises:
         NotCompilableError: They differ.
     """
-    for name, ours, theirs in zip(("logits", "maps"), results, expected, strict=True):
+    for place, (ours, theirs) in enumerate(zip(results, expected, strict=True)):
         difference, peak = float((ours - theirs).abs().max()), float(theirs.abs().max())
         if not difference <= _TOLERANCE * peak:
+            name = "maps" if place else "logits"
             raise NotCompilableError(
                 f"the {name} differ by {difference:.2g} in {where}, where the largest is {peak:.2g}"
             )

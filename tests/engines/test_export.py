@@ -258,3 +258,19 @@ def test_the_command_writes_a_file_once(
     assert "--overwrite" in capsys.readouterr().err
     assert command("demo", str(path), "--overwrite", "--fixed-batch", "--size", "96x128") == 0
     assert list(openvino.Core().read_model(path).input("images").shape) == [1, 3, 96, 128]
+
+
+def test_several_methods_have_an_output_each(net: nn.Module, tmp_path: Path) -> None:
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    classes = torch.tensor([1, 2])
+    path = camtool.export(net, tmp_path / "net.onnx", ["layercam", "gradcam"], size=(64, 64))
+    session = onnxruntime.InferenceSession(path)
+    about = json.loads(session.get_modelmeta().custom_metadata_map["camtool"])
+    assert about["outputs"] == {"layercam": "maps", "gradcam": "maps_gradcam"}
+    for method, output in about["outputs"].items():
+        (maps,) = session.run([output], {"images": images.numpy(), "target_class": classes.numpy()})
+        for one, image, index in zip(maps, images, classes.tolist(), strict=True):
+            expected = camtool.explain(net, image, index, method=method).raw
+            np.testing.assert_allclose(one, expected, atol=1e-4 * np.abs(expected).max())
+    with pytest.raises(CamtoolError, match="no method"):
+        camtool.export(net, tmp_path / "none.onnx", [], size=(64, 64))

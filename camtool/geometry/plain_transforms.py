@@ -1,0 +1,104 @@
+"""Transforms that resize, crop and normalize and do nothing else, as numbers that other programs can repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from camtool.errors import CamtoolError
+from camtool.geometry.crop_and_resize import Geometry
+from camtool.geometry.torchvision_transforms import read_geometry
+from camtool.geometry.transform_output import Transform, find_statistics, unwrap_image
+
+_FILTERS = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+_PHOTOS = ((300, 400), (517, 263), (64, 90))
+"""Heights and widths of the photos that a transform is tried on: wide, high, and smaller than most inputs."""
+
+_TOLERANCE = 1e-4
+"""Largest difference in units of the input, where a gray level is 0.004 or more."""
+
+
+@dataclass(frozen=True)
+class PlainTransform:
+    """A transform as numbers.
+
+    Attributes:
+        shorter_side: Length of the photo's shorter side after resizing; None for another rule.
+        resized: Size ``(h, w)`` of all photos after resizing; None for another rule.
+        crop: Size ``(h, w)`` of the part from the middle; where the photo is smaller, black is added.
+        interpolation: Pillow's filter: ``"bilinear"``, ``"bicubic"`` or ``"lanczos"``.
+        mean: What is subtracted from the channels, which are in [0, 1].
+        std: What they are divided by then.
+    """
+
+    shorter_side: int | None
+    resized: tuple[int, int] | None
+    crop: tuple[int, int]
+    interpolation: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values by name, as JSON takes them."""
+        return asdict(self)
+
+    def __call__(self, photo: Image.Image) -> NDArray[np.float32]:
+        """Return the input ``(3, h, w)`` of a photo in RGB."""
+        whole = Geometry.whole(photo.height, photo.width)
+        geometry = whole.resize(self.resized or self.shorter_side)
+        height, width = geometry.size
+        resized = photo.resize((width, height), _FILTERS[self.interpolation])
+        top, left = (
+            round(edge / length * pixels)
+            for edge, length, pixels in zip(
+                geometry.center_crop(self.crop).box[:2], whole.size, geometry.size, strict=True
+            )
+        )
+        pixels = np.asarray(resized.crop((left, top, left + self.crop[1], top + self.crop[0])), np.float32) / 255
+        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
+        values: NDArray[np.float32] = ((pixels - mean) / std).transpose(2, 0, 1)
+        return values
+
+
+def find_plain_transform(transform: Transform) -> PlainTransform | None:
+    """Return a transform as numbers; None if it does more, as photos show on which both are compared."""
+    try:
+        return next((plain for plain in _list_guesses(transform) if _equals(plain, transform)), None)
+    except CamtoolError:  # e.g. a transform that crops at random
+        return None
+
+
+def _list_guesses(transform: Transform) -> Iterator[PlainTransform]:
+    height, width = _PHOTOS[0]
+    geometry = read_geometry(transform, (height, width))
+    statistics = find_statistics(transform) or ([0.0] * 3, [1.0] * 3)
+    mean, std = (tuple(float(value) for value in (values * 3)[:3]) for values in map(list, statistics))
+    top, left, bottom, right = geometry.box
+    sees_all = max(abs(top), abs(left), abs(bottom - height), abs(right - width)) < 1e-6
+    side = None if sees_all else round(geometry.size[0] / (bottom - top) * min(height, width))
+    resized = geometry.size if sees_all else None
+    for name in _FILTERS:
+        yield PlainTransform(side, resized, geometry.size, name, mean, std)
+
+
+def _equals(plain: PlainTransform, transform: Transform) -> bool:
+    """Return True if both make the same of several photos, up to rounding."""
+    random = np.random.default_rng(0)
+    for height, width in _PHOTOS:
+        # Noise shows each weight of the interpolation.
+        photo = Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8))
+        output: Any = unwrap_image(transform(photo))
+        values, expected = np.asarray(output, np.float32), plain(photo)
+        if values.shape != expected.shape or not np.abs(values - expected).max() <= _TOLERANCE:
+            return False
+    return True
