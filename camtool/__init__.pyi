@@ -12,6 +12,7 @@ from camtool import recorder as recorder
 from camtool import rendering as rendering
 from camtool import targets as targets
 from camtool import testing as testing
+from camtool.app.web_page.building import export_page as export_page
 from camtool.attention_maps.attention import attention as attention
 from camtool.attention_maps.maps import AttentionMaps as AttentionMaps
 from camtool.concept_maps.concepts import Concepts as Concepts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -18,38 +19,87 @@ def export_model(
     *,
     loading: model_options.ModelArgument,
     path: Annotated[
-        Path, typer.Argument(metavar="FILE", help="File to write: .onnx, .xml (OpenVINO) or .pt2 (torch.export).")
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="File to write: .onnx, .xml (OpenVINO) or .pt2 (torch.export); a folder or an .html file for a page "
+            "that explains photos in the browser, without a server.",
+        ),
     ],
     map_: map_options.MethodOptions,
     preparing: preprocessing_options.PreprocessingOptions,
     fixed_batch: Annotated[bool, typer.Option("--fixed-batch", help="One image at a time, not any number.")] = False,
     resize: Annotated[bool, typer.Option("--resize", help="Return maps at the images' size.")] = False,
+    sample: Annotated[
+        Path | None, typer.Option(help="Photo that a page opens with; by default a drawn scene.", exists=True)
+    ] = None,
+    runtime: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder dist of the npm package onnxruntime-web, for a page; by default npm gets it once.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", "--force", help="Overwrite the file.")] = False,
     printed: PrintOptions,
 ) -> None:
-    """Write a model with its explanation into one file, which runs without camtool and without torch."""
+    """Write a model with its explanation into one file, or a page, which runs without camtool and without torch."""
+    from camtool.app.web_page.building import METHODS, export_page
     from camtool.engines.export import export
     from camtool.errors import CamtoolError
 
+    is_page = path.suffix in ("", ".html")
+    for name, is_given in (("--fixed-batch", fixed_batch), ("--resize", resize), ("--size", preparing.size)):
+        if is_page and is_given:
+            raise CamtoolError(f"{name} is for files; a page explains one photo at a time, at its own size.")
+    for name, given in (("--sample", sample), ("--runtime", runtime)):
+        if not is_page and given is not None:
+            raise CamtoolError(f"{name} is for pages; give a folder or an .html file in place of {path}.")
     if path.exists() and not overwrite:
         raise CamtoolError(f"{path} exists; give another name, or --overwrite to replace it.")
     preprocessing = preparing.parse()
     options = map_options.parse_method_options(map_.option, ())
     loaded = loading.load(preprocessing=preprocessing, is_quiet=printed.hides_progress)
-    export(
-        loaded,
-        path,
-        map_.method,
-        map_.layer,
-        size=preprocessing.size,
-        dynamic_batch=not fixed_batch,
-        resize=resize,
-        **options,
-    )
-    files = [path, *([path.with_suffix(".bin")] if path.suffix == ".xml" else [])]
+    if is_page:
+        _remove_page(path)
+        methods = [map_.method, *(name for name in METHODS if name != map_.method)]
+        export_page(loaded, path, methods, map_.layer, sample=sample, runtime=runtime, **options)
+    else:
+        export(
+            loaded,
+            path,
+            map_.method,
+            map_.layer,
+            size=preprocessing.size,
+            dynamic_batch=not fixed_batch,
+            resize=resize,
+            **options,
+        )
+    beside = path.with_suffix(".bin")
+    files = [*path.iterdir()] if path.is_dir() else [path, *([beside] if path.suffix == ".xml" else [])]
     size = sum(file.stat().st_size for file in files)
     if printed.as_json:
         terminal.print_json({"files": [*map(str, files)], "bytes": size})
     elif not printed.quiet:
         terminal.print_line(f"[bold green]Exported[/] {size / 1e6:.1f} MB to [bold]{terminal.escape(str(path))}[/]")
-        terminal.out.print("Inputs: images, target_class (-1: the top class). Outputs: logits, maps.")
+        if not is_page:
+            terminal.out.print("Inputs: images, target_class (-1: the top class). Outputs: logits, maps.")
+        elif path.is_dir():
+            terminal.out.print("Put the folder on any web server; on this machine: python -m http.server.")
+        else:
+            terminal.out.print("Open it by a double click.")
+
+
+def _remove_page(path: Path) -> None:
+    """Remove the page that is replaced: a folder only if it holds nothing but a page."""
+    from camtool.app.web_page.building import FILES
+    from camtool.errors import CamtoolError
+
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    others = sorted({file.name for file in path.iterdir()} - FILES)
+    if others:
+        raise CamtoolError(f"{path} has other files than those of a page, e.g. {others[0]}; give another folder.")
+    shutil.rmtree(path)

@@ -1,0 +1,1 @@
+"""A page that explains a model in the browser, without a server."""

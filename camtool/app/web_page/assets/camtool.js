@@ -1,0 +1,388 @@
+// Explanations in the browser: prepare a photo, run a file of camtool.export, place the map on the photo.
+//
+// Nothing here touches the page or the network. The runtime is handed in: `import * as ort from "onnxruntime-web"`.
+// Every step equals that of camtool in Python; tests compare them value by value.
+
+/**
+ * @typedef {{width: number, height: number, pixels: Uint8ClampedArray}} Photo  RGBA, opaque, upright.
+ * @typedef {{shorter_side: ?number, resized: ?number[], crop: number[], interpolation: string, mean: number[],
+ *            std: number[]}} Preparation  Lengths in pixels, sizes as [height, width].
+ * @typedef {{box: number[], size: number[]}} Geometry  What the model sees: [top, left, bottom, right] in pixels of the
+ *            photo, and the size [height, width] of its input.
+ * @typedef {{values: Float32Array, grid: number[]}} RawMap
+ * @typedef {{session: object, ort: object, description: object}} Model
+ */
+
+// ------------------------------------------------------------------------------------------------------ the file
+
+/** Read a length or a tag of a protobuf message; returns [value, next position]. */
+function readVarint(bytes, at) {
+  let value = 0, factor = 1;
+  for (;;) {
+    if (at >= bytes.length) throw new Error('The file ends in the middle.');
+    const byte = bytes[at++];
+    value += (byte & 127) * factor;
+    if (byte < 128) return [value, at];
+    factor *= 128;
+  }
+}
+
+/** Yield [field, bytes] of the parts of a protobuf message that have a length. */
+function* readFields(bytes) {
+  for (let at = 0; at < bytes.length;) {
+    let tag, length;
+    [tag, at] = readVarint(bytes, at);
+    const kind = tag % 8;
+    if (kind === 0) [, at] = readVarint(bytes, at);
+    else if (kind === 1) at += 8;
+    else if (kind === 5) at += 4;
+    else if (kind === 2) {
+      [length, at] = readVarint(bytes, at);
+      if (at + length > bytes.length) throw new Error('The file ends in the middle.');
+      yield [Math.floor(tag / 8), bytes.subarray(at, at + length)];
+      at += length;
+    } else throw new Error('This is no ONNX file.');
+  }
+}
+
+const METADATA = 14, KEY = 1, VALUE = 2;  // fields of ModelProto, and of its entries
+
+/**
+ * Read what camtool.export wrote about a model.
+ * @param {Uint8Array} bytes  The ONNX file.
+ * @throws {Error} It is no ONNX file, or not one of camtool.export.
+ */
+export function readDescription(bytes) {
+  const decoder = new TextDecoder();
+  for (const [field, part] of readFields(bytes)) {
+    if (field !== METADATA) continue;
+    const entry = new Map(readFields(part));
+    if (decoder.decode(entry.get(KEY)) === 'camtool') return JSON.parse(decoder.decode(entry.get(VALUE)));
+  }
+  throw new Error('This file has no description of camtool; write it with camtool.export(model, "model.onnx").');
+}
+
+/**
+ * Open a file of camtool.export.
+ * @param {object} ort  The module onnxruntime-web.
+ * @param {Uint8Array} bytes
+ * @returns {Promise<Model>}
+ * @throws {Error} It is no such file, or the runtime cannot run it.
+ */
+export async function openModel(ort, bytes) {
+  const description = readDescription(bytes);
+  if (!description.preparation) {
+    throw new Error('The file does not say how photos are prepared: the transform does more than resize, crop and ' +
+      'normalize, or it was written by an older version of camtool.');
+  }
+  return {ort, description, session: await ort.InferenceSession.create(bytes)};
+}
+
+// ------------------------------------------------------------------------------------------------- from photo to input
+
+/**
+ * Decode an image file: upright, transparent parts on white, as camtool does.
+ * @param {Blob} blob
+ * @returns {Promise<Photo>}
+ * @throws {Error} The browser cannot read it.
+ */
+export async function decodePhoto(blob) {
+  let bitmap;
+  try {
+    bitmap = await createImageBitmap(blob, {imageOrientation: 'from-image', colorSpaceConversion: 'none'});
+  } catch {
+    throw new Error('This file is no image that the browser can read.');
+  }
+  const photo = readPixels(bitmap, bitmap.width, bitmap.height);
+  bitmap.close();
+  return photo;
+}
+
+/**
+ * Read the pixels of what a canvas can draw, e.g. a video.
+ * @returns {Photo}
+ */
+export function readPixels(source, width, height) {
+  const canvas = new OffscreenCanvas(width, height);
+  const context = canvas.getContext('2d', {willReadFrequently: true});
+  if (!context) throw new Error(`The image has ${width} x ${height} pixels: too many for this browser.`);
+  context.fillStyle = 'white';
+  context.fillRect(0, 0, width, height);
+  context.drawImage(source, 0, 0, width, height);
+  return {width, height, pixels: context.getImageData(0, 0, width, height).data};
+}
+
+const sinc = (x) => (x === 0 ? 1 : Math.sin(Math.PI * x) / (Math.PI * x));
+
+/** Name → [half of its width, weight at a distance]. */
+const FILTERS = {
+  bilinear: [1, (x) => Math.max(0, 1 - Math.abs(x))],
+  bicubic: [2, (x) => {
+    const t = Math.abs(x);
+    if (t < 1) return (1.5 * t - 2.5) * t * t + 1;
+    return t < 2 ? ((-0.5 * t + 2.5) * t - 4) * t + 2 : 0;
+  }],
+  lanczos: [3, (x) => (Math.abs(x) < 3 ? sinc(x) * sinc(x / 3) : 0)],
+};
+
+const ONE = 2 ** 22;  // weights are multiples of its inverse, as in Pillow
+
+/** Return for each new pixel of a row the first old one that counts, and the weights from there on. */
+function weighPixels(old, count, name) {
+  const [reach, weigh] = FILTERS[name], scale = old / count, wide = Math.max(scale, 1), support = reach * wide;
+  return Array.from({length: count}, (_, place) => {
+    const center = (place + 0.5) * scale;
+    const first = Math.max(0, Math.trunc(center - support + 0.5));
+    const end = Math.min(old, Math.trunc(center + support + 0.5));
+    const weights = Array.from({length: end - first}, (_, at) => weigh((at + first - center + 0.5) / wide));
+    const sum = weights.reduce((total, weight) => total + weight, 0);
+    return [first, Float64Array.from(weights, (weight) => roundAway(weight / sum * ONE))];
+  });
+}
+
+const roundAway = (value) => Math.trunc(value + (value < 0 ? -0.5 : 0.5));
+
+/**
+ * Resize along one axis of pixels, as Pillow does: in whole numbers, with all pixels that a new one covers.
+ * @param {Uint8Array} pixels  Of which `channels` values belong together.
+ * @param {number} lines  Rows before the axis.
+ * @param {number} step  Values between two neighbors along the axis.
+ */
+function resizeAxis(pixels, lines, old, count, step, name) {
+  if (old === count) return pixels;
+  const resized = new Uint8Array(lines * count * step);
+  weighPixels(old, count, name).forEach(([first, weights], place) => {
+    for (let line = 0; line < lines; line++) {
+      for (let inner = 0; inner < step; inner++) {
+        let sum = ONE / 2, at = (line * old + first) * step + inner;
+        for (let number = 0; number < weights.length; number++, at += step) sum += pixels[at] * weights[number];
+        resized[(line * count + place) * step + inner] = Math.max(0, Math.min(255, Math.floor(sum / ONE)));
+      }
+    }
+  });
+  return resized;
+}
+
+/**
+ * Resize pixels.
+ * @param {Uint8Array} pixels  (height, width, 3)
+ * @returns {Uint8Array} (newHeight, newWidth, 3)
+ */
+export function resizePixels(pixels, height, width, newHeight, newWidth, name) {
+  return resizeAxis(resizeAxis(pixels, height, width, newWidth, 3, name), 1, height, newHeight, 3 * newWidth, name);
+}
+
+/** Round as Python does: halves to the even number. */
+function roundHalfEven(value) {
+  const low = Math.floor(value), rest = value - low;
+  return rest < 0.5 || (rest === 0.5 && low % 2 === 0) ? low : low + 1;
+}
+
+/** Return where a crop from the middle begins; negative for padding. */
+const findStart = (length, crop) =>
+  crop > length ? -Math.floor((crop - length) / 2) : roundHalfEven((length - crop) / 2);
+
+/**
+ * Prepare a photo as the model was trained.
+ * @param {Photo} photo
+ * @param {Preparation} preparation
+ * @returns {{tensor: Float32Array, geometry: Geometry}} The tensor is (3, height, width).
+ */
+export function preparePhoto(photo, preparation) {
+  const {width, height, pixels} = photo, [cropHeight, cropWidth] = preparation.crop;
+  let [newHeight, newWidth] = preparation.resized ?? [height, width];
+  if (preparation.shorter_side) {
+    const shorter = Math.min(height, width), longer = Math.trunc(preparation.shorter_side * Math.max(height, width) / shorter);
+    [newHeight, newWidth] = height <= width ? [preparation.shorter_side, longer] : [longer, preparation.shorter_side];
+  }
+  const colors = new Uint8Array(3 * width * height);
+  for (let from = 0, to = 0; from < pixels.length; from += 4) {
+    colors[to++] = pixels[from]; colors[to++] = pixels[from + 1]; colors[to++] = pixels[from + 2];
+  }
+  const resized = resizePixels(colors, height, width, newHeight, newWidth, preparation.interpolation);
+  const top = findStart(newHeight, cropHeight), left = findStart(newWidth, cropWidth);
+  const tensor = new Float32Array(3 * cropHeight * cropWidth);
+  for (let channel = 0, at = 0; channel < 3; channel++) {
+    for (let row = top; row < top + cropHeight; row++) {
+      for (let column = left; column < left + cropWidth; column++) {
+        const isInside = row >= 0 && row < newHeight && column >= 0 && column < newWidth;
+        const value = isInside ? resized[3 * (row * newWidth + column) + channel] : 0;
+        tensor[at++] = (Math.fround(value / 255) - preparation.mean[channel]) / preparation.std[channel];
+      }
+    }
+  }
+  const down = height / newHeight, across = width / newWidth;
+  const box = [top * down, left * across, (top + cropHeight) * down, (left + cropWidth) * across];
+  return {tensor, geometry: {box, size: [cropHeight, cropWidth]}};
+}
+
+// ------------------------------------------------------------------------------------------------------ explanation
+
+/**
+ * Explain a photo.
+ * @param {Model} model
+ * @param {Photo} photo
+ * @param {number} classIndex  The class to explain; -1 for the one with the highest logit.
+ * @returns {Promise<{index: number, logits: Float32Array, probabilities: number[], maps: Object<string, RawMap>,
+ *                    geometry: Geometry}>} `maps` has the raw map of each method of the file.
+ */
+export async function explain(model, photo, classIndex = -1) {
+  const {ort, session, description} = model;
+  const {tensor, geometry} = preparePhoto(photo, description.preparation);
+  const results = await session.run({
+    images: new ort.Tensor('float32', tensor, [1, 3, ...geometry.size]),
+    target_class: new ort.Tensor('int64', BigInt64Array.of(BigInt(classIndex)), [1]),
+  });
+  const logits = results.logits.data, probabilities = toProbabilities(logits);
+  const index = classIndex >= 0 ? classIndex : probabilities.indexOf(Math.max(...probabilities));
+  const maps = {};
+  for (const [method, name] of Object.entries(description.outputs)) {
+    maps[method] = {values: results[name].data, grid: results[name].dims.slice(1)};
+  }
+  return {index, logits, probabilities, maps, geometry};
+}
+
+/** Return the softmax of logits; of a single one z the probabilities of "not" and of the class. */
+export function toProbabilities(logits) {
+  const scores = logits.length === 1 ? [-logits[0] / 2, logits[0] / 2] : [...logits];
+  const highest = Math.max(...scores), terms = scores.map((score) => Math.exp(score - highest));
+  const sum = terms.reduce((total, term) => total + term, 0);
+  return terms.map((term) => term / sum);
+}
+
+// ------------------------------------------------------------------------------------------------ from map to photo
+
+const ROUNDING = 1e-6;
+
+/**
+ * Return how the pixels of a row or column of the photo are made of the cells of a map.
+ *
+ * Between the centers of cells values are linear. Beyond the outermost ones each cell covers half a stride, as on its
+ * inner side, and fades to 0 within a stride, unless an edge of the input is as near.
+ *
+ * @returns {{first: Int32Array, low: Float64Array, high: Float64Array, inside: Uint8Array}}
+ */
+export function weighCells(pixels, start, stop, length, cells, center, stride) {
+  const first = new Int32Array(pixels), low = new Float64Array(pixels), high = new Float64Array(pixels);
+  const inside = new Uint8Array(pixels), last = cells - 1, edges = [-center / stride, (length - center) / stride];
+  for (let pixel = 0; pixel < pixels; pixel++) {
+    const middle = pixel + 0.5;
+    inside[pixel] = middle >= Math.min(start, stop) && middle <= Math.max(start, stop) ? 1 : 0;
+    if (!inside[pixel]) continue;
+    const place = ((middle - start) / (stop - start) * length - center) / stride;
+    const held = Math.min(Math.max(place, 0), last);
+    first[pixel] = Math.min(Math.floor(held), Math.max(last - 1, 0));
+    let factor = 1;
+    for (const [beyond, space] of [[-place, -edges[0]], [place - last, edges[1] - last]]) {
+      if (space > 0.5 + ROUNDING) {
+        const end = Math.min(space, 1);
+        factor *= Math.min(Math.max((end - beyond) / (2 * end - 1), 0), 1);
+      }
+    }
+    high[pixel] = factor * (held - first[pixel]);
+    low[pixel] = factor * (1 - (held - first[pixel]));
+  }
+  return {first, low, high, inside};
+}
+
+/** Return the lowest and the highest value; null if they are equal but for rounding, or not finite. */
+function findLimits(values, isCounted = () => true) {
+  let lowest = Infinity, highest = -Infinity;
+  for (let at = 0; at < values.length; at++) {
+    if (!isCounted(at)) continue;
+    if (Number.isNaN(values[at])) return null;
+    lowest = Math.min(lowest, values[at]);
+    highest = Math.max(highest, values[at]);
+  }
+  const rounding = 16 * 2 ** -23 * Math.max(Math.abs(lowest), Math.abs(highest));
+  return rounding < highest - lowest && highest - lowest <= 3.4e38 ? [lowest, highest] : null;
+}
+
+/**
+ * Place a raw map on the photo: each cell at the center of what it sees, from 0 to 1.
+ * @param {RawMap} map
+ * @param {object} description  Of the model: the centers of the cells.
+ * @param {Geometry} geometry
+ * @returns {{heat: Float32Array, rows: Uint8Array, columns: Uint8Array, isConstant: boolean}} `heat` is
+ *   (height, width); `rows` and `columns` are 1 where the model saw them;
+ *   `isConstant` tells that the raw map is the same everywhere, so the heat is 0.
+ */
+export function placeMap(map, description, geometry, height, width) {
+  const {values, grid} = map, limits = findLimits(values);
+  const [top, left, bottom, right] = geometry.box;
+  const axis = (number, pixels, start, stop) => weighCells(pixels, start, stop, geometry.size[number], grid[number],
+    description.centers[number][0], description.strides[number]);
+  const rows = axis(0, height, top, bottom), columns = axis(1, width, left, right);
+  const heat = new Float32Array(height * width);
+  const placed = {heat, rows: rows.inside, columns: columns.inside, isConstant: limits === null};
+  if (limits === null) return placed;
+  const cells = Float64Array.from(values, (value) => value - limits[0]);
+  const line = new Float64Array(grid[1] + 1), next = grid[0] > 1 ? grid[1] : 0;
+  for (let row = 0; row < height; row++) {
+    if (!rows.inside[row]) continue;
+    const at = rows.first[row] * grid[1];
+    for (let column = 0; column < grid[1]; column++) {
+      line[column] = rows.low[row] * cells[at + column] + rows.high[row] * cells[at + next + column];
+    }
+    for (let column = 0; column < width; column++) {
+      const cell = columns.first[column];
+      heat[row * width + column] = columns.low[column] * line[cell] + columns.high[column] * line[cell + 1];
+    }
+  }
+  const isSeen = (pixel) => rows.inside[Math.floor(pixel / width)] === 1 && columns.inside[pixel % width] === 1;
+  const seen = findLimits(heat, isSeen);
+  if (seen === null) return {...placed, heat: heat.fill(0)};
+  for (let pixel = 0; pixel < heat.length; pixel++) {
+    heat[pixel] = isSeen(pixel) ? (heat[pixel] - seen[0]) / (seen[1] - seen[0]) : 0;
+  }
+  return placed;
+}
+
+// ------------------------------------------------------------------------------------------------------- drawing
+
+const UNSEEN_GRAY = 112, UNSEEN_SHARE = 0.55, BORDER_GRAY = 230, BORDERS_PER_SIDE = 180;
+
+/** Return the opacity of a heat, from 0 to 1: with "heat" it rises up to the peak, else up to one half. */
+export function toOpacity(heat, colormap) {
+  if (colormap === 'heat') return heat * Math.sqrt(heat);
+  const t = Math.min(1, 2 * heat);
+  return t * t * (3 - 2 * t);
+}
+
+/** Draw what the model did not see in gray, behind a light line, into RGBA pixels. */
+function drawUnseen(drawn, photo, rows, columns) {
+  const {width, height, pixels} = photo;
+  const [top, bottom] = [rows.indexOf(1), rows.lastIndexOf(1)], [left, right] = [columns.indexOf(1), columns.lastIndexOf(1)];
+  const line = Math.max(1, Math.floor(Math.max(1, roundHalfEven(Math.min(width, height) / BORDERS_PER_SIDE)) / 2));
+  for (let row = 0, at = 0; row < height; row++) {
+    for (let column = 0; column < width; column++, at += 4) {
+      if (rows[row] && columns[column]) continue;
+      const isNear = row >= top - line && row <= bottom + line && column >= left - line && column <= right + line;
+      const gray = Math.round(0.299 * pixels[at] + 0.587 * pixels[at + 1] + 0.114 * pixels[at + 2]);
+      const level = isNear ? BORDER_GRAY : Math.round((1 - UNSEEN_SHARE) * gray + UNSEEN_SHARE * UNSEEN_GRAY);
+      drawn[at] = drawn[at + 1] = drawn[at + 2] = level;
+    }
+  }
+}
+
+/**
+ * Draw a heatmap over a photo.
+ * @param {Photo} photo
+ * @param {ReturnType<typeof placeMap>} placed
+ * @param {Uint8Array} palette  256 colors, RGB.
+ * @param {{colormap?: string, alpha?: number, view?: "overlay"|"heatmap"|"masked"}} look
+ * @returns {Uint8ClampedArray} RGBA
+ */
+export function drawHeat(photo, placed, palette, {colormap = 'heat', alpha = 0.7, view = 'overlay'} = {}) {
+  const {pixels} = photo, drawn = new Uint8ClampedArray(pixels);
+  for (let pixel = 0, at = 0; pixel < placed.heat.length; pixel++, at += 4) {
+    const heat = placed.heat[pixel], color = 3 * roundHalfEven(255 * heat);
+    const opacity = view === 'heatmap' ? 1 : alpha * toOpacity(heat, colormap);
+    for (let channel = 0; channel < 3; channel++) {
+      const value = pixels[at + channel];
+      drawn[at + channel] = view === 'masked' ? value * heat : value + (palette[color + channel] - value) * opacity;
+    }
+  }
+  if (view === 'overlay') drawUnseen(drawn, photo, placed.rows, placed.columns);
+  return drawn;
+}

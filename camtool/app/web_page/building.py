@@ -1,0 +1,198 @@
+"""``export_page()``: a model, its explanation and a page around them, as a folder for any web server or as one file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from importlib.resources import files
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from torch import nn
+
+from camtool.app.web_page.runtime import BINARY, CODE, find_runtime
+from camtool.demo.scenes import draw_scene
+from camtool.engines.export import export
+from camtool.errors import CamtoolError
+from camtool.geometry.plain_transforms import find_plain_transform
+from camtool.inputs.image_files import read_image
+from camtool.models import Loaded, to_loaded
+from camtool.rendering.colormaps import get_default_alpha, get_palette
+from camtool.warning_codes import WARNING_KINDS
+
+METHODS = ("gradcam", "layercam", "hirescam")
+"""The methods of a page unless the user chooses others."""
+
+_COLORMAPS = ("heat", "turbo", "viridis", "inferno", "gray")
+
+WARNINGS = ("constant-image", "small-part-seen", "not-finite", "zero-gradient", "constant-map", "low-rank")
+"""The warnings that need no further pass."""
+
+_PAGE, _MODEL, _RUNTIME, _SAMPLE = "index.html", "model.onnx", "runtime.wasm", "sample.png"
+
+FILES = frozenset({_PAGE, _MODEL, _RUNTIME, _SAMPLE})
+"""The names of the files in a page's folder."""
+
+_SAMPLE_SIDE = 640
+"""Longest side of the sample in pixels."""
+
+
+def export_page(
+    model: nn.Module | Loaded,
+    path: str | PathLike[str],
+    method: str | Sequence[str] = METHODS,
+    layer: str | nn.Module | None = None,
+    *,
+    sample: str | PathLike[str] | Image.Image | None = None,
+    runtime: str | PathLike[str] | None = None,
+    **options: Any,
+) -> Path:
+    """Write a page that explains a classifier in the visitor's browser: no photo leaves the device.
+
+        camtool.export_page(model, "page")       # a folder for any web server
+        camtool.export_page(model, "page.html")  # one file that opens by a double click
+
+    The page loads nothing from elsewhere, and asks no server. Photos are prepared, explained and drawn as in Python.
+
+    Args:
+        model: A classifier for photos, or what :func:`camtool.load` returned, with a transform that resizes, crops and
+            normalizes and does nothing else.
+        path: A folder, or a file with the suffix ``.html``. It must not exist.
+        method: The methods to choose from: formulas of activations and gradients.
+        layer: The layer; by default the best one is found.
+        sample: The image that the page opens with; by default a generated scene.
+        runtime: The folder ``dist`` of the npm package onnxruntime-web; by default it is got by ``npm pack`` once.
+        **options: Options of the methods.
+
+    Returns:
+        The path.
+
+    Raises:
+        CamtoolError: The model cannot be exported, its transform does more than a page can repeat, the runtime cannot
+            be got, or the path exists.
+    """
+    path, loaded = Path(path), to_loaded(model)
+    if path.suffix not in ("", ".html"):
+        raise CamtoolError(f"path: a page is a folder or an .html file, got {path}; a model alone: camtool.export.")
+    if path.exists():
+        raise CamtoolError(f"path: {path} exists; give another name, or delete it first.")
+    _check_transform(loaded)
+    found = find_runtime(None if runtime is None else Path(runtime))
+    picture = _draw_sample(sample)
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "page")
+        made.mkdir()
+        export(loaded, made / _MODEL, method, layer, dynamic_batch=False, **options)
+        if (made / f"{_MODEL}.data").exists():
+            raise CamtoolError("model: it is too large for a browser: more than 2 GB of weights.")
+        picture.save(made / _SAMPLE)
+        shutil.copyfile(found / BINARY, made / _RUNTIME)
+        code, name = (found / CODE).read_text(encoding="utf-8"), loaded.name or type(loaded.model).__name__
+        text = _build_page(made, code, name, is_single=path.suffix == ".html")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".html":
+            path.write_text(text, encoding="utf-8")
+        else:
+            Path(made, _PAGE).write_text(text, encoding="utf-8")
+            shutil.move(made, path)
+    return path
+
+
+def _check_transform(loaded: Loaded) -> None:
+    """Check that a page can repeat the transform, before the model is exported, which takes long."""
+    if loaded.transform is None:
+        raise CamtoolError("model: a page prepares photos itself, so it needs a transform; use camtool.load(...).")
+    if find_plain_transform(loaded.transform) is None:
+        raise CamtoolError(
+            "model: its transform does more than resize, crop and normalize photos, or resizes them by another rule "
+            "than Pillow's bilinear, bicubic or Lanczos filter, which is all that a page can repeat."
+        )
+
+
+def _draw_sample(sample: str | PathLike[str] | Image.Image | None) -> Image.Image:
+    """Return the image that the page opens with, by default a scene of the demo, not larger than a page shows it."""
+    source = draw_scene(3, objects=2, size=512).image if sample is None else sample
+    return read_image(source, max_side=_SAMPLE_SIDE)
+
+
+def _build_page(folder: Path, runtime: str, name: str, *, is_single: bool) -> str:
+    """Return the page for the files in a folder; as a single page it holds them.
+
+    Every script and style is named by its hash in the policy, so nothing else can run, and nothing is loaded but the
+    files beside the page.
+    """
+    parts = {"model": _MODEL, "runtime": _RUNTIME, "sample": _SAMPLE}
+    settings = {
+        "files": parts,
+        "sample": _SAMPLE,
+        "palettes": {name: _encode(get_palette(name).tobytes()) for name in _COLORMAPS},
+        "alphas": {name: get_default_alpha(name) for name in _COLORMAPS},
+        "warnings": {code: [WARNING_KINDS[code].condition, WARNING_KINDS[code].remedy] for code in WARNINGS},
+    }
+    blocks = [f'<script type="application/json" id="settings">{_write_json(settings)}</script>']
+    if is_single:
+        blocks += [
+            f'<script type="text/plain" data-part="{part}">{_encode(Path(folder, name).read_bytes())}</script>'
+            for part, name in parts.items()
+        ]
+    # One script, as a page of one file cannot import others.
+    library = re.sub(r"^export ", "", _read("camtool.js"), flags=re.MULTILINE)
+    page = re.sub(r"^import .*\n", "", _read("page.js"), flags=re.MULTILINE)
+    script, style = "\n".join([_wrap_runtime(runtime), library, page]), _read("page.css")
+    values = {
+        "policy": _write_policy(script, style, is_single=is_single),
+        "title": html.escape(name),
+        "style": style,
+        "blocks": "\n".join(blocks),
+        "script": script,
+    }
+    return re.sub(r"\{\{ (\w+) \}\}", lambda match: values[match[1]], _read("page.html"))
+
+
+def _read(name: str) -> str:
+    return (files("camtool.app.web_page") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _encode(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _write_json(values: object) -> str:
+    """Return JSON that ends no script, whatever its texts hold."""
+    return json.dumps(values).replace("<", "\\u003c")
+
+
+def _wrap_runtime(code: str) -> str:
+    """Return the runtime's module as an object ``ort`` of a larger script, whose names do not meet those of others."""
+    code = re.sub(r"//# sourceMappingURL=.*", "", code)
+    found = re.search(r"export\s*\{([^}]*)\};?\s*$", code)
+    if found is None or "</script" in code:
+        raise CamtoolError("runtime: its code has another form than expected.")
+    pairs = [part.split(" as ") for part in found[1].split(",")]
+    names = ", ".join(f"{json.dumps(pair[-1].strip())}: {pair[0].strip()}" for pair in pairs)
+    return f"const ort = await (async () => {{\n{code[: found.start()]}\nreturn {{{names}}};\n}})();"
+
+
+def _write_policy(script: str, style: str, *, is_single: bool) -> str:
+    """Return a Content-Security-Policy that allows this script and style, and the files beside the page, alone."""
+    script_hash, style_hash = (
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style)
+    )
+    rules = [
+        "default-src 'none'",
+        f"script-src 'sha256-{script_hash}' 'wasm-unsafe-eval'",
+        f"style-src 'sha256-{style_hash}'",
+        "img-src blob: data:",
+        "connect-src 'none'" if is_single else "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    return "; ".join(rules)

@@ -1,0 +1,133 @@
+"""camtool.js beside Python: preparation, placement and drawing, value by value."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from camtool.geometry.cell_centers import AxisCenters, CellCenters
+from camtool.geometry.crop_and_resize import Geometry
+from camtool.geometry.plain_transforms import PlainTransform
+from camtool.rendering.colormaps import get_palette
+from camtool.rendering.overlay import blend
+from camtool.rendering.views import Photo
+
+NODE = shutil.which("node")
+LIBRARY = files("camtool.app.web_page") / "assets" / "camtool.js"
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(NODE is None, reason="needs Node.js: apt-get install nodejs")]
+
+_MAIN = """
+import * as library from 'LIBRARY';
+import {readFileSync} from 'node:fs';
+const {photo, steps, palette} = JSON.parse(readFileSync(0, 'utf-8'));
+const decode = (text) => new Uint8Array(Buffer.from(text, 'base64'));
+const pixels = {...photo, pixels: new Uint8ClampedArray(decode(photo.pixels))};
+const encode = (values) => Buffer.from(values.buffer, values.byteOffset, values.byteLength).toString('base64');
+const results = steps.map(({preparation, map, description, geometry, look}) => {
+  if (preparation) {
+    const {tensor, geometry} = library.preparePhoto(pixels, preparation);
+    return {values: encode(tensor), geometry};
+  }
+  const placed = library.placeMap(map, description, geometry, photo.height, photo.width);
+  return {values: encode(placed.heat), drawn: encode(library.drawHeat(pixels, placed, decode(palette), look))};
+});
+console.log(JSON.stringify(results));
+"""
+
+
+def run(photo: Image.Image, steps: list[dict[str, Any]], folder: Path, colormap: str = "heat") -> list[dict[str, Any]]:
+    """Run steps of the library in Node.js."""
+    assert NODE is not None
+    script = folder / "main.mjs"
+    script.write_text(_MAIN.replace("LIBRARY", Path(str(LIBRARY)).as_uri()), encoding="utf-8")
+    pixels = base64.b64encode(photo.convert("RGBA").tobytes()).decode()
+    given = {
+        "photo": {"width": photo.width, "height": photo.height, "pixels": pixels},
+        "steps": steps,
+        "palette": base64.b64encode(get_palette(colormap).tobytes()).decode(),
+    }
+    ended = subprocess.run([NODE, script], input=json.dumps(given), capture_output=True, text=True, check=True)
+    results: list[dict[str, Any]] = json.loads(ended.stdout)
+    return results
+
+
+def decode(text: str, dtype: type) -> Any:
+    return np.frombuffer(base64.b64decode(text), dtype)
+
+
+def draw_photo(width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8))
+
+
+@pytest.mark.parametrize(("width", "height"), [(333, 211), (97, 480), (1, 1), (41, 3)])
+def test_photos_are_prepared_as_by_pillow(width: int, height: int, tmp_path: Path) -> None:
+    half = ((0.5, 0.25, 0.125), (0.25, 0.5, 1.0))
+    plains = [PlainTransform(64, None, (56, 56), name, *half) for name in ("bilinear", "bicubic", "lanczos")]
+    plains += [PlainTransform(None, (47, 90), (47, 90), "bicubic", *half)]
+    plains += [PlainTransform(31, None, (48, 61), "bilinear", *half)]  # with a border
+    photo = draw_photo(width, height)
+    results = run(photo, [{"preparation": plain.to_dict()} for plain in plains], tmp_path)
+    for plain, result in zip(plains, results, strict=True):
+        expected = plain(photo)
+        np.testing.assert_allclose(decode(result["values"], np.float32).reshape(expected.shape), expected, atol=1e-6)
+        whole = Geometry.whole(height, width).resize(plain.resized or plain.shorter_side).center_crop(plain.crop)
+        assert result["geometry"]["box"] == pytest.approx(whole.box, abs=1e-9)
+
+
+def test_maps_are_placed_and_drawn_as_by_python(tmp_path: Path) -> None:
+    photo = draw_photo(150, 101)
+    base = Geometry.whole(101, 150)
+    random, size, cases = np.random.default_rng(0), (64, 64), []
+    for geometry in (base.resize(70).center_crop(64), base.resize(size), base.resize(48).center_crop(64)):
+        for grid, offset, stride in (((4, 5), -3.0, 16.0), ((7, 7), 4.5, 9.0), ((1, 3), 32.0, 20.0)):
+            axes = AxisCenters(offset, stride), AxisCenters(offset + 1, stride)
+            centers = CellCenters(size, axes)
+            cases.append((geometry, centers, random.normal(size=grid).astype(np.float32)))
+    cases.append((base.resize(size), CellCenters.stretch((3, 3), size), np.full((3, 3), 0.3, np.float32)))
+    steps = [
+        {
+            "map": {"values": raw.ravel().tolist(), "grid": list(raw.shape)},
+            "description": {
+                "centers": [
+                    axis.list_centers(count).tolist() for axis, count in zip(centers.axes, raw.shape, strict=True)
+                ],
+                "strides": [axis.stride for axis in centers.axes],
+            },
+            "geometry": {"box": list(geometry.box), "size": list(geometry.size)},
+            "look": {"colormap": "heat", "alpha": 0.7, "view": "overlay"},
+        }
+        for geometry, centers, raw in cases
+    ]
+    pixels = np.asarray(photo)
+    for (geometry, centers, raw), result in zip(cases, run(photo, steps, tmp_path), strict=True):
+        view = Photo(pixels, geometry)
+        expected = view.place_map(raw, centers)
+        heat = decode(result["values"], np.float32).reshape(expected.shape)
+        np.testing.assert_allclose(heat, expected, atol=1e-5)
+        drawn = decode(result["drawn"], np.uint8).reshape(101, 150, 4)[..., :3]
+        overlay = blend(pixels, expected, seen=None if geometry.sees_all else geometry.seen)
+        assert np.abs(drawn.astype(int) - overlay).max() <= 1
+
+
+@pytest.mark.parametrize("view", ["heatmap", "masked"])
+def test_other_color_maps_and_views(view: str, tmp_path: Path) -> None:
+    photo, raw = draw_photo(40, 30), np.arange(12, dtype=np.float32).reshape(3, 4)
+    look = {"colormap": "turbo", "alpha": 0.5, "view": view}
+    centers = {"centers": [[5.0, 15.0, 25.0], [5.0, 15.0, 25.0, 35.0]], "strides": [10.0, 10.0]}
+    geometry = {"box": [0, 0, 30, 40], "size": [30, 40]}
+    step = {"map": {"values": raw.ravel().tolist(), "grid": [3, 4]}, "description": centers, "geometry": geometry}
+    (result,) = run(photo, [{**step, "look": look}], tmp_path, "turbo")
+    heat = decode(result["values"], np.float32).reshape(30, 40)
+    drawn = decode(result["drawn"], np.uint8).reshape(30, 40, 4)[..., :3].astype(int)
+    palette = get_palette("turbo")
+    expected = palette[np.rint(255 * heat).astype(int)] if view == "heatmap" else np.asarray(photo) * heat[..., None]
+    assert np.abs(drawn - expected).max() <= 1
