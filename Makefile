@@ -1,6 +1,6 @@
 # The commands that CI calls. `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install lint types test test-all pythons
+.PHONY: help install lint types test test-all pythons demo-page
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -27,3 +27,6 @@ test-all:  ## run all tests: slow ones, hundreds of architectures, the page in a
 
 pythons:  ## install the package alone on other Pythons, and run its demo
 	bash tools/try_pythons.sh 3.10 3.13
+
+demo-page:  ## write a page with the bundled model that needs no server, site/demo
+	python -m camtool export demo site/demo --overwrite

@@ -41,6 +41,9 @@ def export_model(
             file_okay=False,
         ),
     ] = None,
+    half: Annotated[
+        bool, typer.Option("--half", help="Store the weights of a page in half precision: half the download.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", "--force", help="Overwrite the file.")] = False,
     printed: PrintOptions,
 ) -> None:
@@ -53,7 +56,7 @@ def export_model(
     for name, is_given in (("--fixed-batch", fixed_batch), ("--resize", resize), ("--size", preparing.size)):
         if is_page and is_given:
             raise CamtoolError(f"{name} is for files; a page explains one photo at a time, at its own size.")
-    for name, given in (("--sample", sample), ("--runtime", runtime)):
+    for name, given in (("--sample", sample), ("--runtime", runtime), ("--half", half or None)):
         if not is_page and given is not None:
             raise CamtoolError(f"{name} is for pages; give a folder or an .html file in place of {path}.")
     if path.exists() and not overwrite:
@@ -64,7 +67,7 @@ def export_model(
     if is_page:
         _remove_page(path)
         methods = [map_.method, *(name for name in METHODS if name != map_.method)]
-        export_page(loaded, path, methods, map_.layer, sample=sample, runtime=runtime, **options)
+        export_page(loaded, path, methods, map_.layer, sample=sample, runtime=runtime, half=half, **options)
     else:
         export(
             loaded,

@@ -5,13 +5,20 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnxruntime
 import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import nn
 from torchvision import transforms
 
 import camtool
-from camtool.app.web_page.building import FILES
+from camtool.app.web_page.building import FILES, halve_weights
 from camtool.cli import app
 from camtool.demo.camnet import load_bundled_model
+from camtool.demo.scenes import draw_scene
 from camtool.errors import CamtoolError
 from camtool.models import Loaded
 
@@ -60,3 +67,31 @@ def test_the_command_writes_a_page_and_replaces_nothing_else(
         assert (code, words in shown) == (2, True), shown
     (page / "notes.txt").unlink()
     assert command(*arguments, "--overwrite")[0] == 0
+
+
+@pytest.mark.slow
+def test_weights_in_half_precision_take_half_the_download(tmp_path: Path) -> None:
+    demo, photo = load_bundled_model("demo"), draw_scene(1, size=128).image
+    path = camtool.export(demo, tmp_path / "model.onnx", dynamic_batch=False)
+    size, before = path.stat().st_size, run_file(path, demo, photo)
+    halve_weights(path)
+    assert path.stat().st_size < 0.6 * size
+    after = run_file(path, demo, photo)
+    for one, other in zip(after, before, strict=True):
+        difference = np.abs(one - other).max() / np.abs(other).max()
+        assert 0 < difference < 1e-2
+    # A weight that has no place in half precision is refused, and not a silent infinity.
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 5))
+    with torch.no_grad():
+        model[0].weight.mul_(1e7)
+    path = camtool.export(model.eval(), tmp_path / "large.onnx", size=(32, 32), dynamic_batch=False)
+    with pytest.raises(CamtoolError, match="half: results differ"):
+        halve_weights(path)
+
+
+def run_file(path: Path, loaded: Loaded, photo: NDArray[np.uint8]) -> list[NDArray[np.float32]]:
+    assert loaded.transform is not None
+    images = np.asarray(loaded.transform(Image.fromarray(photo)))[None]
+    session = onnxruntime.InferenceSession(path)
+    results: list[NDArray[np.float32]] = session.run(None, {"images": images, "target_class": np.array([-1])})
+    return results
