@@ -40,7 +40,7 @@ from camtool.maps import resize as resize_maps
 from camtool.maps import upcast
 from camtool.methods import Method, MethodFunction, check_options, find_method
 from camtool.models import Loaded, find_input_size, to_loaded, unwrap_layer
-from camtool.outputs.class_scores import find_logits, is_known_class, weigh_chosen_class
+from camtool.outputs.class_scores import Link, find_logits, is_known_class, weigh_chosen_class
 from camtool.progress import follow_step
 from camtool.targets import ClassScore
 
@@ -138,7 +138,7 @@ def _export(
     resize: bool,
 ) -> None:
     functions = [partial(method, **options) for method in methods]
-    explained, centers = _build(loaded.model, images, layer, functions, resize=resize)
+    explained, centers, link = _build(loaded.model, images, layer, functions, resize=resize)
     if dynamic_batch and not explained.has_any_batch_size:
         raise NotCompilableError("its code fixes the number of images; use dynamic_batch=False")
     for count in range(1, len(images) + 1):  # models may treat a single image differently
@@ -148,6 +148,7 @@ def _export(
         centers if centers is not None and grid == layer.layout.grid else CellCenters.stretch(grid, images.shape[2:])
     )
     description["centers"] = [axis.list_centers(count).tolist() for axis, count in zip(cells.axes, grid, strict=True)]
+    description["link"] = link
     description["strides"] = [axis.stride for axis in cells.axes]
     _write(explained, images, path, description)
 
@@ -216,8 +217,11 @@ class _ExplainedModel(nn.Module):
 
 def _build(
     model: nn.Module, images: Tensor, layer: Layer, functions: Sequence[Callable[[Any], Tensor]], *, resize: bool
-) -> tuple[_ExplainedModel, CellCenters | None]:
-    """Return the model with its explanation, and the centers of the layer's cells; ``None`` if they fill the input."""
+) -> tuple[_ExplainedModel, CellCenters | None, Link | None]:
+    """Return the model with its explanation, the centers of the layer's cells, and how logits become probabilities.
+
+    The centers are ``None`` if the cells fill the input.
+    """
     forward_pass = ForwardPass(model, images, [layer])
     logits = find_logits(forward_pass.output)
     if logits.ndim != 2:
@@ -250,7 +254,7 @@ def _build(
         logits=index,
         has_any_batch_size=capture.has_any_batch_size,
     )
-    return explained, centers
+    return explained, centers, forward_pass.find_link().link
 
 
 def _compare(

@@ -102,6 +102,8 @@ def export_page(
         export(loaded, made / _MODEL, method, layer, dynamic_batch=False, **options)
         if (made / f"{_MODEL}.data").exists():
             raise CamtoolError("model: it is too large for a browser: more than 2 GB of weights.")
+        if _read_description(made / _MODEL)["link"] is None:
+            raise CamtoolError("model: its output is an embedding; a page shows classes with their probabilities.")
         if half:
             halve_weights(made / _MODEL)
         picture.save(made / _SAMPLE)
@@ -115,6 +117,14 @@ def export_page(
             Path(made, _PAGE).write_text(text, encoding="utf-8")
             shutil.move(made, path)
     return path
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    import onnx
+
+    (text,) = (one.value for one in onnx.load(path).metadata_props if one.key == "camtool")
+    description: dict[str, Any] = json.loads(text)
+    return description
 
 
 def halve_weights(path: Path) -> None:

@@ -12,8 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import nn
+from torchvision import transforms
 
+import camtool
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.plain_transforms import PlainTransform
@@ -131,3 +135,62 @@ def test_other_color_maps_and_views(view: str, tmp_path: Path) -> None:
     palette = get_palette("turbo")
     expected = palette[np.rint(255 * heat).astype(int)] if view == "heatmap" else np.asarray(photo) * heat[..., None]
     assert np.abs(drawn - expected).max() <= 1
+
+
+_EXPLAIN = """
+import * as ort from 'RUNTIME/ort.wasm.bundle.min.mjs';
+import * as library from 'LIBRARY';
+import {readFileSync} from 'node:fs';
+ort.env.wasm.numThreads = 1;
+ort.env.wasm.wasmBinary = readFileSync('RUNTIME/ort-wasm-simd-threaded.wasm');
+const {photo, files} = JSON.parse(readFileSync(0, 'utf-8'));
+const pixels = {...photo, pixels: new Uint8ClampedArray(Buffer.from(photo.pixels, 'base64'))};
+const results = [];
+for (const file of files) {
+  const model = await library.openModel(ort, new Uint8Array(readFileSync(file)));
+  const {index, probabilities, maps} = await library.explain(model, pixels);
+  const label = library.getLabel(model.description, index);
+  results.push({index, label, probability: probabilities[index], map: [...maps.hirescam.values]});
+}
+console.log(JSON.stringify(results));
+"""
+
+
+class Chooses(nn.Module):
+    """A network whose output has a form of its own."""
+
+    def __init__(self, count: int, end: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(count)
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 5, 2), nn.ReLU(), nn.Conv2d(8, 8, 3, 2), nn.ReLU())
+        self.head, self.end = nn.Linear(8, count), end
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.end(self.head(self.features(images).mean((2, 3))))
+        return scores
+
+
+def test_logits_and_probabilities_of_every_form_are_read_as_by_python(runtime: Path, tmp_path: Path) -> None:
+    assert NODE is not None
+    photo, paths, expected = draw_photo(60, 50), list[str](), list[Any]()
+    transform = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
+    forms: list[tuple[int, nn.Module, list[str] | None]] = [
+        (4, nn.Identity(), list("abcd")),
+        (1, nn.Identity(), ["cat"]),
+    ]
+    forms += [(1, nn.Identity(), ["cat"]), (1, nn.Sigmoid(), ["cat"]), (5, nn.Softmax(1), list("abcde"))]
+    for number, (count, end, labels) in enumerate(forms):
+        loaded = camtool.Loaded(Chooses(count, end).eval(), transform, labels)
+        paths.append(str(camtool.export(loaded, tmp_path / f"{number}.onnx", "hirescam", dynamic_batch=False)))
+        expected.append(camtool.explain(loaded, photo, method="hirescam"))
+    script = tmp_path / "explain.mjs"
+    text = _EXPLAIN.replace("LIBRARY", Path(str(LIBRARY)).as_uri()).replace("RUNTIME", runtime.as_posix())
+    script.write_text(text, encoding="utf-8")
+    pixels = base64.b64encode(photo.convert("RGBA").tobytes()).decode()
+    given = {"photo": {"width": 60, "height": 50, "pixels": pixels}, "files": paths}
+    ended = subprocess.run([NODE, script], input=json.dumps(given), capture_output=True, text=True, check=True)
+    for result, explanation in zip(json.loads(ended.stdout), expected, strict=True):
+        assert (result["index"], result["label"]) == (explanation.index, explanation.label)
+        assert result["probability"] == pytest.approx(explanation.probability, abs=1e-5)
+        raw = np.asarray(result["map"], np.float32).reshape(explanation.raw.shape)
+        np.testing.assert_allclose(raw, explanation.raw, atol=1e-4 * np.abs(explanation.raw).max())

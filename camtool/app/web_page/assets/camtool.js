@@ -75,6 +75,7 @@ export async function openModel(ort, bytes) {
     throw new Error('The file does not say how photos are prepared: the transform does more than resize, crop and ' +
       'normalize, or it was written by an older version of camtool.');
   }
+  if (!['softmax', 'sigmoid', 'identity'].includes(description.link)) throw new Error('The model returns no scores of classes.');
   return {ort, description, session: await ort.InferenceSession.create(bytes)};
 }
 
@@ -229,12 +230,13 @@ export function preparePhoto(photo, preparation) {
 export async function explain(model, photo, classIndex = -1) {
   const {ort, session, description} = model;
   const {tensor, geometry} = preparePhoto(photo, description.preparation);
-  const results = await session.run({
-    images: new ort.Tensor('float32', tensor, [1, 3, ...geometry.size]),
-    target_class: new ort.Tensor('int64', BigInt64Array.of(BigInt(classIndex)), [1]),
-  });
-  const logits = results.logits.data, probabilities = toProbabilities(logits);
+  const images = new ort.Tensor('float32', tensor, [1, 3, ...geometry.size]);
+  const run = (index) => session.run({images, target_class: new ort.Tensor('int64', BigInt64Array.of(BigInt(index)), [1])});
+  let results = await run(classIndex);
+  const logits = results.logits.data, probabilities = toProbabilities(logits, description.link);
   const index = classIndex >= 0 ? classIndex : probabilities.indexOf(Math.max(...probabilities));
+  // The file takes a single output for a logit, whose top class is that of its sign.
+  if (classIndex < 0 && logits.length === 1 && description.link === 'identity') results = await run(index);
   const maps = {};
   for (const [method, name] of Object.entries(description.outputs)) {
     maps[method] = {values: results[name].data, grid: results[name].dims.slice(1)};
@@ -242,12 +244,28 @@ export async function explain(model, photo, classIndex = -1) {
   return {index, logits, probabilities, maps, geometry};
 }
 
-/** Return the softmax of logits; of a single one z the probabilities of "not" and of the class. */
-export function toProbabilities(logits) {
-  const scores = logits.length === 1 ? [-logits[0] / 2, logits[0] / 2] : [...logits];
-  const highest = Math.max(...scores), terms = scores.map((score) => Math.exp(score - highest));
+/**
+ * Return the probability of each class; of a single logit z those of "not" and of the class.
+ * @param {Float32Array} logits
+ * @param {"softmax"|"sigmoid"|"identity"} link  "sigmoid" for classes that do not exclude one another, "identity" if the
+ *   model returns probabilities.
+ */
+export function toProbabilities(logits, link) {
+  if (link === 'identity') return logits.length === 1 ? [1 - logits[0], logits[0]] : [...logits];
+  if (logits.length === 1) return [toShare(-logits[0]), toShare(logits[0])];
+  if (link === 'sigmoid') return Array.from(logits, toShare);
+  const highest = Math.max(...logits), terms = Array.from(logits, (logit) => Math.exp(logit - highest));
   const sum = terms.reduce((total, term) => total + term, 0);
   return terms.map((term) => term / sum);
+}
+
+const toShare = (logit) => 1 / (1 + Math.exp(-logit));
+
+/** Return the label of a class, or e.g. "class 7" if it has none. */
+export function getLabel(description, index) {
+  const labels = description.labels ?? [];
+  // A model with a single logit has two classes.
+  return (labels.length === 1 ? [`not ${labels[0]}`, labels[0]] : labels)[index] ?? `class ${index}`;
 }
 
 // ------------------------------------------------------------------------------------------------ from map to photo

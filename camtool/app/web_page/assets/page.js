@@ -1,4 +1,4 @@
-import {decodePhoto, drawHeat, explain, openModel, placeMap, readPixels} from './camtool.js';
+import {decodePhoto, drawHeat, explain, getLabel, openModel, placeMap, readPixels} from './camtool.js';
 
 // The page around camtool.js. Names, labels and messages are only ever put in as text.
 
@@ -19,7 +19,14 @@ function showStatus(text, isBad = false) {
 }
 
 const showError = (error) => showStatus(error.message || String(error), true);
-const getLabel = (index) => state.model.description.labels?.[index] ?? `class ${index}`;
+const nameClass = (index) => getLabel(state.model.description, index);
+
+/** Return the labels of all classes that have one. */
+function listLabels() {
+  const count = state.model.description.labels?.length ?? 0;
+  return Array.from({length: count === 1 ? 2 : count}, (_, index) => nameClass(index));
+}
+
 const countClasses = () => state.current.results.get('top').probabilities.length;
 const formatShare = (share) => `${(100 * share).toFixed(1)}%`;
 
@@ -62,7 +69,7 @@ async function useModel(bytes) {
   state.images.forEach((image) => image.results.clear());
   $('model-name').textContent = `${model.description.model}, explained in your browser`;
   $('method').replaceChildren(...Object.keys(model.description.outputs).map((name) => new Option(name, name)));
-  const labels = model.description.labels ?? [];
+  const labels = listLabels();
   $('labels').replaceChildren(...labels.map((label) => Object.assign(document.createElement('option'), {value: label})));
   $('class').value = $('other').value = '';
 }
@@ -135,7 +142,7 @@ async function listImages() {
     open.type = 'button';
     open.textContent = image.name;
     open.addEventListener('click', () => choose(image));
-    const cells = [open, getLabel(index), formatShare(probabilities[index])].map((content) => {
+    const cells = [open, nameClass(index), formatShare(probabilities[index])].map((content) => {
       const cell = document.createElement('td');
       cell.append(content);
       return cell;
@@ -152,7 +159,7 @@ function writeTable() {
   const quote = (text) => `"${(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
   const lines = state.images.map((image) => {
     const {index, probabilities} = image.results.get('top');
-    return [quote(image.name), quote(getLabel(index)), probabilities[index].toFixed(6)].join(',');
+    return [quote(image.name), quote(nameClass(index)), probabilities[index].toFixed(6)].join(',');
   });
   return ['image,class,probability', ...lines].join('\r\n') + '\r\n';
 }
@@ -193,7 +200,7 @@ function drawFigure(figure, image, result, top, time) {
   canvas.width = photo.width;
   canvas.height = photo.height;
   canvas.getContext('2d').putImageData(new ImageData(pixels, photo.width, photo.height), 0, 0);
-  const label = getLabel(result.index), share = formatShare(top.probabilities[result.index]);
+  const label = nameClass(result.index), share = formatShare(top.probabilities[result.index]);
   canvas.setAttribute('aria-label', `${image.name} with heat where ${state.model.description.model} found ${label}, by ${method}`);
   figure.querySelector('h2').textContent = label;
   figure.querySelector('.facts').textContent = [share, `${method} at ${state.model.description.layer}, ` +
@@ -222,7 +229,7 @@ function drawBars(top, explained) {
     button.type = 'button';
     button.setAttribute('aria-pressed', index === explained);
     button.style.setProperty('--share', formatShare(top.probabilities[index]));
-    name.textContent = getLabel(index);
+    name.textContent = nameClass(index);
     share.textContent = formatShare(top.probabilities[index]);
     button.append(name, share);
     button.addEventListener('click', () => { state.target = index; show().catch(showError); });
@@ -240,8 +247,7 @@ function drawScale() {
 function findClass(text) {
   const wanted = text.trim();
   if (!wanted) return null;
-  const labels = state.model.description.labels ?? [];
-  const index = labels.findIndex((label) => label.toLowerCase() === wanted.toLowerCase());
+  const index = listLabels().findIndex((label) => label.toLowerCase() === wanted.toLowerCase());
   const number = index >= 0 ? index : /^\d+$/.test(wanted) ? Number(wanted) : -1;
   if (number < 0 || number >= countClasses()) throw new Error(`'${wanted}' is not among the ${countClasses()} classes.`);
   return number;
