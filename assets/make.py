@@ -8,6 +8,7 @@ and the activation map.
 ``faithcam.jpg``: photos of animals, by MobileNetV2, Grad-CAM as other libraries draw it and ``faithcam``.
 ``questions.jpg``: photos of dogs, by MobileNetV2 and Grad-CAM: why a dog, why this dog and not that one, why no cat.
 ``planted-spot.png``: the Grad-CAM of a spot by four libraries; needs ``camtool[test]``.
+``conservative.jpg``: scenes, by a ViT of ``tools/train_scene_models.py``, with plain and conservative gradients.
 ``words.png``: maps of the words of the demo's captioner; needs ``camtool[hf]``.
 ``methods.png``, ``layers.png``, ``classes.png``, ``features.png``, ``kernels.png``: a figure of each kind, drawn with
 the bundled model and its scenes; they need ``camtool[figures]``.
@@ -33,6 +34,7 @@ from torch import Tensor, nn
 from torchvision.transforms import Compose, Normalize, Resize, ToTensor
 
 import camtool
+from camtool.demo.camnet import prepare_images
 from camtool.demo.captioner import PROMPT, load_captioner
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.demo.tour import draw_tour_scenes
@@ -41,6 +43,7 @@ from camtool.rendering import blend
 from camtool.rendering.contact_sheet import draw_captioned_images
 from camtool.rendering.image_writing import write_image
 from camtool.runs.report import write_report
+from tools.train_scene_models import build
 
 _HERE = Path(__file__).parent
 _QUESTIONS = ("bull mastiff", "tabby")
@@ -59,6 +62,7 @@ def main(
     finer: Annotated[list[Path] | None, typer.Option(help="a photo of an animal; may be repeated")] = None,
     dog: Annotated[list[Path] | None, typer.Option(help="a photo of a dog; may be repeated")] = None,
     mobilenet: Annotated[Path | None, typer.Option(help="ImageNet weights of MobileNetV2")] = None,
+    vit: Annotated[Path | None, typer.Option(help="a ViT of tools/train_scene_models.py")] = None,
     report: Annotated[Path | None, typer.Option(help="output folder of a run; draws its report alone")] = None,
     *,
     audit: Annotated[bool, typer.Option("--audit", help="draw the page of an audit alone")] = False,
@@ -77,6 +81,8 @@ def main(
     write_image(_HERE / "words.png", _draw_words())
     for name, figure in _draw_figures().items():
         camtool.figures.save(figure, _HERE / f"{name}.png", dpi=_DPI)
+    if vit:
+        write_image(_HERE / "conservative.jpg", _draw_conservative(vit), quality=88)
     if photo and weights:
         write_image(_HERE / "two-animals.jpg", _draw_two_animals(photo, weights), quality=90)
     if photo and mobilenet:
@@ -170,6 +176,26 @@ def _draw_sufficient(photo: Path, weights: Path) -> np.ndarray:
     images = [dog.overlay(), dog.sufficient().overlay(), cat.sufficient().overlay()]
     captions = [f"heatmap of {dog.label}", f"enough for {dog.label}", f"enough for {cat.label}"]
     return draw_captioned_images(images, captions, columns=3, width=_WIDTH)
+
+
+def _draw_conservative(weights: Path) -> np.ndarray:
+    """Draw the first scenes of two objects that a ViT recognizes, with maps of plain and of conservative gradients."""
+    model, images, captions = build("vit", weights), [], []
+    for seed in range(UNSEEN + 3_000_000, UNSEEN + 3_000_100):
+        scene = draw_scene(seed, objects=2)
+        wanted, x = scene.objects[0], prepare_images(scene.image[None])
+        if {item.index for item in scene.objects} != {*model(x)[0].topk(2).indices.tolist()}:
+            continue
+        images.append(scene.image)
+        captions.append(f"scene: {wanted.label} and {scene.objects[1].label}")
+        for name in ("inputxgradient", "fullgrad"):
+            for method in (name, f"conservative:{name}"):
+                (result,) = camtool.explain(model, x, wanted.index, method=method)
+                images.append(blend(scene.image, result.heatmap))
+                captions.append(method)
+        if len(images) == 15:
+            break
+    return draw_captioned_images(images, captions, columns=5, width=_WIDTH - 60)
 
 
 def _draw_placements(photos: list[Path], weights: Path) -> np.ndarray:

@@ -25,7 +25,7 @@ from camtool.errors import ForwardError, LayerError, MethodError, NotCompilableE
 from camtool.evidence.forward_pass import ForwardPass, ScoredTargets
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
-from camtool.hooks.observation import observe
+from camtool.hooks.observation import Observe, observe
 from camtool.hooks.state.guard import enable_gradients
 from camtool.layers.layouts import Layer
 from camtool.layers.selection import find_layers
@@ -240,11 +240,12 @@ class Evidence:
         """
         return Evidence(self.forward_pass, self.forward_pass.score_targets(targets, images), self._layer)
 
-    def for_inputs(self, inputs: Tensor) -> Evidence:
+    def for_inputs(self, inputs: Tensor, run: Observe | None = None) -> Evidence:
         """Return evidence about the same targets on other images, at the same layer, from a new forward pass.
 
         Args:
             inputs: ``(N, C, *size)``, one for each image.
+            run: Runs the model; by default what ran it before, if the size of the images is the same.
         """
         old = self.forward_pass
         replaced = old.replace_image_input(inputs)
@@ -263,7 +264,7 @@ class Evidence:
                 placement=old.placement,
                 depths=old.asked_depths,
                 # An engine is compiled for one size of images.
-                run=old.run if inputs.shape[1:] == self.inputs.shape[1:] else observe,
+                run=run or (old.run if inputs.shape[1:] == self.inputs.shape[1:] else observe),
             )
         (about_others,) = gather_evidence(new, self.targets, self.images)
         about_others.notes = self.notes

@@ -105,7 +105,8 @@ def run_without_override_check(function: Any, *args: Any, **kwargs: Any) -> Any:
     Such a function starts with ``if has_torch_function(...)``. Within a mode the answer is yes, and the function calls
     the mode instead of its own body. Here the body runs, so the mode sees the calls that the body makes.
     """
-    names = {**function.__globals__, "has_torch_function": lambda _: False}
+    checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    names = {**function.__globals__, **dict.fromkeys(checks, lambda *_: False)}
     body = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     body.__kwdefaults__ = function.__kwdefaults__
     return body(*args, **kwargs)

@@ -22,7 +22,7 @@ from camtool.methods.families import (
     scorecam,
     text_tokens,
 )
-from camtool.methods.method_wrappers import eigen, noise, sess, tta
+from camtool.methods.method_wrappers import conservative, eigen, noise, sess, tta
 from camtool.methods.registry import (
     COSTS,
     METHODS,
@@ -51,6 +51,7 @@ __all__ = [
     "check_model_support",
     "check_options",
     "competition",
+    "conservative",
     "eigen",
     "find_method",
     "fullgrad",

@@ -61,6 +61,7 @@ Need: TypeAlias = Literal[
     "gradients of several classes",
     "gradients at the input",
     "ReLUs",
+    "attention weights, norms or gates",
     "biases",
     "second derivatives",
     "captum for nonlinear tails",
@@ -155,6 +156,7 @@ class Wrapper:
         paper: The source; empty if there is none.
         needs_weights: Whether the wrapper accepts only methods that weigh activations, see :func:`weighting`.
         at_input_size: Whether the maps are at the input's size.
+        needs: What the wrapper needs in addition to the method. With a need, it accepts only methods of gradients.
     """
 
     name: str
@@ -162,6 +164,7 @@ class Wrapper:
     paper: str = ""
     needs_weights: bool = False
     at_input_size: bool = False
+    needs: frozenset[Need] = frozenset()
 
 
 METHODS: dict[str, Method] = {}
@@ -231,7 +234,12 @@ def weighting(
 
 
 def wrapper(
-    name: str, *, paper: str = "", needs_weights: bool = False, at_input_size: bool = False
+    name: str,
+    *,
+    paper: str = "",
+    needs_weights: bool = False,
+    at_input_size: bool = False,
+    needs: Need | Collection[Need] = (),
 ) -> Callable[[WrapperFunction], WrapperFunction]:
     """Register a function from evidence and a method to maps as a wrapper.
 
@@ -244,7 +252,7 @@ def wrapper(
 
     def register(function: WrapperFunction) -> WrapperFunction:
         _check_name_is_free("wrapper", name)
-        WRAPPERS[name] = Wrapper(name, function, paper, needs_weights, at_input_size)
+        WRAPPERS[name] = Wrapper(name, function, paper, needs_weights, at_input_size, _check_needs(name, needs))
         return function
 
     return register
@@ -373,11 +381,18 @@ def wrap_method(wrapper: str, inner: str | MethodFunction) -> Method:
             f"wrapper {outer.name!r} needs a method that weighs activations, but {method.name!r} does not; "
             f"use {_suggest_weighting(outer.name, method.name)}."
         )
+    if outer.needs and outer.name in method.name.split(":"):
+        raise MethodError(f"wrapper {outer.name!r} is applied twice in '{outer.name}:{method.name}'; leave one out.")
+    if outer.needs and method.needs and not method.needs & _GRADIENTS:
+        raise MethodError(
+            f"wrapper {outer.name!r} changes gradients, which {method.name!r} does not read; use a method of "
+            "gradients, e.g. gradcam, layercam, faithcam, chefer or integrated-gradients."
+        )
     return Method(
         name=f"{outer.name}:{method.name}",
         function=_compose(outer.function, method),
         paper=", ".join(filter(None, [outer.paper, method.paper])),
-        needs=method.needs,
+        needs=method.needs | outer.needs if method.needs else method.needs,
         # A wrapper that needs weights runs the method once; others run it several times.
         cost="some passes" if method.cost == "a pass" and not outer.needs_weights else method.cost,
         ignores_layer=method.ignores_layer,

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
 from torch.testing import assert_close
 
 import camtool
@@ -24,7 +25,9 @@ from camtool.layers.selection import find_layers
 from camtool.methods import METHODS, WRAPPERS, Method, check_options, find_method, wrap_method, wrapper
 from camtool.methods.method_wrappers import compute_class_confidence
 from camtool.targets import AgainstRest, ClassScore, Contrast, Custom, Negated, Probability, Region, Target, Value
+from camtool.trust.metrics.sanity import compute_cascading_randomization
 from tests.helpers.nets import Apply
+from tests.helpers.vision_transformers import TinyViT, make_images, make_tiny_vit
 
 SIZE = (8, 10)
 BLACK = torch.tensor([-2.0, -1.5, 0.25])
@@ -643,3 +646,97 @@ def test_no_seam_is_dark_where_a_window_ends() -> None:
     net, x = SeesUpAndLeft().eval(), 1 + 0.001 * torch.rand(1, 3, 64, 64)
     row = camtool.explain(net, x, 1, method="sess:hirescam", layer="trunk")[0].raw[32]
     assert row[24:44].min() > 0.75 * row.max()  # the padding of the convolutions takes a quarter where one begins
+
+
+# --------------------------------------------------------------------------------------------- conservative gradients
+
+
+def make_bias_free_vit() -> TinyViT:
+    """A transformer whose score is the sum of what the image's pixels contribute: nothing is added to them."""
+    model = make_tiny_vit(pooling="attention")
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or name in ("first", "position"):
+            nn.init.zeros_(parameter)
+    return model
+
+
+def test_conservative_contributions_of_pixels_and_of_tokens_sum_to_the_score() -> None:
+    model, x = make_bias_free_vit(), make_images()
+
+    def multiply(evidence: Evidence) -> Tensor:
+        return (evidence.activations * evidence.gradients).sum(1)
+
+    pixels = camtool.explain(model, x, [1, 4], method="conservative:inputxgradient", signed=True)
+    at_layer = camtool.explain(model, x, [1, 4], method=wrap_method("conservative", multiply), layer="blocks.0")
+    logits = model(x).detach()
+    for index, (image, label) in enumerate([(0, 1), (1, 4)]):
+        for result in (pixels[index], at_layer[index]):
+            assert result.raw.sum(dtype=float) == pytest.approx(float(logits[image, label]), rel=1e-5)
+    plain = camtool.explain(model, x, [1, 4], method="inputxgradient", signed=True)
+    assert plain[0].raw.sum(dtype=float) != pytest.approx(float(logits[0, 1]), rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["gradcam", "rivalcam", "faithcam", "chefer", "legrad", "inputxgradient"])
+def test_conservative_maps_of_a_batch_are_those_of_its_images_and_leave_no_trace(name: str) -> None:
+    model, x = make_tiny_vit(), make_images(3)
+    plain = [result.raw for result in camtool.explain(model, x, [0, 1, 2], method=name)]
+    both = camtool.explain(model, x, [0, 1, 2], method=f"conservative:{name}")
+    several = camtool.explain(model, x[1:2], [[0, 1, 2]], method=f"conservative:{name}")[0]
+    for index, result in enumerate(both):
+        (single,) = camtool.explain(model, x[index : index + 1], [index], method=f"conservative:{name}")
+        np.testing.assert_allclose(result.raw, single.raw, rtol=1e-5, atol=1e-6 * abs(single.raw).max())
+    np.testing.assert_allclose(several[1].raw, both[1].raw, rtol=1e-5, atol=1e-6 * abs(both[1].raw).max())
+    assert any(not np.allclose(result.raw, raw, rtol=1e-2) for result, raw in zip(both, plain, strict=True))
+    again = camtool.explain(model, x, [0, 1, 2], method=name)
+    assert all((result.raw == raw).all() for result, raw in zip(again, plain, strict=True))
+    assert _get_current_function_mode_stack() == []
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_conservative_map_depends_on_the_weights() -> None:
+    """Compare the map with those of the network whose last 1, 2, ... eighths are random."""
+    model, x = make_tiny_vit(), make_images(1)
+
+    def explain(images: Tensor, rows: Tensor) -> Tensor:
+        (result,) = camtool.explain(model, images, [2], method="conservative:inputxgradient")
+        return torch.from_numpy(result.raw)[None]
+
+    assert compute_cascading_randomization(model, explain, x, explain(x, x)).item() < 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("conservative:eigencam", "wrapper 'conservative' changes gradients, which 'eigencam' does not read; use "),
+        ("conservative:noise:rise", "changes gradients, which 'noise:rise' does not read"),
+        ("eigen:conservative:gradcam", "use 'conservative:eigen:gradcam'"),
+        ("conservative:conservative:gradcam", "'conservative' is applied twice in 'conservative:conservative:gradcam'"),
+    ],
+)
+def test_conservative_rejects_methods_without_gradients_and_itself(name: str, message: str) -> None:
+    with pytest.raises(MethodError, match=message):
+        camtool.explain(make_tiny_vit(), make_images(), 1, method=name)
+
+
+def test_conservative_rejects_a_model_that_it_does_not_change() -> None:
+    relus = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.SiLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(2), Apply(lambda x: x.mean(2))
+    )
+    x = torch.randn(1, 3, 8, 8)
+    with pytest.raises(MethodError, match=r"changes nothing: no attention, norm .* was observed after layer '3', so "):
+        camtool.explain(relus, x, 1, method="conservative:gradcam", layer="3")
+    assert camtool.explain(relus, x, 1, method="conservative:gradcam", layer="0")[0].layer == "0"
+    relus[1] = nn.ReLU()
+    with pytest.raises(MethodError, match="was observed in this model"):
+        camtool.explain(relus, x, 1, method="conservative:inputxgradient")
+
+
+def test_conservative_is_compatible_with_engines_and_the_users_own_pass() -> None:
+    """Neither an engine nor the graph of the user's own pass has the gradients, so the model runs again."""
+    model, x = make_tiny_vit().float(), make_images(1).float()
+    (expected,) = camtool.explain(model, x, 1, method="conservative:gradcam")
+    assert not find_method("conservative:gradcam").can_be_compiled
+    with camtool.observe(model) as cam:
+        model(x)
+    (recorded,) = cam.explain(1, method="conservative:gradcam")
+    np.testing.assert_allclose(recorded.raw, expected.raw, rtol=1e-4)

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 import camtool
@@ -133,7 +133,16 @@ def test_every_wrapper_accepts_every_method_or_explains_why_not(by: str, name: s
         with pytest.raises(MethodError, match=rf"wrapper '{by}' needs a method that weighs activations, but '{name}"):
             camtool.explain(staged(), BATCH, 1, method=f"{by}:{name}", **options)
         return
-    (result,) = camtool.explain(staged(), BATCH, 1, method=f"{by}:{name}", **options)
+    if WRAPPERS[by].needs and not any("gradients" in need or need == "ReLUs" for need in METHODS[name].needs):
+        with pytest.raises(MethodError, match=rf"wrapper '{by}' changes gradients, which '{name}' does not read; use "):
+            camtool.explain(staged(), BATCH, 1, method=f"{by}:{name}", **options)
+        return
+    model = nn.Sequential(staged(), nn.SiLU()) if WRAPPERS[by].needs else staged()
+    if by == "conservative" and name == "liftcam":  # captum's rules and the wrapper's exclude each other
+        with pytest.raises(MethodError, match="captum's DeepLIFT does not explain"):
+            camtool.explain(model, BATCH, 1, method=f"{by}:{name}", **options)
+        return
+    (result,) = camtool.explain(model, BATCH, 1, method=f"{by}:{name}", **options)
     assert result.method == f"{by}:{name}"
     assert torch.from_numpy(result.raw).isfinite().all()
 

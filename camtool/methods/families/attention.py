@@ -249,7 +249,7 @@ _ON_PATCHES: tuple[Need, ...] = ("one head on all tokens", "attention")
 
 @method("maskclip", paper="arXiv 2112.01071", needs=_ON_PATCHES, cost="some passes", ignores_layer=True)
 def maskclip(evidence: Evidence) -> Tensor:
-    """Score the values of each patch in the last layer.
+    """Score the values of patches in the last layer.
 
     The value at each patch is the target's score on the patch's dense feature: for a text, the cosine of their
     embeddings. The dense feature is what the model's last norm and projection make of the patch's token, see

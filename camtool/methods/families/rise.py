@@ -76,7 +76,7 @@ def drise(
     seed: int = 0,
     chunk: int | None = None,
 ) -> Tensor:
-    """Average random masks by the detection they leave.
+    """Average masks by the detection they leave.
 
     ``S = Σ_i w_i M_i / Σ_i M_i``, where ``w_i`` is the largest similarity of a detection ``d`` on the masked image
     ``x · M_i`` to the explained detection ``t``: ``max_d IoU(t, d) · cos(p_t, p_d) · o_d``, with the probabilities
