@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from camtool.arguments.foreign_names import raise_missing_name
 from camtool.targets.classes import ClassScore, Probability
 from camtool.targets.contrasts import AgainstRest, Contrast, Finer, Negated
-from camtool.targets.detections import Box, Detection, MatchedDetection
+from camtool.targets.detections import Box, Detection, Keypoint, MatchedDetection
 from camtool.targets.groups import Group, GroupProbability, GroupScore, Within
 from camtool.targets.places import Point, Region
 from camtool.targets.resolving import (
@@ -47,6 +47,7 @@ __all__ = [
     "GroupProbability",
     "GroupScore",
     "ImageOutput",
+    "Keypoint",
     "MatchedDetection",
     "Negated",
     "Point",

@@ -1,4 +1,4 @@
-"""Targets for detectors: the n-th most confident detection, the one in a box, and one detection in changed images."""
+"""Targets for detectors: the n-th most confident detection, the one in a box, one in changed images, and keypoints."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from torch import Tensor
 from camtool.arguments.messages import format_count
 from camtool.errors import NothingFoundError, TargetError
 from camtool.geometry.crop_and_resize import Geometry
+from camtool.outputs.class_scores import find_logits
 from camtool.outputs.detections import Detections, describe_assumption, find_detections
 from camtool.outputs.predictions import Prediction, get_image_output
 from camtool.targets.checks import check_confidence, check_integer, check_number_tuple
+from camtool.targets.places import Point
 from camtool.targets.target import Corners, ImageOutput, ScoreContext, Target, Traits, get_class_label
 from camtool.warning_codes import MapWarning
 
@@ -25,6 +27,8 @@ detection this weak is hardly ever shown to anyone."""
 _SATURATED = 1e-6
 """A confidence closer to 1 than this gets a warning: single precision has steps of 6e-8 there, so the confidence has
 about one digit left that can change, and its gradient is almost zero."""
+
+_HEATMAP_AXES = 4
 
 _SAME_PLACE = 0.01
 """Boxes whose overlaps with a given box differ by less than this count as equally near. Several queries often predict
@@ -435,3 +439,92 @@ def _to_corners(numbers: Sequence[float]) -> Corners:
     """Convert four numbers of any type to floats."""
     x0, y0, x1, y1 = numbers
     return float(x0), float(y0), float(x1), float(y1)
+
+
+@dataclass(frozen=True)
+class Keypoint(Target):
+    """One keypoint of a pose: its score in the heatmap, at its peak or at a given place.
+
+    The model returns heatmaps ``(N, K, h, w)``, or it is a Keypoint R-CNN of torchvision, which returns
+    ``keypoints_scores`` for each person. The place is found once, on the image: methods that change the image score the
+    same place of the heatmap, or the person whose box overlaps the most; 0 if none overlaps by half.
+
+    Attributes:
+        index: The keypoint, 0 to K - 1.
+        at: ``(x, y)`` in pixels of the photo; by default the peak. Not for Keypoint R-CNN, which scores peaks alone.
+        instance: The person, the most confident first, for Keypoint R-CNN.
+        cell: The row and column in the heatmap; the target finds it on the image.
+        person: The detection; likewise.
+    """
+
+    index: int
+    at: tuple[float, float] | None = None
+    instance: int = 0
+    cell: tuple[int, int] | None = None
+    person: MatchedDetection | None = None
+
+    traits = Traits(has_place=True, reads="scores")
+
+    def __post_init__(self) -> None:
+        check_integer("Keypoint's index", self.index)
+        check_integer("Keypoint's instance", self.instance)
+        if self.at is not None:
+            check_number_tuple("Keypoint's at", self.at, 2)
+
+    def __call__(self, output: Any) -> Tensor:
+        if find_detections(output) is not None:
+            return torch.stack([self._score_person(of_image) for of_image in output])
+        maps = find_logits(output)
+        if maps.ndim != _HEATMAP_AXES or not 0 <= self.index < maps.shape[1]:
+            raise TargetError(
+                f"{self} needs heatmaps (N, K, h, w) with K > index; the model returned {(*maps.shape,)}."
+            )
+        if self.cell is not None:
+            return maps[:, self.index, self.cell[0], self.cell[1]]
+        return maps[:, self.index].flatten(1).amax(1)
+
+    def resolve_on(self, image: ImageOutput) -> Target:
+        """Return the keypoint with its place in this image.
+
+        Raises:
+            TargetError: The place is outside of what reaches the model, or the model scores peaks alone.
+            NothingFoundError: There is no such person.
+        """
+        prediction = image.prediction
+        if isinstance(prediction, Detections):
+            if self.at is not None:
+                raise TargetError("Keypoint's at: this detector scores keypoints at their peaks alone; leave it out.")
+            person = Detection(self.instance, 0.0).resolve_on(image)
+            assert isinstance(person, MatchedDetection)
+            return replace(self, person=person)
+        if prediction.ndim != _HEATMAP_AXES - 1 or not 0 <= self.index < len(prediction):
+            return self  # the call says what is wrong
+        if self.at is not None:
+            return replace(self, cell=Point(*self.at).find_position(prediction.shape[1:], image.geometry))
+        both = prediction.sum(0)
+        # A single heatmap comes with that of its opposite before it, so that their sum is constant.
+        is_single = len(prediction) == 2 and bool(both.max() - both.min() <= 1e-5 * prediction.abs().max())
+        plane = prediction[-1 if is_single else self.index]
+        row, column = divmod(int(plane.argmax()), plane.shape[1])
+        return replace(self, cell=(row, column))
+
+    def get_box(self) -> Corners | None:
+        """Return the box of the person, if the model returns one."""
+        return None if self.person is None else self.person.xyxy
+
+    def _score_person(self, of_image: Any) -> Tensor:
+        """Return the score ``()`` of the keypoint of a person in one image's detections."""
+        scores: Tensor | None = of_image.get("keypoints_scores")
+        if scores is None or not 0 <= self.index < scores.shape[1]:
+            came = "without keypoints_scores" if scores is None else f"with {scores.shape[1]} keypoints"
+            raise TargetError(f"{self} needs a detector of keypoints; the model returned detections {came}.")
+        if self.person is None:
+            return scores[self.instance, self.index]
+        (detections,) = _read_detections([of_image])
+        overlap = detections.compute_iou(self.person.model_box)
+        if not len(overlap) or overlap.max() < self.person.iou_threshold:
+            return scores.sum() * 0
+        return scores[int(overlap.argmax()), self.index]
+
+    def __str__(self) -> str:
+        return f"keypoint {self.index}"

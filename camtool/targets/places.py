@@ -181,14 +181,14 @@ class Point(Target):
                 f"Point needs score planes (K, h, w), but the model's output for an image has shape "
                 f"{tuple(planes.shape)}."
             )
-        row, column = self._find_position(planes.shape[1:], image.geometry)
+        row, column = self.find_position(planes.shape[1:], image.geometry)
         index = int(planes[:, row, column].argmax()) if self.class_index is None else self.class_index
         check_class_index(index, len(planes))
         mask = torch.zeros(planes.shape[1:], device="cpu")
         mask[row, column] = 1
         return Region(index, mask, image.link or "softmax")
 
-    def _find_position(self, size: Sequence[int], geometry: Geometry | None) -> tuple[int, int]:
+    def find_position(self, size: Sequence[int], geometry: Geometry | None) -> tuple[int, int]:
         """Return the row and the column of the point in planes of the size ``(h, w)``."""
         x, y, (height, width) = self.x, self.y, size
         if geometry is not None:

@@ -326,6 +326,9 @@ def given() -> dict[str, Any]:
         "volume_model": BandNet(1, axes=3).eval(),
         "satellite": BandNet(13).eval(),
         "faces": Faces().eval(),
+        "pose": nn.Sequential(
+            nn.Conv2d(3, 8, 5, 4, 2), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1), nn.ReLU(), nn.Conv2d(8, 5, 1)
+        ),
         "images": images,
         "mask": (images[:, :1] > 0.3).float(),
         "before": torch.rand(3, 64, 64),
