@@ -36,6 +36,7 @@ from camtool.evaluation.recommendation import recommend as recommend
 from camtool.evaluation.watch import Watch as Watch
 from camtool.evaluation.watch import watch as watch
 from camtool.evidence.evidence import Evidence as Evidence
+from camtool.explaining.ensembles import explain_ensemble as explain_ensemble
 from camtool.explaining.explainer import Explainer as Explainer
 from camtool.explaining.explainer import explain as explain
 from camtool.explaining.explainer import predict as predict

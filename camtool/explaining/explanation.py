@@ -58,8 +58,8 @@ class Explanation:
             ``None`` if the model is no classifier, or if its scores are not finite.
         predicted_label: The label of that class; ``None`` if there is none.
         uncertainty: The standard deviation of ``raw``, of the same shape, if passes refined it, see
-            :func:`camtool.refine`; else ``None``.
-        passes: The number of these passes; 0 for a map that none refined.
+            :func:`camtool.refine`, or over the members of :func:`camtool.explain_ensemble`; else ``None``.
+        passes: The number of these passes or members; 0 for other maps.
         groups: The classes that count together, index → label, if a group was explained: one mapping, and a second one
             for the classes that it was set against; empty for other targets.
         posterior: What these passes tell of all cells together, for :meth:`drop_in`; ``None`` without them.
@@ -443,7 +443,9 @@ class Explanation:
         warned = f", {format_count(len(self.warnings), 'warning')}" if self.warnings else ""
         where = f" at {self.layer}" if self.layer else ""
         refined = ""
-        if self.uncertainty is not None:
+        if self.uncertainty is not None and self.posterior is None:
+            refined = f", mean of {self.passes} maps"
+        elif self.uncertainty is not None:
             certain = format_percent(float((self.raw > self.uncertainty).mean()), 0)
             refined = f", refined by {self.passes} passes, {certain} of the cells above their uncertainty"
         return f"<Explanation of {self.label!r}{probability}: {self.method}{where}{refined}{warned}>"

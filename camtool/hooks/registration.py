@@ -14,6 +14,8 @@ from torch.autograd.graph import Node
 from camtool.hooks.private_torch import get_forward_hooks, remove_forward_hooks
 from camtool.hooks.state.cleanup import Cleanup
 
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
 
 class _Hook:
     """A hook that acts only in the thread that registered it.
@@ -87,6 +89,20 @@ def add_forward_pre_hook(
     hook = _Hook(function, description, gets_output=False)
     cleanup.push(partial(_remove_hook, module, hook))
     module.register_forward_pre_hook(hook, prepend=prepend, with_kwargs=True)
+
+
+def activate_dropout(cleanup: Cleanup, model: nn.Module) -> int:
+    """Let the dropout modules of a model in evaluation mode drop units in this thread, and return their number."""
+    modules = [module for module in model.modules() if isinstance(module, _DROPOUT) and module.p > 0]
+    for module in modules:
+        add_forward_hook(cleanup, module, partial(_drop_units, type(module)(module.p).train()), prepend=True)
+    return len(modules)
+
+
+def _drop_units(active: nn.Module, _: nn.Module, output: Tensor) -> Tensor:
+    """Return the output of a dropout module, which in evaluation mode is its input, with units dropped."""
+    dropped: Tensor = active(output)
+    return dropped
 
 
 def list_foreign_hooks(module: nn.Module) -> list[Callable[..., Any]]:

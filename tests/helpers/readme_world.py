@@ -306,6 +306,7 @@ def given() -> dict[str, Any]:
     )
     images = torch.rand(2, 3, 64, 64)
     import timm
+    from torchvision.models import squeezenet1_1
 
     from tests.helpers.band_nets import BandNet
     from tests.helpers.text_processors import make_llava_processor
@@ -329,6 +330,7 @@ def given() -> dict[str, Any]:
         "pose": nn.Sequential(
             nn.Conv2d(3, 8, 5, 4, 2), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1), nn.ReLU(), nn.Conv2d(8, 5, 1)
         ),
+        "other": squeezenet1_1(num_classes=CLASSES).eval(),
         "images": images,
         "mask": (images[:, :1] > 0.3).float(),
         "before": torch.rand(3, 64, 64),
