@@ -70,6 +70,7 @@ NOT_RUN = {
     "report shards/": "needs shards of a cluster run; tests/runs/report/test_shards.py",
     "slide.svs": "needs a slide and a model of its classes; tests/slides",
     "result.tiles": "is about the result of a slide; tests/slides",
+    "pipeline.unet": "needs a pipeline of diffusers; tests/attention_maps/test_words.py",
     "r3d_18": "needs weights of a large model of clips; tests/videos",
 }
 """Text in a block or a command that does not run here → why, and the tests that run such code."""
@@ -298,6 +299,18 @@ def _small_trunk() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 8, 5, stride=4), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
 
 
+class TilePooling(nn.Module):
+    """Attention over tiles, one logit for each class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score, self.head = nn.Linear(3, 1), nn.Linear(3, CLASSES)
+
+    def forward(self, bag: Tensor) -> Tensor:
+        features = bag.mean((2, 3))
+        return self.head((self.score(features).softmax(0) * features).sum(0))
+
+
 def given() -> dict[str, Any]:
     """Return what README's blocks name and do not make: the user's own models and tensors."""
     torch.manual_seed(0)
@@ -331,6 +344,8 @@ def given() -> dict[str, Any]:
             nn.Conv2d(3, 8, 5, 4, 2), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1), nn.ReLU(), nn.Conv2d(8, 5, 1)
         ),
         "other": squeezenet1_1(num_classes=CLASSES).eval(),
+        "mil": TilePooling().eval(),
+        "tiles": torch.rand(3, 3, 16, 16),
         "images": images,
         "mask": (images[:, :1] > 0.3).float(),
         "before": torch.rand(3, 64, 64),

@@ -146,6 +146,17 @@ def visit_attention(model: nn.Module, inputs: ModelInputs, visit: Callable[[Atte
             return run_model(model, inputs)
 
 
+def record_softmax(model: nn.Module, inputs: ModelInputs) -> list[Tensor]:
+    """Run ``model`` once, in evaluation mode and without a graph, and return the outputs of every softmax, in order.
+
+    The axis over which an output sums to 1 is its last one.
+    """
+    mode = _SoftmaxMode()
+    with guard(model), torch.no_grad(), mode:
+        run_model(model, inputs)
+    return mode.outputs
+
+
 def _capture(
     model: nn.Module, inputs: ModelInputs, *, hold_inputs: bool, grad_in_trunk: bool
 ) -> tuple[CapturedAttention, bool]:
@@ -185,6 +196,26 @@ def run_in_mode(
 # ------------------------------------------------------------------------------------------ the function mode
 
 _SOFTMAX = frozenset({torch.softmax, Tensor.softmax, functional.softmax})
+
+
+class _SoftmaxMode(TorchFunctionMode):
+    """A function mode that keeps what each softmax in this thread returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[Tensor] = []
+
+    def __exit__(self, *_: object) -> None:
+        leave_function_mode(self)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _SOFTMAX:
+            axis = (kwargs or {}).get("dim", args[1] if len(args) > 1 else -1)
+            self.outputs.append(result.detach().movedim(-1 if axis is None else axis, -1).clone())
+        return result
+
+
 _TRANSPOSITIONS = frozenset(
     {
         *(torch.permute, torch.transpose, torch.swapaxes, torch.swapdims, torch.movedim, torch.moveaxis, torch.adjoint),
