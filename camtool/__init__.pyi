@@ -50,6 +50,8 @@ from camtool.explaining.layer_table import candidate_layers as candidate_layers
 from camtool.explaining.observing import ObservedPass as ObservedPass
 from camtool.explaining.observing import ObservedPasses as ObservedPasses
 from camtool.explaining.observing import observe as observe
+from camtool.explaining.policies import PolicyExplanation as PolicyExplanation
+from camtool.explaining.policies import explain_policy as explain_policy
 from camtool.explaining.refining import refine as refine
 from camtool.explaining.written_answers import AnswerMaps as AnswerMaps
 from camtool.explaining.written_answers import tokens as tokens

@@ -336,6 +336,16 @@ _KINDS = (
         "The heat is at the border of the image, and so it is for an image of one color: an artifact of padding.",
         "Remove it with explanation.trim_border(), or choose an earlier layer.",
     ),
+    WarningKind(
+        "unconfirmed-view",
+        "Covering the hottest part of a view moves a policy's action back less than covering other parts.",
+        "Do not read this map; try another method, or another fill= or reference=.",
+    ),
+    WarningKind(
+        "unmoved-action",
+        "A policy's action is the same with all inputs replaced.",
+        "Choose another dimension or step, or another fill= and reference=.",
+    ),
     WarningKind("method-note", "The method has something to say about the map.", "See the sentence.", "note"),
 )
 

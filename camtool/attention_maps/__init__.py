@@ -1,1 +1,1 @@
-"""Attention matrices of a transformer, by layer, head and query, as maps on the photo: ``camtool.attention``."""
+"""Attention as maps on the photo, ``camtool.attention``; of tiles in a bag, of words in a U-Net; similar features."""

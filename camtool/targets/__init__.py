@@ -32,9 +32,10 @@ from camtool.targets.resolving import (
 )
 from camtool.targets.target import ImageOutput, ScoreContext, Target, Traits, get_class_label, score_targets
 from camtool.targets.user_functions import Custom
-from camtool.targets.values import Similarity, TextTokens, Value
+from camtool.targets.values import Action, Similarity, TextTokens, Value
 
 __all__ = [
+    "Action",
     "AgainstRest",
     "AllDetections",
     "Box",

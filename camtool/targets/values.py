@@ -1,15 +1,16 @@
-"""Targets for models without classes: a number of a regression, the similarity to an embedding, tokens of a text."""
+"""Targets for models without classes: a number of a regression, an action, a similarity, tokens of a text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from camtool.errors import TargetError
+from camtool.hooks.structures.nested_tensors import find_main_tensor, get_named_items
 from camtool.outputs.class_scores import find_embedding, find_logits, find_text_logits
 from camtool.targets.checks import check_integer, check_real_tensor
 from camtool.targets.target import ScoreContext, Target, Traits, flatten_positions, select_class
@@ -50,6 +51,50 @@ class Value(Target):
 
     def __str__(self) -> str:
         return f"value {self.index}" if self.name is None else self.name
+
+
+@dataclass(frozen=True)
+class Action(Target):
+    """One dimension of a policy's action ``(N, A)``, or of one step of a chunk of actions ``(N, T, A)``.
+
+    The action is the output, its field ``action`` or ``actions``, or the first tensor in it.
+
+    Attributes:
+        index: The dimension, 0 to A - 1.
+        step: The step of a chunk, 0 to T - 1; ``None`` for an action without steps.
+        sign: -1 for what lowers the dimension, 1 for what raises it. With ``None``, :func:`camtool.explain_policy`
+            takes the direction in which the inputs moved it, and :func:`camtool.explain` what raises it.
+    """
+
+    index: int
+    step: int | None = None
+    sign: int | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("Action's index", self.index)
+        check_integer("Action's step", self.step, optional=True)
+        if self.sign not in (None, -1, 1):
+            raise TargetError(f"Action's sign must be 1, -1 or None, got {self.sign!r}.")
+
+    def __call__(self, output: Any) -> Tensor:
+        named = get_named_items(output)
+        actions = find_main_tensor(named.get("action", named.get("actions", output)))
+        place = (self.index,) if self.step is None else (self.step, self.index)
+        shape = None if actions is None else tuple(actions.shape)
+        if actions is None or len(place) != actions.ndim - 1:
+            need = "(N, A); for a chunk (N, T, A) give step=" if self.step is None else "(N, T, A); for (N, A) no step"
+            raise TargetError(f"{self} needs actions {need}; the model returned {shape or type(output).__name__}.")
+        if any(not 0 <= at < size for at, size in zip(place, actions.shape[1:], strict=True)):
+            raise TargetError(f"{self} does not exist: the model returned actions {shape}, and both count from 0.")
+        of_step = actions if self.step is None else actions[:, self.step]
+        return of_step[:, self.index] * (self.sign or 1)
+
+    def with_sign(self, sign: int) -> Action:
+        """Return the same action, for what raises it (1) or lowers it (-1)."""
+        return replace(self, sign=sign)
+
+    def __str__(self) -> str:
+        return f"action {self.index}" if self.step is None else f"action {self.index} at step {self.step}"
 
 
 @dataclass(frozen=True, eq=False)
