@@ -49,7 +49,7 @@ def export_model(
 ) -> None:
     """Write a model with its explanation into one file, or a page, which runs without camtool and without torch."""
     from camtool.app.web_page.building import METHODS, export_page
-    from camtool.engines.export import export
+    from camtool.engines.export import check_format, export
     from camtool.errors import CamtoolError
 
     is_page = path.suffix in ("", ".html")
@@ -59,6 +59,8 @@ def export_model(
     for name, given in (("--sample", sample), ("--runtime", runtime), ("--half", half or None)):
         if not is_page and given is not None:
             raise CamtoolError(f"{name} is for pages; give a folder or an .html file in place of {path}.")
+    if not is_page:
+        check_format(path)
     if path.exists() and not overwrite:
         raise CamtoolError(f"{path} exists; give another name, or --overwrite to replace it.")
     preprocessing = preparing.parse()

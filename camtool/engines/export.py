@@ -99,12 +99,7 @@ def export(
             reason. Nothing is written then.
     """
     path = Path(path)
-    if not path.suffix or path.suffix == ".html":
-        raise CamtoolError(f"path: {path} is no file of a model; a page is written by camtool.export_page.")
-    check_choice("path's suffix", path.suffix, tuple(_RUNTIMES))
-    runtime = _RUNTIMES[path.suffix]
-    if runtime is not None and not is_installed(runtime):
-        raise CamtoolError(f"path: {path.suffix} files need more packages; run pip install 'camtool[{runtime}]'.")
+    check_format(path)
     loaded = to_loaded(model)
     several = [method] if isinstance(method, str) or callable(method) else [*method]
     methods = [*{chosen.name: chosen for chosen in map(find_method, several)}.values()]
@@ -123,6 +118,20 @@ def export(
         names = " and ".join(repr(chosen.name) for chosen in methods)
         raise CamtoolError(f"the model cannot be exported with method {names}: {error}.") from error
     return path
+
+
+def check_format(path: Path) -> None:
+    """Check that a file of this name can be written, before a model is loaded for it.
+
+    Raises:
+        CamtoolError: The suffix is unknown, or packages are not installed.
+    """
+    if not path.suffix or path.suffix == ".html":
+        raise CamtoolError(f"path: {path} is no file of a model; a page is written by camtool.export_page.")
+    check_choice("path's suffix", path.suffix, tuple(_RUNTIMES))
+    runtime = _RUNTIMES[path.suffix]
+    if runtime is not None and not is_installed(runtime):
+        raise CamtoolError(f"path: {path.suffix} files need more packages; run pip install 'camtool[{runtime}]'.")
 
 
 @follow_step("Exporting the model")
