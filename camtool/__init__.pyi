@@ -24,6 +24,7 @@ from camtool.concept_maps.concepts import concepts as concepts
 from camtool.engines.export import export as export
 from camtool.errors import CamtoolError as CamtoolError
 from camtool.errors import ForwardError as ForwardError
+from camtool.errors import FunctionError as FunctionError
 from camtool.errors import GeometryError as GeometryError
 from camtool.errors import ImageError as ImageError
 from camtool.errors import LayerError as LayerError

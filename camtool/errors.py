@@ -12,6 +12,7 @@
     ├── MetricError     the inputs of a metric do not fit it, or each other
     ├── ModelError      a model, its weights or its labels cannot be loaded
     ├── ForwardError    the model fails on the inputs
+    ├── FunctionError   a function that stands for a model fails, or its limit is reached
     ├── NotCompilableError  an engine cannot run the model; the next engine is tried
     └── OverlayError    an image and a heatmap that do not fit, or cannot be drawn
         └── ColormapError   an unknown color map
@@ -58,6 +59,10 @@ class ModelError(CamtoolError, ValueError):
 
 class ForwardError(CamtoolError, RuntimeError):
     """The model fails on the inputs. The error of the model is the ``__cause__``."""
+
+
+class FunctionError(CamtoolError, RuntimeError):
+    """A function that stands for a model fails, or its limit is reached. Its own error is the ``__cause__``."""
 
 
 class NotCompilableError(CamtoolError):

@@ -52,7 +52,7 @@ class HasModel(Protocol):
         """The module."""
 
 
-def get_module(model: nn.Module | HasModel) -> nn.Module:
+def get_module(model: object) -> nn.Module:
     """Return a module itself, or the module of an object that has one.
 
     Raises:
@@ -68,6 +68,12 @@ def get_module(model: nn.Module | HasModel) -> nn.Module:
         f"model is {add_article(type(value).__name__)}, not a torch.nn.Module; pass one, or {_suggest_model(value)}. "
         "The model comes first: explain(model, img), Recorder(model, layers)."
     )
+
+
+def is_function(model: object) -> bool:
+    """Return True for a function, or an object that can be called, but for modules, classes and exported programs."""
+    is_other = isinstance(model, (nn.Module, type)) or any(hasattr(model, name) for name in ("model", "graph_module"))
+    return callable(model) and not is_other
 
 
 def check_argument_order(img: Any, target_class: Any) -> None:

@@ -18,9 +18,10 @@ from camtool.evaluation.candidates import Candidate
 from camtool.evaluation.subject import LabeledBatch, Subject
 from camtool.evaluation.trials import REFERENCE, Bench, Deadline, MeasuredBatch, Tried, place_masks
 from camtool.explaining.explainer import FEW_IMAGES
+from camtool.explaining.types import Model
 from camtool.layers.survey import find_candidates
 from camtool.methods import METHODS
-from camtool.models import Loaded, Transform
+from camtool.models import Transform
 from camtool.progress import follow_step
 
 _MOST_IMAGES = 32
@@ -76,7 +77,7 @@ class Recommendation:
 
 
 def recommend(
-    model: nn.Module | Loaded,
+    model: Model,
     images: Sequence[Any] | Tensor,
     *,
     truth: Sequence[Any] | None = None,

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from camtool.arguments.messages import add_article
 from camtool.errors import MetricError
 from camtool.evaluation.candidates import Candidate, map_candidates
 from camtool.explaining.pipeline import BatchExplainer
+from camtool.explaining.types import Model
 from camtool.hooks.folded_model import FoldedModel
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import observe
@@ -25,7 +26,7 @@ from camtool.hooks.structures.caches import cached_property
 from camtool.inputs.input_preparer import InputPreparer
 from camtool.inputs.prepared_inputs import InputBatch
 from camtool.maps import upcast
-from camtool.models import Loaded, Transform, to_loaded
+from camtool.models import Transform, to_loaded
 from camtool.outputs import predictions
 from camtool.outputs.class_scores import Link
 from camtool.targets import resolve_targets
@@ -94,7 +95,7 @@ class Subject:
 
     def __init__(
         self,
-        model: nn.Module | Loaded,
+        model: Model,
         transform: Transform | None = None,
         labels: Sequence[str] | None = None,
         device: torch.device | str | None = None,

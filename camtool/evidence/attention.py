@@ -19,7 +19,7 @@ from camtool.hooks.attention.capture import AttentionBlock, AttentionCall, Captu
 from camtool.hooks.model_call import compute_row_gradients
 from camtool.hooks.observation import resume
 from camtool.hooks.state.guard import enable_gradients
-from camtool.hooks.structures.modules import is_quantized
+from camtool.hooks.structures.modules import lacks_gradients
 from camtool.layers.layouts import Layout, find_token_layout
 from camtool.layers.selection import locate_grid
 from camtool.maps import upcast
@@ -263,7 +263,7 @@ def find_common_layout(captured: CapturedAttention, evidence: Evidence) -> Layou
     """
     calls, inputs = captured.calls, evidence.inputs
     # No gradient passes through a quantized model.
-    others = "'ablationcam' or 'scorecam'" if is_quantized(evidence.model) else "'gradcam' or 'hirescam'"
+    others = "'ablationcam' or 'scorecam'" if lacks_gradients(evidence.model) else "'gradcam' or 'hirescam'"
     if not calls:
         raise MethodError(
             "the model runs no attention that can be captured: a convolutional network has none, and compiled or "

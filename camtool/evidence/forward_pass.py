@@ -32,7 +32,7 @@ from camtool.hooks.observation import Observe, get_call, observe
 from camtool.hooks.registration import list_foreign_hooks
 from camtool.hooks.state.guard import enable_gradients, guard
 from camtool.hooks.structures.caches import remember_for_model
-from camtool.hooks.structures.modules import WeightStates, is_quantized, list_weights, read_tree
+from camtool.hooks.structures.modules import WeightStates, lacks_gradients, list_weights, read_tree
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch
 from camtool.hooks.tracing import trace
 from camtool.layers.centers import LayerPlace, find_place
@@ -262,7 +262,7 @@ class ForwardPass:
                 scores = targets.score_targets(wanted, output, places)
             outputs = {layer.name: outputs[layer.name] for layer in self.layers}
             latest = self._scored = ScoredTargets(list(wanted), list(images), scores, outputs, list(places))
-            if self.layers and not scores.requires_grad and not is_quantized(self.model):
+            if self.layers and not scores.requires_grad and not lacks_gradients(self.model):
                 find = partial(describe_missing_gradient, self.model, self.select_inputs(0))
                 latest.find_reason = find if self._missing_graph is None else partial(str, self._missing_graph)
         return latest

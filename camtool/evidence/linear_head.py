@@ -12,7 +12,7 @@ from camtool.evidence.class_vectors import find_linear_layers, is_same_up_to_rou
 from camtool.evidence.evidence import Evidence
 from camtool.hooks.model_call import compute_row_gradients
 from camtool.hooks.state.guard import enable_gradients
-from camtool.hooks.structures.modules import is_quantized
+from camtool.hooks.structures.modules import lacks_gradients
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def get_linear_head(evidence: Evidence) -> LinearHead:
     head = find_linear_head(evidence)
     if head is None:
         # A quantized head rounds its output, so it is not found, and no gradient passes through it.
-        others = "'ablationcam' or 'scorecam'" if is_quantized(evidence.model) else "'gradcam' or 'layercam'"
+        others = "'ablationcam' or 'scorecam'" if lacks_gradients(evidence.model) else "'gradcam' or 'layercam'"
         raise MethodError(
             "this needs a model that ends in global average pooling and one linear layer, right after the observed "
             f"layer (from its {evidence.activations.shape[1]} channels to the classes); this model does not. Use "

@@ -64,6 +64,9 @@ def score_inputs(
             return _score(output, wanted)
 
         size = model.chunk_size if chunk is None else chunk
+        check_limit = getattr(evidence.model, "check_limit", None)  # of a function that may be asked so often only
+        if check_limit is not None:
+            check_limit(count, map(make_variants, iterate_chunks(count, size)))
         return _score_chunks(score, count, 1 if shares_several_values(forward_pass.inputs) else size)
 
 

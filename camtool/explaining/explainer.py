@@ -28,6 +28,7 @@ from camtool.arguments.explain_arguments import (
     check_settings,
     explain_foreign_arguments,
     get_module,
+    is_function,
     match_targets,
     to_list,
 )
@@ -176,8 +177,9 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
     A 4-D tensor is a batch and gives a list, even if it holds one image. The model's state does not change.
 
     Args:
-        model: A module, or what :func:`camtool.load` returned. Wrappers such as ``DataParallel`` and the modules that
-            ``torch.compile`` returns are unwrapped; layers have the names that they have in the model inside.
+        model: A module, what :func:`camtool.load` returned, or a function from images ``(N, C, H, W)`` to scores
+            ``(N, K)``, which needs a method such as ``"occlusion"``. Wrappers such as ``DataParallel`` and the modules
+            that ``torch.compile`` returns are unwrapped; layers have the names that they have in the model inside.
         img: A path, a URL of a photo, bytes, a PIL image, an array ``(H, W)`` or ``(H, W, 1|3|4)`` of uint8 or of
             floats in [0, 1], or a tensor; or a list of these. A 4-D tensor ``(N, C, H, W)`` is the model's input
             already and is not transformed; so is a floating 3-D one if no ``transform`` is given. Signals, volumes and
@@ -332,7 +334,9 @@ class Explainer(Generic[Result]):
     def __init__(
         self, model: Model, method: OneMethod | Sequence[OneMethod] = "gradcam", layer: Layers = None, **options: Any
     ) -> None:
-        loaded, whole = to_loaded(model), get_module(model)  # an image tower has but a weak reference to the whole
+        loaded = to_loaded(model)
+        # An image tower has but a weak reference to the whole.
+        whole = loaded.model if is_function(model) else get_module(model)
         changed = {name: options.pop(name) for name in Settings.__dataclass_fields__ if name in options}
         settings = Settings(**changed)
         if changed:

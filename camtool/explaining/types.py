@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
 
-Model: TypeAlias = "nn.Module | Loaded"
+Model: TypeAlias = "nn.Module | Loaded | Callable[[Tensor], Any]"
 Layers: TypeAlias = "str | nn.Module | Sequence[str | nn.Module] | None"
 
 OneImage: TypeAlias = "str | PathLike[str] | bytes | Image.Image | FileImage | PreparedInput"

@@ -20,7 +20,7 @@ from camtool.hooks.attention.capture import (
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import Observation, get_call, observe, resume
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook, add_gradient_hook, add_node_hook
-from camtool.hooks.structures.modules import describe_unhookable, is_quantized
+from camtool.hooks.structures.modules import describe_unhookable, lacks_gradients
 from camtool.hooks.tracing import TracedCall, add_module_hooks, trace
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
     "capture_attention",
     "describe_unhookable",
     "get_call",
-    "is_quantized",
+    "lacks_gradients",
     "observe",
     "resume",
     "run_model",

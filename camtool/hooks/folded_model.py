@@ -19,7 +19,7 @@ from camtool.hooks.chunks import compute_chunk_size, count_largest_output
 from camtool.hooks.model_call import run_model
 from camtool.hooks.registration import list_foreign_hooks
 from camtool.hooks.state.guard import guard
-from camtool.hooks.structures.modules import is_exported_for_one_image, is_quantized, list_weights
+from camtool.hooks.structures.modules import is_exported_for_one_image, lacks_gradients, list_weights
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor, find_tensors, map_tensors
 from camtool.hooks.tracing import TracedCall, trace
 
@@ -97,7 +97,7 @@ def choose_copy(
         formats: The memory formats to try.
     """
     # What loads offloaded weights into a module would load them into the original of a copied one.
-    if is_quantized(model) or any(weight.is_meta for weight in list_weights(model)):
+    if lacks_gradients(model) or any(weight.is_meta for weight in list_weights(model)):
         return model, _UNCHANGED
     foldable = [pair for pair in _find_foldable(calls) if pair[0] not in kept]
     folded = _copy_model(model)

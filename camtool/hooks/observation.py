@@ -23,7 +23,7 @@ from camtool.hooks.model_call import NEED_GRADIENTS, retry_with_gradients, run_m
 from camtool.hooks.recomputed_blocks import recompute_blocks
 from camtool.hooks.registration import add_forward_hook
 from camtool.hooks.state.guard import guard
-from camtool.hooks.structures.modules import find_detector_transform, find_module, is_quantized
+from camtool.hooks.structures.modules import find_detector_transform, find_module, lacks_gradients
 from camtool.hooks.structures.nested_tensors import (
     ModelInputs,
     find_main_tensor,
@@ -137,7 +137,7 @@ def observe(
     except ForwardError:
         observation, is_connected = retry_with_gradients(model, partial(run, grad_in_trunk=True))
     # A second pass does not connect a quantized model, as its operators have no backward pass.
-    if grad and not is_connected and model not in NEED_GRADIENTS and not is_quantized(model):
+    if grad and not is_connected and model not in NEED_GRADIENTS and not lacks_gradients(model):
         # The model switches grad mode off itself, e.g. around a frozen backbone. The end of its block undid what the
         # hook had switched on. If grad mode is on from the start, such a block restores "on". That costs more.
         observation, _ = run(grad_in_trunk=True)

@@ -57,6 +57,7 @@ from camtool.models import (
     find_transform,
     read_input_size,
 )
+from camtool.models.functions import FunctionModel
 from camtool.models.image_tiles import TILES
 from camtool.models.preprocessing import build_assumed_transform
 from camtool.models.vision_language import VisionLanguageModel
@@ -338,6 +339,12 @@ class InputPreparer:
 
     def _assume_transform(self) -> tuple[Transform, tuple[MapWarning, ...]]:
         """Return the default transform for the channels that the model takes now; its first layer may be a new one."""
+        if isinstance(self._model, FunctionModel):
+            raise ImageError(
+                f"img: a photo came, but how {self._model.name} takes photos is not known; pass transform=, e.g. "
+                "camtool.preprocessing(size=224, mean=0, std=1) (--size, --mean and --std), or "
+                "give a tensor as it takes it."
+            )
         channels = list_channels(self._model, 2)
         kinds = (kind for kind, axes in SPATIAL_AXES.items() if list_channels(self._model, axes))
         kind = None if channels else next(kinds, None)

@@ -24,7 +24,7 @@ from camtool.hooks.structures.modules import (
     find_detector_transform,
     find_module,
     has_matrix,
-    is_quantized,
+    lacks_gradients,
 )
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors, shares_several_values
 from camtool.hooks.tracing import TracedCall, trace
@@ -508,7 +508,7 @@ def _find_gradients(
 
     If the score that comes first reaches none of the outputs, the other one counts: the user's, or the model's own.
     """
-    if is_quantized(model):  # its operators have no backward pass
+    if lacks_gradients(model):  # its operators have no backward pass
         return [None] * len(tensors)
     # If other outputs have a graph, a score without one depends on none of the layers: its gradient is zero.
     is_connected = any(tensor.requires_grad for tensor in find_tensors(output))

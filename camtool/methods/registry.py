@@ -327,7 +327,7 @@ _MODEL_CALLS = frozenset({"forwards", "a detector", "gradients at the input"})
 
 # Guided backprop ("ReLUs") changes gradients, so it needs them as well.
 _GRADIENTS = frozenset({"gradients", "gradients of several classes", "gradients at the input", "ReLUs"})
-"""Needs that no quantized model can serve."""
+"""Needs that no model without gradients can serve."""
 
 
 def find_method(name: str | MethodFunction) -> Method:
@@ -421,25 +421,36 @@ def check_options(methods: Sequence[Method], options: Iterable[str]) -> None:
 
 
 def check_model_support(methods: Sequence[Method], model: nn.Module) -> None:
-    """Check that the methods need no submodules of an unhookable model and no gradients of a quantized model.
+    """Check that the methods need no submodules of an unhookable model, and no gradients of a model without any.
 
     Raises:
         MethodError: A method needs more than the model offers; the message lists the methods that work.
     """
-    unhookable = describe_unhookable(model)
+    unhookable, lacks_gradients = describe_unhookable(model), read_tree(model).structure.lacks_gradients
     for method in methods:
         if unhookable and not _needs_only_model_calls(method):
-            working = ", ".join(name for name, other in METHODS.items() if _needs_only_model_calls(other))
             raise MethodError(
                 f"the model is {unhookable}, which exposes no submodules to hook, so method {method.name!r} cannot "
-                f"read a layer; use one of {working}, or pass the original nn.Module."
+                f"read a layer; use one of {_list_working(model)}, or pass the original nn.Module."
             )
-        if method.needs & _GRADIENTS and read_tree(model).structure.is_quantized:
-            working = ", ".join(name for name, other in METHODS.items() if _works_if_quantized(other))
+        if method.needs & _GRADIENTS and lacks_gradients:
+            runs_elsewhere = unhookable or hasattr(model, "lacks_gradients")
             raise MethodError(
-                f"the model is quantized and has no gradients, which method {method.name!r} needs; "
-                f"use one of {working}, or pass the model from before quantization."
+                f"the model {'runs outside of torch' if runs_elsewhere else 'is quantized'} and has no gradients, "
+                f"which method {method.name!r} needs; use one of {_list_working(model)}, or pass the "
+                f"{'original nn.Module' if runs_elsewhere else 'model from before quantization'}."
             )
+
+
+def _list_working(model: nn.Module) -> str:
+    """Return the names of the methods that work on a model without hooks, without gradients, or without both."""
+    if not describe_unhookable(model):
+        return ", ".join(name for name, method in METHODS.items() if _works_without_gradients(method))
+    missing = _GRADIENTS if read_tree(model).structure.lacks_gradients else frozenset()
+    called = (
+        name for name, method in METHODS.items() if _needs_only_model_calls(method) and not method.needs & missing
+    )
+    return ", ".join(called)
 
 
 def _suggest_weighting(wrapper: str, name: str) -> str:
@@ -481,6 +492,6 @@ def _needs_only_model_calls(method: Method) -> bool:
     return method.ignores_layer and frozenset() < method.needs <= _MODEL_CALLS
 
 
-def _works_if_quantized(method: Method) -> bool:
-    """Return True if the method works on any quantized model: it needs activations and scores alone."""
+def _works_without_gradients(method: Method) -> bool:
+    """Return True if the method works on any model without gradients: it needs activations and scores alone."""
     return frozenset() < method.needs <= {"activations", "forwards"}

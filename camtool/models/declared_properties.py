@@ -24,6 +24,7 @@ from camtool.hooks.state.guard import enable_gradients, guard
 from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.modules import list_weights, read_tree
 from camtool.hooks.structures.nested_tensors import find_main_tensor
+from camtool.models.functions import FunctionModel
 from camtool.models.sources import SOURCES, Source
 
 _DEFAULT_SIZE = (224, 224)
@@ -55,6 +56,8 @@ def read_input_size(model: nn.Module) -> tuple[int, int] | None:
     A size that no source of models knows is confirmed by a forward pass. The answer is kept for the model.
     """
     whole = _get_whole(model)
+    if isinstance(whole, FunctionModel):  # it is not run to find out
+        return whole.input_size
     known = _ask_sources(lambda source: source.find_input_size(whole))
     return known or remember_for_model(whole, "input size", lambda: _infer_input_size(whole))
 

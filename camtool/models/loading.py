@@ -5,21 +5,22 @@ from __future__ import annotations
 import logging
 import mimetypes
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from camtool.arguments.checks import check_not_url, parse_device
-from camtool.arguments.explain_arguments import check_settings
+from camtool.arguments.explain_arguments import check_settings, is_function
 from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.structures.modules import describe_unhookable
+from camtool.models.functions import FunctionModel
 from camtool.models.loaded import Loaded
 from camtool.models.preprocessing import StatedPreprocessing, check_fits_model, read_transform_beside
 from camtool.models.sources import FACTORY, SOURCES, Source
@@ -31,14 +32,19 @@ from camtool.models.unwrapping import build_text_encoder
 if TYPE_CHECKING:
     from os import PathLike
 
+    from typing_extensions import Unpack
+
+    from camtool.models.functions import CallKeywords
+
 
 def load(
-    name: str,
+    name: str | Callable[[Tensor], Any],
     weights: str | PathLike[str] | None = None,
     *,
     labels: Sequence[str] | None = None,
     device: torch.device | str | None = None,
     transform: Transform | None = None,
+    **calls: Unpack[CallKeywords],
 ) -> Loaded:
     """Load a model by name, with its preprocessing and its class names.
 
@@ -52,13 +58,17 @@ def load(
             * a file of Ultralytics, e.g. ``"ultralytics:yolo11n.pt"``;
             * a bundled model: ``"demo"``, ``"demo-cheat"``;
             * ``"package.module:factory"``: a function without arguments that returns a model, a pair of a model and its
-              transform, or a :class:`Loaded`.
+              transform, or a :class:`Loaded`;
+            * a function from images ``(N, C, H, W)`` to scores ``(N, K)``, e.g. one that asks a service.
+
         weights: A ``.safetensors``, ``.pt`` or ``.pth`` file with the model's state. By default the usual pretrained
             weights are downloaded; a factory brings its own. A ``preprocessor_config.json`` of Hugging Face or a
             ``config.json`` of timm beside the file decides the preprocessing, unless a factory does.
         labels: The class names, if they are not those of the weights.
         device: The device that the model is moved to.
         transform: The preprocessing, if it is another than that of the weights.
+        **calls: How a function is called: ``limit``, the most images that it is asked about; ``batch``, the most in one
+            call, by default 32; ``cache=False``, not to keep its answers.
 
     Returns:
         The model in evaluation mode.
@@ -67,8 +77,15 @@ def load(
         ModelError: The name is unknown, the weights cannot be downloaded or read, they or the preprocessing beside them
             do not fit the model, or a library is missing.
     """
+    if is_function(name):
+        check_settings(transform, labels, 1, None, None)
+        return Loaded(FunctionModel(cast("Any", name), **calls), transform, labels and list(labels))
     if not isinstance(name, str):
-        raise ModelError(f"name: a model is loaded by its name, a string; {type(name).__name__} came.")
+        raise ModelError(
+            f"name: a model is loaded by its name, a string, or is a function; {type(name).__name__} came."
+        )
+    if calls:
+        raise ModelError(f"{', '.join(calls)}: these say how a function is called, and model {name!r} is none.")
     if weights is not None and not isinstance(weights, (str, os.PathLike)):
         raise ModelError(f"weights: a file of weights is given by its path; {type(weights).__name__} came.")
     check_settings(transform, labels, 1, None, None)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from camtool.arguments.explain_arguments import get_module
+from camtool.arguments.explain_arguments import get_module, is_function
 from camtool.errors import ModelError
+from camtool.models.functions import FunctionModel
 from camtool.models.loaded import Loaded, TextEncoder
 from camtool.models.sources import SOURCES
 from camtool.models.two_towers import ENCODERS, TextTower, find_encoders, get_image_tower
@@ -30,15 +33,18 @@ instead of classes, so that nothing is imported for them. To see through a new w
 """
 
 
-def to_loaded(model: nn.Module | Loaded) -> Loaded:
+def to_loaded(model: nn.Module | Loaded | Callable[[Tensor], Any]) -> Loaded:
     """Return the part of a model that can be explained: without wrappers, and of two towers the one for images.
 
     Args:
-        model: A model, or a :class:`Loaded`. It is not changed, and the caller must keep it alive.
+        model: A model, a :class:`Loaded`, or a function from images to scores. It is not changed, and the caller must
+            keep it alive.
 
     Raises:
         ModelError: It is not a model.
     """
+    if is_function(model):
+        return Loaded(FunctionModel(model))
     module = get_module(model)
     loaded = model if isinstance(model, Loaded) else Loaded(module)
     inner = unwrap_model(module)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from camtool import targets
 from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.messages import count_texts
 from camtool.errors import GeometryError, ImageError, MethodError, NothingFoundError, TargetError
 from camtool.explaining.explainer import Explainer
+from camtool.explaining.types import Model
 from camtool.hooks.chunks import iterate_chunks
 from camtool.models import find_input_size, to_loaded
 from camtool.progress import Stage, show_progress
@@ -37,14 +38,13 @@ from camtool.slides.tiling import (
 if TYPE_CHECKING:
     from camtool.explaining.explanation import Explanation
     from camtool.methods import MethodFunction
-    from camtool.models import Loaded
     from camtool.slides.readers import Pixels
 
 _LABELS_SHOWN = 10
 
 
 def explain_slide(
-    model: nn.Module | Loaded,
+    model: Model,
     slide: str | PathLike[str],
     target_class: int | str | targets.Target | Callable[[Any], Tensor],
     *,

@@ -19,6 +19,7 @@ from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.messages import count_texts
 from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError
 from camtool.explaining.explainer import Explainer
+from camtool.explaining.types import Model
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.resampling import build_interpolation_matrix
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from camtool.explaining.explanation import Explanation
     from camtool.geometry.transform_output import Transform
     from camtool.methods import MethodFunction
-    from camtool.models import Loaded
     from camtool.videos.reading import Pixels
 
 
@@ -46,7 +46,7 @@ _GROUP_PIXELS = 20_000_000
 
 
 def explain_video(
-    model: nn.Module | Loaded,
+    model: Model,
     video: str | PathLike[str],
     target_class: int | str | targets.Target | Callable[[Any], Tensor] | None = None,
     *,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import camtool
 from camtool import MethodError
 from camtool.hooks.observation import observe
-from camtool.hooks.structures.modules import is_quantized
+from camtool.hooks.structures.modules import lacks_gradients
 from camtool.methods import METHODS
 from tests.helpers.quantized_nets import ENGINES, SmallNet, quantize_eager, quantize_fx, use_engine
 from tests.oracles import ORACLES, Case
@@ -272,13 +272,13 @@ def test_cam_reads_a_head_of_floats_behind_a_quantized_trunk(engine: str) -> Non
 def test_a_model_that_is_prepared_for_quantization_has_gradients() -> None:
     """Its sums are modules of torch.ao.nn.quantized, but compute with floats."""
     model = build_torchvision("resnet18", "eager").eval()
-    assert not is_quantized(model)
+    assert not lacks_gradients(model)
     x = make_images(1, 64)
     plain = torchvision.models.resnet18(num_classes=5).eval()
     plain.load_state_dict(model.state_dict())
     result, expected = camtool.explain(model, x, 1)[0], camtool.explain(plain, x, 1)[0]
     np.testing.assert_allclose(result.raw, expected.raw, rtol=1e-4, atol=1e-6)
-    assert is_quantized(quantize_small("eager", ENGINES[0]))
+    assert lacks_gradients(quantize_small("eager", ENGINES[0]))
 
 
 # ------------------------------------------------------------------------------------------------- probabilities

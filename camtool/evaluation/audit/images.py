@@ -34,6 +34,7 @@ from camtool.hooks.observation import Observation, Observe, observe, resume
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.caches import cached_property
+from camtool.hooks.structures.modules import lacks_gradients
 from camtool.inputs.prepared_inputs import InputBatch, PreparedInput, group_into_batches
 from camtool.layers.selection import find_layers
 from camtool.layers.survey import find_candidates
@@ -195,7 +196,9 @@ class AuditImages:
         self._masks, self._has_sets = masks, has_sets
         self.subject, self._sources, self._labels = subject, sources, labels
         self._method, self.batch_size = method, batch_size
-        self._engines = list_engines(engine) or ["prepared"]
+        # A model without gradients is not copied, so there is no prepared copy.
+        self._default_engines = [] if lacks_gradients(subject.model) else ["prepared"]
+        self._engines = list_engines(engine) or self._default_engines
         self.used_engines = set[str]()
         self.heats: dict[int, NDArray[np.float64]] = {}
         self.colors: dict[int, NDArray[np.float64]] = {}
@@ -344,7 +347,7 @@ class AuditImages:
         with Cleanup(), guard(model), torch.no_grad():
             used = find_layers(model, inputs, layers)
             # Always the same engine: one that compiles would take longer to compile than to run on each image once.
-            calls = self._observe(["prepared"], inputs, layers)[0].calls
+            calls = self._observe(self._default_engines, inputs, layers)[0].calls
             return {one.name: one.layout.to_grid(calls[one.name][-1].detach()) for one in used}
 
     def read_activations_of(self, image: PreparedInput, layer: str) -> Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from camtool.arguments.checks import check_choice, check_count, check_number
 from camtool.arguments.messages import format_count, suggest_names
@@ -43,7 +43,8 @@ from camtool.evaluation.audit.statistics import (
 )
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, Bench, Outcome, count_passes, name_strengths
 from camtool.evaluation.subject import Subject
-from camtool.models import Loaded, Transform
+from camtool.explaining.types import Model
+from camtool.models import Transform
 from camtool.progress import Stage, follow_loop
 
 Find: TypeAlias = Callable[[Discovery], Sequence[CueCandidate]]
@@ -105,7 +106,7 @@ _NEVER_TESTED = (
 
 
 def audit(
-    model: nn.Module | Loaded,
+    model: Model,
     images: Sequence[Any] | Tensor,
     labels: Sequence[int | str | Sequence[int | str]] | None = None,
     metadata: Mapping[str, Sequence[Any]] | None = None,

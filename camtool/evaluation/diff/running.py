@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from camtool.arguments.checks import check_count, check_number
 from camtool.errors import MetricError
@@ -24,7 +24,8 @@ from camtool.evaluation.diff.pairs import PASSES_PER_PAIR, PASSES_PER_PICTURE, P
 from camtool.evaluation.diff.regions import MovedRegion, PairBench, RegionOutcome, find_moved_regions
 from camtool.evaluation.diff.result import CamDiff, ImageChange, MovedHeat
 from camtool.evaluation.subject import Subject, check_image_list, check_single_labels
-from camtool.models import Loaded, Transform, to_loaded
+from camtool.explaining.types import Model
+from camtool.models import Transform, to_loaded
 from camtool.progress import Stage, follow_loop
 
 _MOST_IMAGES = 25
@@ -37,8 +38,8 @@ _NEVER_TESTED = (
 
 
 def diff(
-    old: nn.Module | Loaded,
-    new: nn.Module | Loaded,
+    old: Model,
+    new: Model,
     images: Sequence[Any] | Tensor,
     labels: Sequence[int | str] | None = None,
     *,

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import camtool
 from camtool.arguments.checks import check_count
@@ -30,8 +30,9 @@ from camtool.evaluation.candidates import Candidate, CandidateMaps, list_candida
 from camtool.evaluation.judging import Judge, MetricOptions, choose_metrics
 from camtool.evaluation.leaderboard.table import Evaluation, EvaluationRow, bootstrap_mean
 from camtool.evaluation.subject import LabeledBatch, Subject
+from camtool.explaining.types import Model
 from camtool.hooks.structures.nested_tensors import get_bytes
-from camtool.models import Loaded, Transform
+from camtool.models import Transform
 from camtool.progress import PassCounter, Stage, follow_loop
 from camtool.trust.checks.input_checks import FolderTrials
 from camtool.trust.metrics import METRICS
@@ -47,7 +48,7 @@ _MOST_MOSAICS = 64
 
 
 def evaluate(
-    model: nn.Module | Loaded,
+    model: Model,
     images: Sequence[Any] | Tensor,
     methods: Sequence[str] | str = "fast",
     layers: Sequence[str] | None = None,

@@ -63,11 +63,11 @@ class Structure:
     Attributes:
         model: A weak reference to the model.
         modules: Weak references to its modules. Python may give the id of a deleted module to a new one.
-        is_quantized: True if one is a quantized module of torch, through which no gradient passes.
+        lacks_gradients: True if one is a quantized module of torch, or of a class that says so: no gradient passes it.
         buffers: The buffers of the modules by group, see :class:`camtool.hooks.state.guard.BufferSnapshot`.
     """
 
-    __slots__ = ("_classes", "_counts", "_names", "_places", "buffers", "is_quantized", "model", "modules")
+    __slots__ = ("_classes", "_counts", "_names", "_places", "buffers", "lacks_gradients", "model", "modules")
 
     def __init__(self, tree: ModuleTree, drop: Callable[[object], None]) -> None:
         modules = tree.modules
@@ -76,8 +76,10 @@ class Structure:
         places = {id(module): place for place, module in enumerate(modules)}
         places[id(None)] = len(modules)
         self._places = [places[id(child)] for child in tree.children]
-        self.is_quantized = any(
-            ".quantized" in kind.__module__ and kind.__name__ not in _FLOAT_KINDS for kind in {*self._classes}
+        self.lacks_gradients = any(
+            getattr(kind, "lacks_gradients", False)
+            or (".quantized" in kind.__module__ and kind.__name__ not in _FLOAT_KINDS)
+            for kind in {*self._classes}
         )
         self.buffers: tuple[tuple[list[Any], ...], list[list[int]]] | None = None
         tree.structure = self
@@ -291,14 +293,14 @@ _FLOAT_KINDS = ("FloatFunctional", "FXFloatFunctional")
 
 
 def describe_unhookable(model: nn.Module) -> str | None:
-    """Return "TorchScript" or "an exported graph" if the submodules cannot be hooked, else None."""
+    """Return "TorchScript", "an exported graph" or "a function" if no submodules can be hooked, else None."""
     if isinstance(model, torch.jit.ScriptModule):
         return "TorchScript"
     if isinstance(model, fx.GraphModule):
         called = {node.target for node in model.graph.nodes if node.op == "call_module"}
         # A graph that was traced with torch.fx still calls submodules; an exported one calls operators only.
         return None if called - {_GUARDS} else "an exported graph"
-    return None
+    return getattr(model, "unhookable", None)
 
 
 def is_exported_for_one_image(model: nn.Module) -> bool:
@@ -313,6 +315,6 @@ def is_exported_for_one_image(model: nn.Module) -> bool:
     return image is not None and image.ndim > 0 and isinstance(image.shape[0], int) and image.shape[0] == 1
 
 
-def is_quantized(model: nn.Module) -> bool:
-    """Return True if the model has quantized modules of torch, through which no gradient passes."""
-    return read_tree(model).structure.is_quantized
+def lacks_gradients(model: nn.Module) -> bool:
+    """Return True if the model has quantized modules of torch, or runs outside of torch: it has no gradients."""
+    return read_tree(model).structure.lacks_gradients

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
+from camtool.arguments.explain_arguments import is_function
 from camtool.errors import ModelError
+from camtool.models.functions import FunctionModel
 from camtool.models.loaded import Loaded
 from camtool.models.sources.source import Source
 from camtool.models.user_code import find_user_function
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 class FactorySource(Source):
     """Models that a function returns: ``"package.module:factory"``.
 
-    The function takes no arguments and returns a model, a pair of a model and its transform, or a :class:`Loaded`. A
-    module that is not installed is searched for in the working directory.
+    The function takes no arguments and returns a model, or a function from images to scores; a pair of that and its
+    transform, or a :class:`Loaded`. A module that is not installed is searched for in the working directory.
     """
 
     usage = "your own as 'package.module:factory'"
@@ -78,11 +80,13 @@ class BundledSource(FactorySource):
 def _to_loaded(made: Any, name: str) -> Loaded:
     if isinstance(made, Loaded):
         return made
-    if isinstance(made, nn.Module):
-        return Loaded(made)
-    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1]):
-        return Loaded(made[0], made[1])
+    model, transform = made if isinstance(made, tuple) and len(made) == 2 and callable(made[1]) else (made, None)
+    # A pair the other way round: of the two, what has weights is the model.
+    is_swapped = isinstance(transform, nn.Module) and next(transform.parameters(), None) is not None
+    if isinstance(model, nn.Module) or (is_function(model) and not is_swapped):
+        return Loaded(model if isinstance(model, nn.Module) else FunctionModel(model), transform)
     raise ModelError(
         f"model {name!r}: the factory returned {type(made).__name__}; it must return a model, a pair "
-        "(model, transform), or a camtool.Loaded(model, transform, labels)."
+        "(model, transform), or a camtool.Loaded(model, transform, labels). The model may be a function from images to "
+        "scores."
     )

@@ -100,6 +100,28 @@ def test_weights_and_device_apply_to_the_model_of_a_factory(tmp_path):
     assert camtool.load(name_factory(bare), device="meta").model.weight.device.type == "meta"
 
 
+def function_alone():
+    return lambda images: images.sum((2, 3))
+
+
+def function_and_transform():
+    return function_alone(), str
+
+
+def function_behind_a_model():
+    return (lambda photo: photo), nn.Linear(2, 3)
+
+
+def test_a_factory_may_return_a_function_from_images_to_scores():
+    images = torch.arange(24.0).reshape(1, 2, 3, 4)
+    for factory, transform in ((function_alone, None), (function_and_transform, str)):
+        loaded = camtool.load(name_factory(factory))
+        assert loaded(images).tolist() == [[66.0, 210.0]]  # 0 + ... + 11, and 12 + ... + 23
+        assert loaded.transform is transform
+    with pytest.raises(ModelError, match="returned tuple"):
+        camtool.load(name_factory(function_behind_a_model))
+
+
 @pytest.mark.parametrize(("function", "came"), [(nothing, "NoneType"), (three, "tuple"), (backwards, "tuple")])
 def test_a_factory_that_returns_something_else_is_refused(function, came):
     with pytest.raises(ModelError, match=f"returned {came}; it must return a model, a pair"):
