@@ -4,6 +4,7 @@
 ``signed.jpg``: the same photo by MobileNetV2: Grad-CAM of the dog rather than the cat without and with negative values,
 and the activation map.
 ``sufficient.jpg``: the same photo, with what is enough for each animal, by MobileNetV2.
+``without-pytorch.jpg``: the same photo by an ONNX file of MobileNetV2; needs ``camtool[onnxruntime]``.
 ``placement.jpg``: photos of animals, explained by MobileNetV2 with the heat stretched and by centers.
 ``faithcam.jpg``: photos of animals, by MobileNetV2, Grad-CAM as other libraries draw it and ``faithcam``.
 ``questions.jpg``: photos of dogs, by MobileNetV2 and Grad-CAM: why a dog, why this dog and not that one, why no cat.
@@ -88,6 +89,7 @@ def main(
     if photo and mobilenet:
         write_image(_HERE / "signed.jpg", _draw_signed(photo, mobilenet), quality=88)
         write_image(_HERE / "sufficient.jpg", _draw_sufficient(photo, mobilenet), quality=90)
+        write_image(_HERE / "without-pytorch.jpg", _draw_without_pytorch(photo, mobilenet), quality=88)
     if animal and mobilenet:
         write_image(_HERE / "placement.jpg", _draw_placements(animal, mobilenet), quality=90)
     if dog and mobilenet:
@@ -196,6 +198,19 @@ def _draw_conservative(weights: Path) -> np.ndarray:
         if len(images) == 15:
             break
     return draw_captioned_images(images, captions, columns=5, width=_WIDTH - 60)
+
+
+def _draw_without_pytorch(photo: Path, weights: Path) -> np.ndarray:
+    """Draw the Grad-CAM of the network, and maps of an ONNX file of it by methods that need no gradients."""
+    loaded, question = camtool.load("mobilenet_v2", weights), _QUESTIONS[0]
+    with tempfile.TemporaryDirectory() as folder:
+        file = camtool.load(str(camtool.export(loaded, Path(folder) / "model.onnx")))
+    results = [camtool.explain(loaded, photo, question)]
+    results += camtool.explain(file, photo, question, method=["ablationcam", "scorecam"])
+    results += [camtool.explain(file, photo, question, method="rise", samples=2000)]
+    results += [camtool.explain(file, photo, question, method="occlusion")]
+    captions = ["gradcam, by PyTorch"] + [f"{result.method}, by the file" for result in results[1:]]
+    return draw_captioned_images([each.overlay() for each in results], captions, columns=len(results), width=_WIDTH)
 
 
 def _draw_placements(photos: list[Path], weights: Path) -> np.ndarray:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,8 @@ from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.hooks.private_torch import get_node_shape, get_saved_integers, get_saved_value
 from camtool.hooks.state.guard import guard
-from camtool.hooks.structures.modules import WeightStates, list_weights
-from camtool.hooks.structures.nested_tensors import ModelInputs
+from camtool.hooks.structures.modules import WeightStates, list_weights, runs_outside_torch
+from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
 from camtool.layers.depths import has_other_paths, iterate_graph
 from camtool.layers.layouts import Layer
 from camtool.progress import follow_step
@@ -86,6 +86,8 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
             (centers,) = read_centers([(output, layer.layout.grid)], image, has_frames=layer.layout.has_frames)
             return centers, has_other_paths(observed.output, output, image)
 
+    if runs_outside_torch(model):
+        return LayerPlace(_find_drawn_centers(model, inputs, layer), None, False)
     if any(parameter.is_inference() for parameter in model.parameters()):  # autograd has no graph of these
         return LayerPlace(None, None, False)
     # The graph is only read, and never run backwards. Without its tensors it takes hardly any memory.
@@ -99,6 +101,17 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
     weights = list_weights(model, buffers=False)
     states = WeightStates(weights, [place for place, weight in enumerate(weights) if _has_taps(weight)])
     return LayerPlace(centers, states, is_passed_by)
+
+
+def _find_drawn_centers(model: Any, inputs: ModelInputs, layer: Layer) -> CellCenters | None:
+    """Return the centers of a layer's cells in a model that runs outside of torch, and draws its trunk as a graph."""
+    main = find_main_tensor(inputs)
+    if main is None or not hasattr(model, "draw_trunk"):
+        return None
+    with torch.enable_grad():
+        image = main[:1].detach().to("cpu", torch.float32).clone().requires_grad_()
+        output = model.draw_trunk(layer.name, image)
+        return None if output is None else read_centers([(output, layer.layout.grid)], image)[0]
 
 
 class LayerPlace(NamedTuple):

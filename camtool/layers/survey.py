@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from camtool.errors import ForwardError, LayerError, TargetError
 from camtool.hooks.model_call import apply_detector_transform, differentiate
-from camtool.hooks.observation import Observation, Rows, observe
+from camtool.hooks.observation import Observation, Rows, observe, resume
 from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.structures.modules import (
     describe_unhookable,
@@ -25,6 +25,7 @@ from camtool.hooks.structures.modules import (
     find_module,
     has_matrix,
     lacks_gradients,
+    runs_outside_torch,
 )
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors, shares_several_values
 from camtool.hooks.tracing import TracedCall, trace
@@ -65,8 +66,15 @@ from camtool.outputs.predictions import get_image_output, to_batch
 
 _MOST_ASKED = 32
 _MOST_ASKED_IN_TEXT = 4
+_MOST_PROBED = 8
 """Number of deepest grids that one second forward pass asks about. It bounds the memory of the recorded graph, and of
-the activations, which are large in a language model."""
+the activations, which are large in a language model; without gradients each grid takes a few passes of its own."""
+
+_UNCHANGED = 1e-4
+"""Change of the top score, as a share of the largest, that is rounding: a part of a graph rounds otherwise than all."""
+
+_MOST_PREFIX_TOKENS = 5
+"""Class token and registers at the start of a row of tokens."""
 
 
 def find_candidates(
@@ -157,6 +165,7 @@ def _find_candidates(
     # so the right layer may be far from the last one.
     reads_text = reader.find_text_layout() is not None
     most, more = (_MOST_ASKED_IN_TEXT, 1) if reads_text else (_MOST_ASKED, 0)
+    most = _MOST_PROBED if runs_outside_torch(model) else most
     while len(asked) < len(outputs):
         if not all(candidate.verdict for candidate in asked):
             # With few asked at once, what a projection reads may be among the next ones.
@@ -404,16 +413,22 @@ class _Survey:
             first = _observe_batch(self.model, names, origins, images, self.output_shape)
         is_single = first is None
         first = first or observe(self.model, names, select_first_image(self.inputs))
-        gradients = _find_gradients(
-            self.model,
-            first.output,
-            [first.calls[name][self.call_index] for name in names],
-            1 if is_single else count,
-            is_backbone=self.is_backbone,
-            score=self.score,
-            keeps_rows=any(output.layouts[0].views for output in outputs),
-        )
         classes = 0 if self.is_backbone else _count_score_maps(first.output)
+        tensors = [first.calls[name][self.call_index] for name in names]
+        gradients = (
+            _probe_layers(self.model, dict(zip(names, tensors, strict=True)), self.inputs, classes)
+            if runs_outside_torch(self.model)
+            else _find_gradients(
+                self.model,
+                first.output,
+                tensors,
+                1 if is_single else count,
+                is_backbone=self.is_backbone,
+                score=self.score,
+                keeps_rows=any(output.layouts[0].views for output in outputs),
+            )
+        )
+        del tensors
         calls = {} if is_single else first.calls
         del first  # with the graph
         if is_single:
@@ -529,6 +544,47 @@ def _find_gradients(
             if any(gradient is None or bool(gradient.any()) for gradient in gradients):
                 break
     return gradients
+
+
+def _probe_layers(
+    model: nn.Module, tensors: Mapping[str, Tensor], inputs: ModelInputs, classes: int
+) -> list[Tensor | None]:
+    """Return for each layer ones where its output changes the top score, and zeros elsewhere, as far as rules ask.
+
+    It stands for the gradient of a model that has none. The tail runs on the output for the first image with zeros:
+    everywhere; in all channels but that of the top class, if there are as many as classes; behind the first tokens.
+
+    Args:
+        model: A model that runs outside of torch.
+        tensors: Layer to its output for some images.
+        inputs: What the model is called with.
+        classes: Number of the classes, or 0.
+    """
+    first = select_first_image(inputs)
+    scores = find_logits(to_batch(observe(model, [], first, grad=False).output, 1))
+    if scores.ndim != 2:
+        return [None] * len(tensors)
+    top = int(scores[0].argmax())
+    rounding = _UNCHANGED * float(scores.abs().max())
+
+    def is_unchanged(name: str, kept: Tensor, own: Tensor) -> bool:
+        changed = find_logits(to_batch(resume(model, name, own * kept, first), 1))
+        return bool((changed[0, top] - scores[0, top]).abs() <= rounding)
+
+    def probe(name: str, own: Tensor) -> Tensor | None:
+        masks = [torch.zeros_like(own)]
+        of_top = torch.tensor([top], device=own.device)
+        axes = [axis for axis in range(1, own.ndim) if own.shape[axis] == classes]
+        masks += [torch.zeros_like(own).index_fill_(axis, of_top, 1) for axis in axes]
+        if own.ndim == 3:
+            masks.append(torch.zeros_like(own))
+            masks[-1][:, :_MOST_PREFIX_TOKENS] = 1
+        try:
+            return next((kept for kept in masks if is_unchanged(name, kept, own)), torch.ones_like(own))
+        except (ForwardError, TargetError):  # the tail runs on no other values
+            return None
+
+    return [probe(name, tensor[:1].detach()) for name, tensor in tensors.items()]
 
 
 def _score_first(output: object, images: int, score: UserScore | None) -> list[Tensor]:

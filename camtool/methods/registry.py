@@ -28,7 +28,7 @@ from camtool.arguments.messages import suggest_names
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.hooks.structures.caches import cached_property
-from camtool.hooks.structures.modules import describe_unhookable, read_tree
+from camtool.hooks.structures.modules import describe_unhookable, read_tree, runs_outside_torch
 from camtool.layers.depths import Depths
 from camtool.methods.options import check_depths
 
@@ -434,7 +434,7 @@ def check_model_support(methods: Sequence[Method], model: nn.Module) -> None:
                 f"read a layer; use one of {_list_working(model)}, or pass the original nn.Module."
             )
         if method.needs & _GRADIENTS and lacks_gradients:
-            runs_elsewhere = unhookable or hasattr(model, "lacks_gradients")
+            runs_elsewhere = runs_outside_torch(model)
             raise MethodError(
                 f"the model {'runs outside of torch' if runs_elsewhere else 'is quantized'} and has no gradients, "
                 f"which method {method.name!r} needs; use one of {_list_working(model)}, or pass the "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -17,11 +17,13 @@ from camtool.hooks.structures.nested_tensors import map_tensors
 
 
 class CallKeywords(TypedDict, total=False):
-    """How a function is called, as keyword arguments of :func:`camtool.load`; see :class:`FunctionModel`."""
+    """How a function or a file is called, as keyword arguments of :func:`camtool.load`, which documents them."""
 
     limit: int | None
     batch: int
     cache: bool
+    layout: Literal["NCHW", "NHWC"]
+    output: str
 
 
 class FunctionModel(nn.Module):
@@ -66,13 +68,15 @@ class FunctionModel(nn.Module):
             FunctionError: The function fails or returns something else, or the limit is reached.
         """
         given = images.detach().to("cpu", torch.float32)
+        if not self.cache:
+            answers = [answer for part in given.split(self.batch) for answer in self._ask(part)]
+            return map_tensors(_join(answers), lambda tensor: tensor.to(images.device))
         places = {key: place for place, key in reversed([*enumerate(map(_hash, given))])}
-        answers = self._answers if self.cache else {}
-        missing = [key for key in places if key not in answers]
+        missing = [key for key in places if key not in self._answers]
         for start in range(0, len(missing), self.batch):
             keys = missing[start : start + self.batch]
-            answers.update(zip(keys, self._ask(given[[places[key] for key in keys]]), strict=True))
-        output = _join([answers[key] for key in map(_hash, given)])
+            self._answers.update(zip(keys, self._ask(given[[places[key] for key in keys]]), strict=True))
+        output = _join([self._answers[key] for key in map(_hash, given)])
         return map_tensors(output, lambda tensor: tensor.to(images.device))
 
     def check_limit(self, count: int, batches: Iterable[Any]) -> None:
@@ -118,7 +122,7 @@ class FunctionModel(nn.Module):
                 f"{self.name} failed on {format_count(len(images), 'image')} {tuple(images.shape[1:])}: "
                 f"{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('.')}."
                 + (" If it takes one image at a time, load it with batch=1." if len(images) > 1 else "")
-                + (kept if self.cache and self._answers else "")
+                + (kept if self._answers else "")
             ) from error
         answers = _split(output, len(images))
         if answers is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import mimetypes
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import PurePath
@@ -23,7 +23,7 @@ from camtool.hooks.structures.modules import describe_unhookable
 from camtool.models.functions import FunctionModel
 from camtool.models.loaded import Loaded
 from camtool.models.preprocessing import StatedPreprocessing, check_fits_model, read_transform_beside
-from camtool.models.sources import FACTORY, SOURCES, Source
+from camtool.models.sources import FACTORY, MODEL_FILES, SOURCES, Source
 from camtool.models.sources.python_factory import FactorySource
 from camtool.models.sources.source import get_first_line
 from camtool.models.two_towers import ImageTower, find_encoders
@@ -59,6 +59,7 @@ def load(
             * a bundled model: ``"demo"``, ``"demo-cheat"``;
             * ``"package.module:factory"``: a function without arguments that returns a model, a pair of a model and its
               transform, or a :class:`Loaded`;
+            * a file of another runtime: ``"model.onnx"``, ``"model.xml"`` of OpenVINO or ``"model.tflite"``;
             * a function from images ``(N, C, H, W)`` to scores ``(N, K)``, e.g. one that asks a service.
 
         weights: A ``.safetensors``, ``.pt`` or ``.pth`` file with the model's state. By default the usual pretrained
@@ -67,8 +68,9 @@ def load(
         labels: The class names, if they are not those of the weights.
         device: The device that the model is moved to.
         transform: The preprocessing, if it is another than that of the weights.
-        **calls: How a function is called: ``limit``, the most images that it is asked about; ``batch``, the most in one
-            call, by default 32; ``cache=False``, not to keep its answers.
+        **calls: How a function or a file is called. ``batch``: the most images at once, by default 32. For a function
+            ``limit``, the most images that it is asked about, and ``cache=False``, not to keep its answers. For a file
+            ``layout``, ``"NCHW"`` or ``"NHWC"``, and ``output``, the name of the scores, where it does not say them.
 
     Returns:
         The model in evaluation mode.
@@ -77,22 +79,22 @@ def load(
         ModelError: The name is unknown, the weights cannot be downloaded or read, they or the preprocessing beside them
             do not fit the model, or a library is missing.
     """
+    _check_calls(name, calls)
     if is_function(name):
         check_settings(transform, labels, 1, None, None)
-        return Loaded(FunctionModel(cast("Any", name), **calls), transform, labels and list(labels))
+        return Loaded(FunctionModel(cast("Any", name), **cast("Any", calls)), transform, labels and list(labels))
     if not isinstance(name, str):
         raise ModelError(
             f"name: a model is loaded by its name, a string, or is a function; {type(name).__name__} came."
         )
-    if calls:
-        raise ModelError(f"{', '.join(calls)}: these say how a function is called, and model {name!r} is none.")
+    _check_calls(name, calls)
     if weights is not None and not isinstance(weights, (str, os.PathLike)):
         raise ModelError(f"weights: a file of weights is given by its path; {type(weights).__name__} came.")
     check_settings(transform, labels, 1, None, None)
     where = None if device is None else parse_device(device)
     source, rest = _find_source(name)
     with _silence_retries():
-        loaded = source.load(rest, weights)
+        loaded = source.load(rest, weights, **calls) if source is MODEL_FILES else source.load(rest, weights)
     if labels is not None:
         loaded = replace(loaded, labels=list(labels))
     loaded = replace(loaded, model=_move(_set_evaluation_mode(loaded.model), where), name=name)
@@ -103,6 +105,19 @@ def load(
     if find_encoders(loaded.model) is None:
         return loaded
     return replace(loaded, model=ImageTower(loaded.model), text=loaded.text or build_text_encoder(loaded.model))
+
+
+def _check_calls(name: str | Callable[[Tensor], Any], calls: Mapping[str, Any]) -> None:
+    """Check that the keywords of calls fit a function, a file of another runtime, or another model."""
+    of_files = ("batch", "layout", "output")
+    known = ("limit", "batch", "cache") if is_function(name) else of_files if MODEL_FILES.is_file(str(name)) else ()
+    for keyword in calls:
+        if keyword not in known:
+            listed = f"has {', '.join(known)}" if known else "is loaded without any"
+            raise ModelError(
+                f"{keyword}= is no setting of model {name!r}, which {listed}; limit=, batch= and cache= are for "
+                "functions, batch=, layout= and output= for files of other runtimes."
+            )
 
 
 @contextmanager
@@ -158,8 +173,8 @@ def build_untrained(name: str) -> nn.Module:
 
 
 def is_model_name(name: str) -> bool:
-    """Return True if a name has the prefix of a source, or is the name of a torchvision or bundled model."""
-    return _has_known_prefix(name) or name in _list_plain_names()
+    """Return True if a name has the prefix of a source, or is that of a torchvision or bundled model, or of a file."""
+    return _has_known_prefix(name) or MODEL_FILES.is_file(name) or name in _list_plain_names()
 
 
 def _move(model: nn.Module, device: torch.device | None) -> nn.Module:
@@ -195,6 +210,9 @@ def _find_source(name: str) -> tuple[Source, str]:
     Raises:
         ModelError: No source knows the name.
     """
+    if MODEL_FILES.is_file(name):
+        check_not_url("model", name, ModelError)
+        return MODEL_FILES, name
     first, colon, rest = name.partition(":")
     has_prefix = bool(colon) and _has_known_prefix(name)
     plain = rest if has_prefix else name

@@ -166,7 +166,7 @@ def named(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
 def test_settings_of_calls_are_checked(settings: dict[str, Any], word: str) -> None:
     with pytest.raises(camtool.CamtoolError, match=f"^{word} must be"):
         camtool.load(corner, **settings)
-    with pytest.raises(ModelError, match=rf"^{word}: these say how a function is called, and model 'demo' is none"):
+    with pytest.raises(ModelError, match=rf"^{word}= is no setting of model 'demo', which is loaded without any"):
         camtool.load("demo", **settings)
 
 

@@ -315,6 +315,11 @@ def is_exported_for_one_image(model: nn.Module) -> bool:
     return image is not None and image.ndim > 0 and isinstance(image.shape[0], int) and image.shape[0] == 1
 
 
+def runs_outside_torch(model: nn.Module) -> bool:
+    """Return True for a function or a file of another runtime as a module: its class says that it has no gradients."""
+    return getattr(model, "lacks_gradients", False) is True
+
+
 def lacks_gradients(model: nn.Module) -> bool:
     """Return True if the model has quantized modules of torch, or runs outside of torch: it has no gradients."""
     return read_tree(model).structure.lacks_gradients

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from camtool.errors import ModelError
 from camtool.models.sources.hugging_face import HuggingFaceSource
+from camtool.models.sources.model_files import ModelFileSource
 from camtool.models.sources.open_clip import OpenClipSource
 from camtool.models.sources.python_factory import BundledSource, FactorySource
 from camtool.models.sources.source import Source
@@ -11,7 +12,10 @@ from camtool.models.sources.timm import TimmSource
 from camtool.models.sources.torchvision import TorchvisionSource
 from camtool.models.sources.ultralytics import UltralyticsSource
 
-__all__ = ["FACTORY", "SOURCES", "Source", "register_source"]
+__all__ = ["FACTORY", "MODEL_FILES", "SOURCES", "Source", "register_source"]
+
+MODEL_FILES = ModelFileSource()
+"""The source of files of other runtimes, which have a suffix and no prefix."""
 
 FACTORY = FactorySource()
 """The source of names with a colon behind anything but a prefix: ``"package.module:factory"``."""
@@ -23,6 +27,7 @@ SOURCES: list[Source] = [
     OpenClipSource(),
     UltralyticsSource(),
     BundledSource(),
+    MODEL_FILES,
     FACTORY,
 ]
 """The known sources, in the order in which they are asked about a model, and in which help and errors list them."""

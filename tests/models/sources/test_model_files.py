@@ -1,0 +1,308 @@
+"""Files of other runtimes as models: layers and maps of ONNX, layouts, batches, outputs, metadata, refusals."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import camtool
+from camtool import FunctionError, ImageError, LayerError, MethodError, ModelError
+from camtool.cli import app
+from camtool.demo.scenes import draw_scene
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from tests.helpers import onnx_files  # noqa: E402
+
+IMAGE = torch.arange(16.0).reshape(1, 4, 4) / 16
+BATCH = torch.stack([IMAGE, 1 - IMAGE, IMAGE.flip(1)])
+
+
+def load(path: Path, **settings: Any) -> camtool.Loaded:
+    return camtool.load(str(path), **settings)
+
+
+def compute_scores(images: Tensor) -> np.ndarray[Any, Any]:
+    """Compute the scores of the file that is written by hand from m0, mean(relu x), and m1, mean(relu(1 - x))."""
+    x = images.numpy().astype(np.float64)
+    first, second = np.maximum(x, 0).mean((1, 2, 3)), np.maximum(1 - x, 0).mean((1, 2, 3))
+    return np.stack([2 * first + second, second - first], 1)
+
+
+# -------------------------------------------------------------------------------------------- layouts, batches, outputs
+
+
+@pytest.mark.parametrize("batch", ["n", 1, 2])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_scores_are_those_of_the_file_for_any_layout_and_number_of_images(
+    tmp_path: Path, batch: int | str, channels_last: bool
+) -> None:
+    path = onnx_files.write_by_hand(tmp_path / "net.onnx", batch=batch, channels_last=channels_last)
+    model = load(path, output="scores")
+    for images in (BATCH, BATCH[:1]):
+        np.testing.assert_allclose(model(images), compute_scores(images), rtol=1e-6)
+
+
+@pytest.mark.parametrize("batch", ["n", 1, 2])
+def test_layers_have_the_names_of_tensors_and_maps_are_what_the_hand_computes(tmp_path: Path, batch: int | str) -> None:
+    model = load(onnx_files.write_by_hand(tmp_path / "net.onnx", batch=batch), output="scores")
+    assert [layer.name for layer in camtool.candidate_layers(model, BATCH)] == ["net.conv", "half_"]
+    # The scores are 2 m0 + m1 and m1 - m0; without the first channel m1 and m1, without the second 2 m0 and -m0.
+    m0, m1 = float(IMAGE.mean()), float(1 - IMAGE.mean())
+    for target, drops, score in ((0, (2 * m0, m1), 2 * m0 + m1), (1, (-m0, m1), m1 - m0)):
+        result = camtool.explain(model, BATCH, target, method="ablationcam")[0]
+        assert result.layer == "half_"
+        expected = np.maximum(drops[0] / score * IMAGE[0].numpy() + drops[1] / score * (1 - IMAGE[0].numpy()), 0)
+        np.testing.assert_allclose(result.raw, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_recorder_reads_and_changes_tensors_of_the_file(tmp_path: Path) -> None:
+    model = load(onnx_files.write_by_hand(tmp_path / "net.onnx"), output="scores")
+    with camtool.Recorder(model, ["net.conv"]) as recorder:
+        model(BATCH)
+    torch.testing.assert_close(recorder["net.conv"].outputs[0], torch.cat([BATCH, 1 - BATCH], 1))
+    with camtool.Recorder(model, edit={"net.conv": camtool.recorder.zero()}):
+        assert not model(BATCH).any()
+    with camtool.Recorder(model, edit={"half_": lambda tensor: tensor * 3}):
+        np.testing.assert_allclose(model(BATCH), 3 * compute_scores(BATCH), rtol=1e-5)
+    np.testing.assert_allclose(model(BATCH), compute_scores(BATCH), rtol=1e-5)
+
+
+def test_several_outputs_or_an_unclear_layout_are_asked_for(tmp_path: Path) -> None:
+    path = onnx_files.write_by_hand(tmp_path / "net.onnx")
+    with pytest.raises(
+        ModelError, match=r"has several outputs; name that of the scores with output=: 'scores' \(\?, 2\)"
+    ):
+        load(path)
+    with pytest.raises(ModelError, match="has no output 'boxes'"):
+        load(path, output="boxes")
+    np.testing.assert_allclose(load(path, output="negated")(BATCH), -compute_scores(BATCH), rtol=1e-6)
+    unclear = onnx.load(path)
+    for axis in unclear.graph.input[0].type.tensor_type.shape.dim:
+        axis.dim_param = "any"
+    onnx.save(unclear, tmp_path / "unclear.onnx")
+    with pytest.raises(
+        ModelError, match=r"\(\?, \?, \?, \?\), which does not show where its channels are; pass layout="
+    ):
+        load(tmp_path / "unclear.onnx", output="scores")
+    model = load(tmp_path / "unclear.onnx", output="scores", layout="NCHW")
+    np.testing.assert_allclose(model(BATCH), compute_scores(BATCH), rtol=1e-6)
+    with pytest.raises(ModelError, match=r"^layout must be one of 'NCHW', 'NHWC'"):
+        load(tmp_path / "unclear.onnx", output="scores", layout="HWC")  # type: ignore[typeddict-item]
+
+
+def test_what_a_file_cannot_do_is_said_in_a_sentence(tmp_path: Path) -> None:
+    path = onnx_files.write_by_hand(tmp_path / "net.onnx")
+    model = load(path, output="scores")
+    photo = Image.new("L", (8, 8))
+    with pytest.raises(MethodError, match=r"runs outside of torch and has no gradients.*use one of ablationcam"):
+        camtool.explain(model, BATCH)
+    with pytest.raises(ImageError, match=r"how the file net.onnx takes photos is not known; pass transform="):
+        camtool.explain(model, photo, method="occlusion")
+    with pytest.raises(LayerError, match=r"no layer 'nett\.conv'"):
+        camtool.explain(model, BATCH, method="eigencam", layer="nett.conv")
+    with pytest.raises(FunctionError, match=r"the file net.onnx failed on 1 image \(1, 6, 6\)"):
+        camtool.explain(model, torch.zeros(1, 1, 6, 6), method="occlusion")
+    with pytest.raises(ModelError, match="there is no such file"):
+        camtool.load("nothing.onnx")
+    with pytest.raises(ModelError, match="holds its own weights"):
+        camtool.load(str(path), "weights.pt", output="scores")
+    with pytest.raises(ModelError, match=r"limit= is no setting of model .*net.onnx', which has batch, layout, output"):
+        load(path, limit=3)
+    (tmp_path / "damaged.onnx").write_bytes(b"no graph")
+    with pytest.raises(ModelError, match=r"damaged.onnx cannot be read: "):
+        load(tmp_path / "damaged.onnx")
+
+
+def test_a_file_that_takes_more_than_images_is_refused(tmp_path: Path) -> None:
+    model = onnx.load(onnx_files.write_by_hand(tmp_path / "net.onnx"))
+    model.graph.input.append(onnx.helper.make_tensor_value_info("prompt", onnx.TensorProto.INT64, ["n", 7]))
+    onnx.save(model, tmp_path / "two.onnx")
+    with pytest.raises(ModelError, match=r"takes images \(\?, 1, 4, 4\), prompt \(\?, 7\); write a function"):
+        load(tmp_path / "two.onnx", output="scores")
+
+
+def test_a_file_of_bytes_takes_no_normalized_images(tmp_path: Path) -> None:
+    model = onnx.load(onnx_files.write_by_hand(tmp_path / "net.onnx"))
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.UINT8
+    model.graph.node[0].input[0] = "floats"
+    model.graph.node.insert(0, onnx.helper.make_node("Cast", ["images"], ["floats"], to=onnx.TensorProto.FLOAT))
+    onnx.save(model, tmp_path / "bytes.onnx")
+    loaded = load(tmp_path / "bytes.onnx", output="scores")
+    levels = (BATCH * 255).round()
+    np.testing.assert_allclose(loaded(levels), compute_scores(levels), rtol=1e-6)
+    for images in (BATCH, levels - 128):
+        with pytest.raises(FunctionError, match=r"takes whole numbers from 0 to 255, and values from .* came"):
+            loaded(images)
+
+
+# ------------------------------------------------------------------------------------------------------------- metadata
+
+
+@pytest.fixture(scope="module")
+def demo_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The bundled model with its explanation, as camtool exports it."""
+    folder = tmp_path_factory.mktemp("files")
+    model = camtool.load("demo")
+    return {suffix: camtool.export(model, folder / f"demo{suffix}") for suffix in (".onnx", ".xml")}
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+def test_an_exported_file_brings_its_preprocessing_and_labels(demo_files: dict[str, Path], suffix: str) -> None:
+    pytest.importorskip("openvino")
+    model, loaded = camtool.load("demo"), load(demo_files[suffix])
+    assert loaded.labels == list(model.labels or ())
+    photo = Image.fromarray(draw_scene(5, objects=2).image).resize((150, 190))
+    mine, expected = (camtool.explain(one, photo, "star", method="occlusion") for one in (loaded, model))
+    assert mine.label == "star"
+    assert mine.probability == pytest.approx(expected.probability, abs=1e-3)
+    assert np.abs(mine.raw - expected.raw).max() <= 2e-3 * np.abs(expected.raw).max()
+
+
+def test_a_file_of_ultralytics_brings_names_and_other_tasks_are_refused(tmp_path: Path) -> None:
+    names = {"names": "{0: 'dark', 1: 'bright'}", "imgsz": "[4, 4]"}
+    path = onnx_files.write_by_hand(tmp_path / "classes.onnx", task="classify", **names)
+    assert load(path, output="scores").labels == ["dark", "bright"]
+    path = onnx_files.write_by_hand(tmp_path / "boxes.onnx", task="detect", **names)
+    with pytest.raises(ModelError, match="for the task 'detect' returns boxes before they are selected"):
+        load(path, output="scores")
+
+
+def test_a_tflite_file_has_its_labels_and_takes_quantized_bytes(tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert")
+    from tests.helpers import tflite_files
+
+    model = load(tflite_files.write_by_hand(tmp_path / "net.tflite", "dark\nbright\n"))
+    assert model.labels == ["dark", "bright"]
+    np.testing.assert_allclose(model(BATCH), compute_scores(BATCH), rtol=1e-6)
+    # Steps of 1/16 from byte 3 on are the values of the image, without rounding.
+    model = load(tflite_files.write_by_hand(tmp_path / "bytes.tflite", scale=1 / 16, zero=3))
+    np.testing.assert_allclose(model(BATCH), compute_scores(BATCH), rtol=1e-6)
+    covered = camtool.explain(model, IMAGE, 0, method="occlusion", window=0.5, stride=0.5).raw
+    for rows in (slice(0, 2), slice(2, 4)):
+        for columns in (slice(0, 2), slice(2, 4)):
+            without = IMAGE[None].clone()
+            without[:, :, rows, columns] = 0
+            drop = compute_scores(IMAGE[None])[0, 0] - compute_scores(without)[0, 0]
+            np.testing.assert_allclose(covered[rows, columns], drop, atol=1e-6)
+
+
+def test_the_package_of_a_runtime_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "net.tflite").write_bytes(b"")
+    for name in ("ai_edge_litert", "ai_edge_litert.interpreter"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModelError, match=r"ai_edge_litert\S* is not installed; run pip install 'camtool\[tflite\]'"):
+        load(tmp_path / "net.tflite")
+
+
+def test_the_state_of_a_model_is_that_of_its_file(tmp_path: Path) -> None:
+    first = load(onnx_files.write_by_hand(tmp_path / "a.onnx"), output="scores").model.state_dict()["digest"]
+    again = load(onnx_files.write_by_hand(tmp_path / "b.onnx"), output="scores").model.state_dict()["digest"]
+    other = load(onnx_files.write_by_hand(tmp_path / "c.onnx", channels_last=True), output="scores")
+    assert first.equal(again)
+    assert not first.equal(other.model.state_dict()["digest"])
+
+
+def test_the_command_line_takes_a_file(
+    demo_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.fromarray(draw_scene(5).image).save(tmp_path / "photo.png")
+    command = [
+        tmp_path / "photo.png",
+        "--model",
+        demo_files[".onnx"],
+        "--method",
+        "eigencam",
+        "--out",
+        tmp_path / "out",
+    ]
+    monkeypatch.setattr(sys, "argv", ["camtool", *map(str, command)])
+    with pytest.raises(SystemExit) as end:
+        app.main()
+    assert not end.value.code
+    (record,) = map(json.loads, (tmp_path / "out" / "explanations.jsonl").read_text().splitlines())
+    assert record["method"] == "eigencam"
+
+
+# --------------------------------------------------------------------------------------------- the maps of the networks
+
+METHODS: dict[str, dict[str, Any]] = {
+    "occlusion": {},
+    "rise": {"samples": 40, "cells": 5, "seed": 3},
+    "eigencam": {},
+    "scorecam": {},
+    "ablationcam": {},
+    "reciprocam": {},
+}
+
+
+def assert_equal_maps(
+    model: nn.Module, path: Path, images: Tensor, target: int | None, *, tolerance_of_ablation: float = 1e-4
+) -> None:
+    """Check that the file has the maps of the network, at the layer that each of them chooses, and their places."""
+    loaded = load(path)
+    for method, options in METHODS.items():
+        mine, expected = (camtool.explain(one, images, target, method=method, **options)[0] for one in (loaded, model))
+        assert mine.raw.shape == expected.raw.shape, method
+        difference = np.abs(mine.raw - expected.raw).max() / np.abs(expected.raw).max()
+        assert difference <= (tolerance_of_ablation if method == "ablationcam" else 1e-4), (method, difference)
+        np.testing.assert_allclose(mine.heatmap, expected.heatmap, atol=1e-3)
+
+
+def build_torchvision() -> nn.Module:
+    from torchvision.models import resnet18
+
+    return resnet18(num_classes=7)
+
+
+def build_timm(name: str, **settings: Any) -> nn.Module:
+    return pytest.importorskip("timm").create_model(name, num_classes=7, **settings)
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "resnet": build_torchvision,
+    "convnext": lambda: build_timm("convnext_atto", depths=(1, 1, 2, 1)),
+    "regnet": lambda: build_timm("regnetx_002"),
+    "vit": lambda: build_timm("vit_tiny_patch16_224", img_size=96, depth=2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.parametrize("name", NETWORKS)
+def test_exported_networks_have_the_maps_of_torch(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = NETWORKS[name]().eval()
+    side = 96 if name in ("convnext", "vit") else 64
+    images = nn.functional.interpolate(torch.randn(1, 3, 8, 8), (side, side), mode="bilinear")
+    path = onnx_files.export(model, torch.cat([images, -images]), tmp_path / "net.onnx")
+    # With random weights a channel changes the score by a thousandth, and Ablation-CAM reads the difference.
+    assert_equal_maps(model, path, images, None, tolerance_of_ablation=5e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.parametrize("name", ["mobilenet_v2", "squeezenet1_1"])
+def test_exported_real_networks_have_the_maps_of_torch(name: str, shared: Path, tmp_path: Path) -> None:
+    model = camtool.load(name, shared / "models" / f"{name}-imagenet.safetensors")
+    photo = Image.open(shared / "images" / "n01558993_robin.jpg").convert("RGB")
+    images = nn.functional.interpolate(model.transform(photo)[None], (96, 96), mode="area")  # type: ignore[misc]
+    path = onnx_files.export(model.model, torch.cat([images, -images]), tmp_path / "net.onnx")
+    assert_equal_maps(model.model, path, images, 15)
+
+
+def test_the_bundled_network_has_the_maps_of_torch_also_for_one_image_at_a_time(tmp_path: Path) -> None:
+    model = camtool.load("demo")
+    images = model.transform(Image.fromarray(draw_scene(5, objects=2).image))[None]  # type: ignore[misc]
+    path = onnx_files.export(model.model, images, tmp_path / "net.onnx", fixed=True)
+    assert_equal_maps(model.model, path, images, 1)
