@@ -138,7 +138,7 @@ def _measure(name: str, photo: Image.Image, service: _Service, folder: Path, tur
     with torch.no_grad():
         logits = loaded.model(loaded.transform(photo)[None])[0].numpy()
     description = json.loads(onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map["camtool"])
-    prepare = PlainTransform(**description["preparation"])
+    prepare = PlainTransform.from_dict(description["preparation"])
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -146,7 +146,7 @@ def _measure(name: str, photo: Image.Image, service: _Service, folder: Path, tur
     for _ in range(turns):
         ours.append(service.ask(index=index)["seconds"])
         start = time.perf_counter()
-        session.run(None, {"images": prepare(photo)[None], "target_class": np.array([index])})
+        session.run(None, {"images": prepare(photo)[None].numpy(), "target_class": np.array([index])})
         theirs.append(time.perf_counter() - start)
     ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
     return {

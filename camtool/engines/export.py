@@ -310,7 +310,6 @@ def _describe(
         "preprocessing": None if loaded.transform is None else repr(loaded.transform),
         "preparation": plain.to_dict() if plain is not None and plain.crop == tuple(images.shape[2:]) else None,
         "shorter_side": _find_shorter_side(loaded, images),
-        "interpolation": None if plain is None else plain.interpolation,
         **dict(zip(("mean", "std"), find_statistics(loaded.transform) or (None, None), strict=True)),
         "labels": None if loaded.labels is None else list(loaded.labels),
     }

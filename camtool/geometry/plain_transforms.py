@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 from PIL import Image
+from torch import Tensor
 
 from camtool.errors import CamtoolError
 from camtool.geometry.crop_and_resize import Geometry
@@ -48,14 +49,26 @@ class PlainTransform:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> PlainTransform:
+        """Return the transform with the values that :meth:`to_dict` returned, also after they were JSON."""
+        given: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
+        return cls(**given)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the values by name, as JSON takes them."""
         return asdict(self)
 
-    def __call__(self, photo: Image.Image) -> NDArray[np.float32]:
-        """Return the input ``(3, h, w)`` of a photo in RGB."""
+    def resize(self, geometry: Geometry) -> Geometry:
+        """Return the geometry of a photo after it is resized."""
+        return geometry.resize(self.resized or self.shorter_side)
+
+    def __call__(self, photo: Image.Image) -> Tensor:
+        """Return the input ``(3, h, w)`` of a photo in RGB, float32."""
         whole = Geometry.whole(photo.height, photo.width)
-        geometry = whole.resize(self.resized or self.shorter_side)
+        geometry = self.resize(whole)
         height, width = geometry.size
         resized = photo.resize((width, height), _FILTERS[self.interpolation])
         top, left = (
@@ -66,8 +79,7 @@ class PlainTransform:
         )
         pixels = np.asarray(resized.crop((left, top, left + self.crop[1], top + self.crop[0])), np.float32) / 255
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
-        values: NDArray[np.float32] = ((pixels - mean) / std).transpose(2, 0, 1)
-        return values
+        return torch.from_numpy(np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1)))
 
 
 def find_plain_transform(transform: Transform) -> PlainTransform | None:
@@ -98,7 +110,7 @@ def _equals(plain: PlainTransform, transform: Transform) -> bool:
         # Noise shows each weight of the interpolation.
         photo = Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8))
         output: Any = unwrap_image(transform(photo))
-        values, expected = np.asarray(output, np.float32), plain(photo)
+        values, expected = np.asarray(output, np.float32), plain(photo).numpy()
         if values.shape != expected.shape or not np.abs(values - expected).max() <= _TOLERANCE:
             return False
     return True

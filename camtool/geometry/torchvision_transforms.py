@@ -99,7 +99,7 @@ def _trim_border(geometry: Geometry, border: int) -> Geometry:
 
 _KNOWN_MODULES = (
     *("torchvision.transforms.", "timm.data.transforms.", "open_clip.transform.", "transformers."),
-    "camtool.models.",
+    *("camtool.models.", "camtool.geometry."),
 )
 """Packages whose transforms are recognized by the names of their classes."""
 
@@ -131,6 +131,7 @@ _READERS: dict[str, Callable[[Geometry, Any], Geometry | None]] = {
     "ImageClassification": lambda geometry, part: geometry.resize(part.resize_size).center_crop(part.crop_size),
     "Letterbox": _letterbox,
     "Pad": lambda geometry, part: geometry.pad(*_sides(part.padding)),
+    "PlainTransform": lambda geometry, part: part.resize(geometry).center_crop(part.crop),
     "Preprocessing": lambda geometry, part: geometry.resize(part.compute_scaled_size(*geometry.size)).center_crop(
         part.size
     ),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from camtool.errors import ModelError
+from camtool.geometry.plain_transforms import PlainTransform
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
 from camtool.models.sources.onnx_layers import OnnxModel
@@ -81,8 +82,8 @@ def _read_metadata(
     """
     if "camtool" in metadata:
         described = json.loads(metadata["camtool"])
-        stated = (described.get(key) for key in ("shorter_side", "mean", "std", "interpolation"))
-        return _build_transform(size, *stated), described.get("labels")
+        stated = described.get("preparation")
+        return stated and PlainTransform.from_dict(stated), described.get("labels")
     if "task" in metadata and "names" in metadata:  # Ultralytics
         if metadata["task"] != "classify":
             raise ModelError(
@@ -91,25 +92,6 @@ def _read_metadata(
             )
         names = literal_eval(metadata["names"])
         labels = [names[index] for index in sorted(names)] if isinstance(names, dict) else list(names)
-        return _build_transform(size, size and size[0], [0.0] * 3, [1.0] * 3, "bilinear"), labels
+        transform = size and PlainTransform(min(size), None, size, "bilinear", (0.0,) * 3, (1.0,) * 3)
+        return transform, labels
     return None, metadata["labels"].strip().splitlines() if "labels" in metadata else None
-
-
-def _build_transform(
-    size: tuple[int, int] | None,
-    side: float | None,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    interpolation: str | None,
-) -> Transform | None:
-    """Return the transform that scales a photo's shorter side and crops a square; ``None`` if a part is not known."""
-    from torchvision.transforms import InterpolationMode
-    from torchvision.transforms._presets import ImageClassification
-
-    if size is None or size[0] != size[1] or side is None or mean is None or std is None or interpolation is None:
-        return None
-    mode, crop = InterpolationMode(interpolation), size[0]
-    transform: Transform = ImageClassification(
-        crop_size=crop, resize_size=round(side), mean=mean, std=std, interpolation=mode
-    )
-    return transform

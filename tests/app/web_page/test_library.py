@@ -81,7 +81,7 @@ def test_photos_are_prepared_as_by_pillow(width: int, height: int, tmp_path: Pat
     photo = draw_photo(width, height)
     results = run(photo, [{"preparation": plain.to_dict()} for plain in plains], tmp_path)
     for plain, result in zip(plains, results, strict=True):
-        expected = plain(photo)
+        expected = plain(photo).numpy()
         np.testing.assert_allclose(decode(result["values"], np.float32).reshape(expected.shape), expected, atol=1e-6)
         whole = Geometry.whole(height, width).resize(plain.resized or plain.shorter_side).center_crop(plain.crop)
         assert result["geometry"]["box"] == pytest.approx(whole.box, abs=1e-9)
