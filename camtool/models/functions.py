@@ -24,6 +24,7 @@ class CallKeywords(TypedDict, total=False):
     cache: bool
     layout: Literal["NCHW", "NHWC"]
     output: str
+    gradients: bool
 
 
 class FunctionModel(nn.Module):

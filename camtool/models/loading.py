@@ -70,7 +70,8 @@ def load(
         transform: The preprocessing, if it is another than that of the weights.
         **calls: How a function or a file is called. ``batch``: the most images at once, by default 32. For a function
             ``limit``, the most images that it is asked about, and ``cache=False``, not to keep its answers. For a file
-            ``layout``, ``"NCHW"`` or ``"NHWC"``, and ``output``, the name of the scores, where it does not say them.
+            ``layout``, ``"NCHW"`` or ``"NHWC"``, and ``output``, the name of the scores, where it does not say them;
+            ``gradients=True`` converts an ONNX file to a module of torch, if that gives the same scores.
 
     Returns:
         The model in evaluation mode.
@@ -109,14 +110,14 @@ def load(
 
 def _check_calls(name: str | Callable[[Tensor], Any], calls: Mapping[str, Any]) -> None:
     """Check that the keywords of calls fit a function, a file of another runtime, or another model."""
-    of_files = ("batch", "layout", "output")
+    of_files = ("batch", "layout", "output", "gradients")
     known = ("limit", "batch", "cache") if is_function(name) else of_files if MODEL_FILES.is_file(str(name)) else ()
     for keyword in calls:
         if keyword not in known:
             listed = f"has {', '.join(known)}" if known else "is loaded without any"
             raise ModelError(
                 f"{keyword}= is no setting of model {name!r}, which {listed}; limit=, batch= and cache= are for "
-                "functions, batch=, layout= and output= for files of other runtimes."
+                "functions, batch=, layout=, output= and gradients= for files of other runtimes."
             )
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import warnings
 from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from torch import nn
 
 from camtool.errors import ModelError
@@ -28,6 +33,11 @@ _RUNTIMES: dict[str, tuple[Callable[[str], Program], str]] = {
 }
 """Suffix to what opens the file, and to how its package is installed."""
 
+_CONVERTER = "pip install 'camtool[onnx2pytorch]'"
+_EXACT = 1e-4
+"""Largest difference between the scores of a converted graph and the file's, as a share of the largest; usual is 1e-6.
+"""
+
 
 class ModelFileSource(Source):
     """Files of other runtimes: ``"model.onnx"``, ``"model.xml"`` of OpenVINO, ``"model.tflite"``."""
@@ -39,11 +49,19 @@ class ModelFileSource(Source):
         """Return True if a name has the suffix of such a file."""
         return PurePath(name).suffix.lower() in _RUNTIMES
 
-    def load(self, name: str, weights: str | PathLike[str] | None, **settings: Any) -> Loaded:
+    def load(
+        self, name: str, weights: str | PathLike[str] | None, *, gradients: bool = False, **settings: Any
+    ) -> Loaded:
         """Open a file, with the preprocessing and the labels that its metadata give.
 
+        Args:
+            name: The path.
+            weights: None, as the file has its own.
+            gradients: Convert a graph of ONNX to a module of torch, which has gradients.
+            **settings: Those of :class:`FileModel`.
+
         Raises:
-            ModelError: It cannot be read, its package is missing, or it takes no images.
+            ModelError: It cannot be read, its package is missing, it takes no images, or its conversion is not exact.
         """
         if weights is not None:
             raise ModelError(f"weights: {name} holds its own weights; leave weights= (--weights) out.")
@@ -55,13 +73,15 @@ class ModelFileSource(Source):
             program = open_program(str(path))
             make = OnnxModel if isinstance(program, OnnxProgram) else FileModel
             model = make(path, program, **settings)
+            module = _convert(model) if gradients else model
         except ImportError as error:
+            command = _CONVERTER if error.name == "onnx2pytorch" else command
             raise ModelError(f"{name}: {error.name} is not installed; run {command}.") from error
         except ModelError:
             raise
         except Exception as error:
             raise ModelError(f"{name} cannot be read: {get_first_line(error)}.") from error
-        return Loaded(model, *_read_metadata(path, program.metadata, model.input_size))
+        return Loaded(module, *_read_metadata(path, program.metadata, model.input_size))
 
     def is_offline(self, name: str, weights: str | None) -> bool:
         """Return True: a file is read."""
@@ -70,6 +90,34 @@ class ModelFileSource(Source):
     def build_untrained(self, name: str) -> nn.Module:
         """Return the model of the file, with its own weights."""
         return self.load(name, None).model
+
+
+def _convert(model: FileModel) -> nn.Module:
+    """Return a graph of ONNX as a module of torch with gradients, which gives the file's own scores.
+
+    Raises:
+        ModelError: The file is none of ONNX or takes no float32 images ``(N, C, H, W)``, or the scores are others.
+    """
+    if not isinstance(model, OnnxModel) or not model.has_channels_first or model.image.dtype != np.float32:
+        raise ModelError(f"{model.path}: gradients=True is for ONNX files that take float32 images (N, C, H, W).")
+    from onnx2pytorch import ConvertModel
+
+    count, channels, *size = (model.fixed or 2), model.image.shape[1] or 3, *(model.input_size or (224, 224))
+    coarse = torch.randn(count, channels, 8, 8, generator=torch.Generator().manual_seed(0), device="cpu")
+    images = nn.functional.interpolate(coarse, size, mode="bilinear")
+    try:
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), torch.no_grad():
+            warnings.simplefilter("ignore")
+            # Experimental is what takes several images.
+            module: nn.Module = ConvertModel(model.cut_graph((), [model.scores.name]), experimental=True).eval()
+            scores, expected = module(images), model(images)
+        is_equal = scores.shape == expected.shape and (scores - expected).abs().max() <= _EXACT * expected.abs().max()
+        reason = "its scores are not those of the file"
+    except Exception as error:  # noqa: BLE001  the converter may fail in any way
+        is_equal, reason = False, f"{type(error).__name__}: {get_first_line(error)}"
+    if not is_equal:
+        raise ModelError(f"{model.path} cannot be converted to torch: {reason}; load it without gradients=True.")
+    return module
 
 
 def _read_metadata(

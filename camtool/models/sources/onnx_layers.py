@@ -71,7 +71,7 @@ class OnnxModel(FileModel):
 
         real = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
         seen, shapes = {self.image.name}, dict[str, list[int]]()  # what depends on the image
-        nodes = [node for node in self._cut_graph((), [self.scores.name]).graph.node if node.output]
+        nodes = [node for node in self.cut_graph((), [self.scores.name]).graph.node if node.output]
         for node in nodes:
             kind = self._types.get(node.output[0])
             if node.op_type == "Shape" or not seen.intersection(node.input):
@@ -104,8 +104,12 @@ class OnnxModel(FileModel):
         *parents, last = [part + "_" * (part in taken) for part in name.split(".")]
         parent: nn.Module = self
         for part in parents:
-            parent = parent._modules.setdefault(part, nn.Module())  # type: ignore[assignment]
-        parent._modules[last] = module
+            if not hasattr(parent, part):
+                parent.add_module(part, nn.Module())
+            parent = parent.get_submodule(part)
+        for child, inner in getattr(parent, last, nn.Module()).named_children():  # of a tensor with a longer name
+            module.add_module(child, inner)
+        parent.add_module(last, module)
         return module
 
     def forward(self, images: Tensor) -> Any:
@@ -168,7 +172,7 @@ class OnnxModel(FileModel):
         values = {self.image.name: image if self.has_channels_first else image.permute(0, 2, 3, 1)}
         constants = {one.name: one for one in self._graph.graph.initializer}
         try:
-            for node in self._cut_graph((), [tensor]).graph.node:
+            for node in self.cut_graph((), [tensor]).graph.node:
                 if node.op_type == "Constant":
                     constants[node.output[0]] = node.attribute[0].t
                 elif any(given in values for given in node.input):
@@ -183,14 +187,14 @@ class OnnxModel(FileModel):
         if key not in self._sessions:
             while len(self._sessions) >= _MOST_SESSIONS:
                 self._sessions.pop(next(iter(self._sessions)))
-            part = self._cut_graph(held, outputs)
+            part = self.cut_graph(held, outputs)
             readers = {node.op_type for node in part.graph.node if self.image.name in node.input}
             if readers == {"Shape"}:
                 part.metadata_props.add(key="reads", value="the shape of the image alone")
             self._sessions[key] = OnnxProgram(part.SerializeToString())
         return self._sessions[key]
 
-    def _cut_graph(self, held: Sequence[str], outputs: Sequence[str]) -> ModelProto:
+    def cut_graph(self, held: Sequence[str], outputs: Sequence[str]) -> ModelProto:
         """Return the graph from its inputs and from held tensors, which become inputs, to other tensors."""
         import onnx
 

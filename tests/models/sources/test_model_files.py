@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,9 @@ def test_what_a_file_cannot_do_is_said_in_a_sentence(tmp_path: Path) -> None:
         camtool.load("nothing.onnx")
     with pytest.raises(ModelError, match="holds its own weights"):
         camtool.load(str(path), "weights.pt", output="scores")
-    with pytest.raises(ModelError, match=r"limit= is no setting of model .*net.onnx', which has batch, layout, output"):
+    with pytest.raises(
+        ModelError, match=r"limit= is no setting of model .*net.onnx', which has batch, layout, output, gradients"
+    ):
         load(path, limit=3)
     (tmp_path / "damaged.onnx").write_bytes(b"no graph")
     with pytest.raises(ModelError, match=r"damaged.onnx cannot be read: "):
@@ -306,3 +309,38 @@ def test_the_bundled_network_has_the_maps_of_torch_also_for_one_image_at_a_time(
     images = model.transform(Image.fromarray(draw_scene(5, objects=2).image))[None]  # type: ignore[misc]
     path = onnx_files.export(model.model, images, tmp_path / "net.onnx", fixed=True)
     assert_equal_maps(model.model, path, images, 1)
+
+
+# ------------------------------------------------------------------------------------------------------------ gradients
+
+
+def test_a_converted_file_has_the_gradients_of_the_network(tmp_path: Path) -> None:
+    pytest.importorskip("onnx2pytorch")
+    model = camtool.load("demo")
+    images = model.transform(Image.fromarray(draw_scene(5, objects=2).image))[None]  # type: ignore[misc]
+    path = onnx_files.export(model.model, torch.cat([images, -images]), tmp_path / "net.onnx")
+    converted = load(path, gradients=True)
+    for method in ("gradcam", "layercam"):
+        mine, expected = (camtool.explain(one, images, 1, method=method)[0] for one in (converted, model.model))
+        assert np.abs(mine.raw - expected.raw).max() <= 1e-4 * np.abs(expected.raw).max()
+        np.testing.assert_allclose(mine.heatmap, expected.heatmap, atol=1e-3)
+
+
+def test_a_conversion_that_gives_other_scores_or_is_not_possible_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, converter = onnx_files.write_by_hand(tmp_path / "net.onnx"), ModuleType("onnx2pytorch")
+    other = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    monkeypatch.setitem(sys.modules, "onnx2pytorch", converter)
+    converter.ConvertModel = lambda graph, experimental: other  # type: ignore[attr-defined]
+    with pytest.raises(ModelError, match="its scores are not those of the file; load it without gradients=True"):
+        load(path, output="scores", gradients=True)
+    converter.ConvertModel = lambda graph, experimental: 1 / 0  # type: ignore[attr-defined]
+    with pytest.raises(ModelError, match="cannot be converted to torch: ZeroDivisionError: division by zero; load it"):
+        load(path, output="scores", gradients=True)
+    monkeypatch.setitem(sys.modules, "onnx2pytorch", None)
+    with pytest.raises(ModelError, match=r"onnx2pytorch is not installed; run pip install 'camtool\[onnx2pytorch\]'"):
+        load(path, output="scores", gradients=True)
+    other_layout = onnx_files.write_by_hand(tmp_path / "other.onnx", channels_last=True)
+    with pytest.raises(ModelError, match=r"gradients=True is for ONNX files that take float32 images \(N, C, H, W\)"):
+        load(other_layout, output="scores", gradients=True)
