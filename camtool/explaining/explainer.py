@@ -336,7 +336,7 @@ class Explainer(Generic[Result]):
     ) -> None:
         loaded = to_loaded(model)
         # An image tower has but a weak reference to the whole.
-        whole = loaded.model if is_function(model) else get_module(model)
+        whole = get_module(model) if isinstance(model, torch.nn.Module) or not is_function(model) else loaded.model
         changed = {name: options.pop(name) for name in Settings.__dataclass_fields__ if name in options}
         settings = Settings(**changed)
         if changed:

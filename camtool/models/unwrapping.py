@@ -43,7 +43,7 @@ def to_loaded(model: nn.Module | Loaded | Callable[[Tensor], Any]) -> Loaded:
     Raises:
         ModelError: It is not a model.
     """
-    if is_function(model):
+    if not isinstance(model, nn.Module) and is_function(model):
         return Loaded(FunctionModel(model))
     module = get_module(model)
     loaded = model if isinstance(model, Loaded) else Loaded(module)
