@@ -11,6 +11,7 @@ and the activation map.
 ``planted-spot.png``: the Grad-CAM of a spot by four libraries; needs ``camtool[test]``.
 ``conservative.jpg``: scenes, by a ViT of ``tools/train_scene_models.py``, with plain and conservative gradients.
 ``words.png``: maps of the words of the demo's captioner; needs ``camtool[hf]``.
+``word-sources.jpg``: the words of a captioner with a habit, checked; needs ``camtool[hf]``.
 ``methods.png``, ``layers.png``, ``classes.png``, ``features.png``, ``kernels.png``: a figure of each kind, drawn with
 the bundled model and its scenes; they need ``camtool[figures]``.
 ``report.jpg``: the report of a run, as Chromium shows it: ``--report RUN``; needs ``camtool[test]``.
@@ -35,6 +36,7 @@ from torch import Tensor, nn
 from torchvision.transforms import Compose, Normalize, Resize, ToTensor
 
 import camtool
+from benchmarks.words import load_planted
 from camtool.demo.camnet import prepare_images
 from camtool.demo.captioner import PROMPT, load_captioner
 from camtool.demo.scenes import UNSEEN, draw_scene
@@ -80,6 +82,7 @@ def main(
         write_image(_HERE / "scenes" / f"{number:02}-{labels}.png", scene.image)
     write_image(_HERE / "planted-spot.png", _draw_planted_spot())
     write_image(_HERE / "words.png", _draw_words())
+    write_image(_HERE / "word-sources.jpg", _draw_word_sources(), quality=88)
     for name, figure in _draw_figures().items():
         camtool.figures.save(figure, _HERE / f"{name}.png", dpi=_DPI)
     if vit:
@@ -211,6 +214,26 @@ def _draw_without_pytorch(photo: Path, weights: Path) -> np.ndarray:
     results += [camtool.explain(file, photo, question, method="occlusion")]
     captions = ["gradcam, by PyTorch"] + [f"{result.method}, by the file" for result in results[1:]]
     return draw_captioned_images([each.overlay() for each in results], captions, columns=len(results), width=_WIDTH)
+
+
+def _draw_word_sources() -> np.ndarray:
+    """Draw the checked names in the answers of a captioner, for the first scenes in which it follows its habit."""
+    (model, processor), rows = load_planted(), []
+    for seed in range(UNSEEN + 4_000_000, UNSEEN + 4_000_100):
+        scene = draw_scene(seed, objects=2)
+        answer = camtool.tokens(model, processor, scene.image, PROMPT)
+        if len(answer) != 8:
+            continue
+        checked = answer.verify()
+        assert checked.checks is not None
+        rows.append((scene.image, answer.answer))
+        for word, check in zip(checked, checked.checks, strict=True):
+            if word.label not in ("one", "and"):
+                numbers = f"{check.probability:.0%}, {check.covered:.0%}, {check.blank:.0%}"
+                rows.append((word.overlay(), f"{word.label}, from the {check.source}: {numbers}"))
+        if len(rows) == 8:
+            break
+    return draw_captioned_images([image for image, _ in rows], [text for _, text in rows], columns=4, width=_WIDTH)
 
 
 def _draw_placements(photos: list[Path], weights: Path) -> np.ndarray:

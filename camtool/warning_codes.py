@@ -304,6 +304,11 @@ _KINDS = (
         "Choose an earlier layer, see camtool.candidate_layers(model), or give a larger image.",
     ),
     WarningKind(
+        "word-from-text",
+        "The probability of a word hardly falls without its region or the image, so the word comes from the text.",
+        "Do not take it for something that the model saw; see the numbers in answer.checks.",
+    ),
+    WarningKind(
         "word-method",
         "A word of a vision-language model is explained by another method than tam, which is often wrong.",
         'Use method="tam" if the text holds the image\'s tokens, or check the maps on photos that you know.',

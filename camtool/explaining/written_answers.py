@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,18 +15,23 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_choice
 from camtool.arguments.explain_arguments import get_module
+from camtool.arguments.messages import format_percent
 from camtool.errors import CamtoolError, MethodError, ModelError
 from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation
+from camtool.explaining.word_checks import Score, WordCheck, check_words
+from camtool.hooks.model_call import run_model
 from camtool.hooks.state.guard import guard
 from camtool.inputs.image_files import ImageSource, read_image
 from camtool.layers.image_tokens import TILED_IMAGE, TiledImage, find_image_tokens, find_placeholder
 from camtool.methods import find_method
 from camtool.models import to_loaded
 from camtool.models.vision_language import VisionLanguageModel
+from camtool.outputs.class_scores import find_text_logits
 from camtool.progress import follow_step
 from camtool.rendering import image_writing
 from camtool.rendering.contact_sheet import draw_captioned_images
+from camtool.rendering.text_tables import align_columns
 from camtool.targets import TextTokens
 from camtool.warning_codes import MapWarning
 
@@ -49,10 +54,13 @@ class AnswerMaps(image_writing.Displayable):
     Attributes:
         answer: The whole answer.
         explanations: One for each word, or for each token.
+        checks: Where each word comes from; ``None`` before :meth:`verify`.
     """
 
     answer: str
     explanations: tuple[Explanation, ...]
+    checks: tuple[WordCheck, ...] | None = None
+    _score: Score | None = field(default=None, repr=False)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -77,13 +85,54 @@ class AnswerMaps(image_writing.Displayable):
             return self.explanations[self.words.index(key)]
         return self.explanations[key]
 
+    def verify(self, *, fills: Sequence[str] = ("mean", "blur"), controls: int = 4, least: float = 0.2) -> AnswerMaps:
+        """Return the answer with :attr:`checks`: does each word come from the image?
+
+        The model scores the same words again: with the region of a word's map covered by each of the fills, with
+        control regions of the same size covered, and with an image of one color. A word whose probability hardly falls
+        gets the warning ``word-from-text``. This takes ``2 + words · fills · (1 + controls)`` forward passes.
+
+        Args:
+            fills: Ways to cover a region, as for the metrics: ``"mean"``, ``"blur"``, ``"zero"`` (black),
+                ``"inpaint"``. What a region is needed for must hold for each of them.
+            controls: The most control regions of each word.
+            least: The least share of its probability that a word must lose to come from what was covered.
+
+        Raises:
+            CamtoolError: The answer was not made by :func:`tokens`, a fill is unknown, or a number is out of range.
+        """
+        if self._score is None:
+            raise CamtoolError("verify() needs the model; call it on what camtool.tokens returned.")
+        checks = check_words(self._score, self.explanations, fills=fills, controls=controls, least=least)
+        marked = tuple(map(_add_source, self.explanations, checks))
+        return replace(self, explanations=marked, checks=checks)
+
+    @property
+    def from_text(self) -> tuple[str, ...]:
+        """The words that come from the text, not from the image; none before :meth:`verify`."""
+        return tuple(check.word for check in self.checks or () if check.source == "text")
+
+    @property
+    def table(self) -> str:
+        """The checks as a table with a line for each word; empty before :meth:`verify`."""
+        heading = ("word", "comes from", "probability", "region covered", "covered elsewhere", "one color")
+        rows = [heading]
+        for check in self.checks or ():
+            numbers = (check.probability, check.covered, check.control, check.blank)
+            cells = ["-" if np.isnan(number) else format_percent(number) for number in numbers]
+            rows.append((check.word, f"the {check.source}", cells[0], cells[1], cells[2], cells[3]))
+        return "\n".join(align_columns(rows)) if self.checks else ""
+
     def to_pixels(self) -> NDArray[np.uint8]:
-        """Draw the photo, and the overlay of each word above it, ``(H, W, 3)`` uint8."""
-        images = [self[0].photo, *(explanation.overlay() for explanation in self)]
-        return draw_captioned_images(images, ["photo", *self.words], columns=min(len(images), _MAX_COLUMNS))
+        """Draw the photo, and the overlay of each word above it, with the word's source if it is checked."""
+        images, words = [self[0].photo, *(explanation.overlay() for explanation in self)], [*self.words]
+        if self.checks is not None:
+            words = [f"{check.word} (from the {check.source})" for check in self.checks]
+        return draw_captioned_images(images, ["photo", *words], columns=min(len(images), _MAX_COLUMNS))
 
     def __repr__(self) -> str:
-        return f"<AnswerMaps of {len(self)} words: {self.answer!r}>"
+        marked = f"; from the text: {', '.join(map(repr, self.from_text))}" if self.from_text else ""
+        return f"<AnswerMaps of {len(self)} words: {self.answer!r}{marked}>"
 
 
 def tokens(
@@ -171,7 +220,42 @@ def tokens(
     explanations = (
         _explain_by_default(explain_by, module, settings) if "method" not in settings else explain_by(**settings)
     )
-    return AnswerMaps(processor.tokenizer.decode(written, skip_special_tokens=True).strip(), tuple(explanations))
+    score = _Scorer(preparation, joined | _list_savings(module, len(written) + 1), tuple(targets))
+    text = processor.tokenizer.decode(written, skip_special_tokens=True).strip()
+    return AnswerMaps(text, tuple(explanations), _score=score)
+
+
+@dataclass(frozen=True, eq=False)
+class _Scorer:
+    """The probabilities of the words of an answer, given an image.
+
+    Attributes:
+        preparation: From an image to the model's input.
+        inputs: All inputs of the model for the photo that was explained.
+        targets: The words.
+    """
+
+    preparation: _Preparation
+    inputs: Mapping[str, Any]
+    targets: tuple[TextTokens, ...]
+
+    def __call__(self, image: Image.Image) -> NDArray[np.float64]:
+        """Return the probability of each word, given the text before it, ``(W,)``."""
+        reader, old = self.preparation.reader, self.inputs
+        images = {name: value.to(old[name]) for name, value in self.preparation.prepare(image).items() if name in old}
+        with guard(reader), torch.no_grad():
+            output = run_model(reader, {**old, **images})
+        logits = find_text_logits(output)
+        assert logits is not None  # else the words could not have been explained
+        output.logits = logits.double().log_softmax(-1)
+        return np.array([float(target(output).exp()) for target in self.targets])
+
+
+def _add_source(explanation: Explanation, check: WordCheck) -> Explanation:
+    """Return an explanation of a word with a warning if the word comes from the text, and without an earlier one."""
+    others = tuple(warning for warning in explanation.warnings if warning.code != "word-from-text")
+    own = (MapWarning(check.sentence, "word-from-text"),) if check.source == "text" else ()
+    return replace(explanation, warnings=(*others, *own))
 
 
 def _explain_by_default(
@@ -216,11 +300,17 @@ class _Preparation:
     name: str
 
     def __call__(self, image: Image.Image) -> Tensor:
+        return self.prepare(image)[self.name][0]
+
+    def prepare(self, image: Image.Image) -> dict[str, Tensor]:
+        """Return the images ``(1, C, H, W)`` among the model's inputs, by name."""
         # The image processor alone may have other settings, e.g. make one tile.
         prepared = dict(self.processor(images=image, text=self.text, return_tensors="pt"))
         del prepared["input_ids"]
-        pixels: Tensor = self.reader.join_to_images(prepared, self.tiled)[self.name]
-        return pixels[0]
+        joined = self.reader.join_to_images(prepared, self.tiled)
+        return {
+            name: value for name, value in joined.items() if isinstance(value, Tensor) and value.is_floating_point()
+        }
 
 
 def _find_tiled_image(

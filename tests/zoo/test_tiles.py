@@ -105,6 +105,21 @@ def test_words_of_an_answer_have_the_gradcam_of_their_tokens(name: str, image: s
 
 @pytest.mark.parametrize("name", IN_ANSWERS)
 @pytest.mark.parametrize("image", ["pixel_values", "thumbnail"])
+def test_a_checked_word_loses_the_tiles_and_the_thumbnail(name: str, image: str) -> None:
+    each, model, photo, _ = build(name)
+    processor, settings = each.make_processor(), {"layer": find_first_block(model), "image": image}
+    answer = camtool.tokens(model, processor, photo, each.prompt, "dog", **settings)
+    (check,) = answer.verify(fills=("mean",), controls=0).checks or ()
+    mean = Image.new("RGB", photo.size, tuple(int(value) for value in np.asarray(photo).mean((0, 1)).round()))
+    for shown, probability in ((photo, check.probability), (mean, check.blank)):
+        with torch.no_grad():
+            logits = model(**each.make_inputs(shown)).logits[0, -1].double()
+        by_hand = logits.softmax(0)[processor.tokenizer.convert_tokens_to_ids("dog")].item()
+        assert probability == pytest.approx(by_hand, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", IN_ANSWERS)
+@pytest.mark.parametrize("image", ["pixel_values", "thumbnail"])
 def test_the_heatmap_is_largest_where_a_photo_has_a_spot(name: str, image: str) -> None:
     each, model, method = TILED[name], TILED[name].build(), Difference()
     height, width = each.photo

@@ -171,6 +171,23 @@ def test_each_word_has_the_gradcam_of_its_tokens(name: str, is_named: bool, phot
     assert shown >= 2
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_checked_words_have_the_probabilities_of_the_model(name: str, photo: Image.Image) -> None:
+    family = FAMILIES[name]
+    model, processor = family.build()
+    answer = explain(model, processor, photo, PROMPT, ANSWER, layer=family.layer)
+    with unchanged(model):
+        checks = answer.verify(fills=("mean",), controls=0).checks
+    mean = Image.new("RGB", photo.size, tuple(int(value) for value in np.asarray(photo).mean((0, 1)).round()))
+    for image, kind in ((photo, "probability"), (mean, "blank")):
+        with torch.no_grad():
+            logits = model(**prepare(family, processor, image, ANSWER_IDS)).logits[0].double()
+        of_tokens = [logits[family.start + place].softmax(0)[token].item() for place, token in enumerate(ANSWER_IDS)]
+        for check, places in zip(checks or (), WORDS.values(), strict=True):
+            by_hand = np.prod([of_tokens[place] for place in places])
+            assert getattr(check, kind) == pytest.approx(by_hand, rel=1e-4)
+
+
 @pytest.mark.parametrize("name", ["blip", "instructblip"])
 def test_the_model_writes_the_answer_if_none_is_given(name: str, photo: Image.Image) -> None:
     family = FAMILIES[name]
