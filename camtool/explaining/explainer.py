@@ -84,6 +84,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
+_SETTINGS = tuple(Settings.__dataclass_fields__)
 
 # ---------------------------------------------------------------------------------------------------------- explain
 
@@ -337,8 +338,7 @@ class Explainer(Generic[Result]):
         loaded = to_loaded(model)
         # An image tower has but a weak reference to the whole.
         whole = get_module(model) if isinstance(model, torch.nn.Module) or not is_function(model) else loaded.model
-        changed = {name: options.pop(name) for name in Settings.__dataclass_fields__ if name in options}
-        settings = Settings(**changed)
+        settings = Settings(**(changed := {name: options.pop(name) for name in _SETTINGS if name in options}))
         if changed:
             _check_changed(settings)
         if loaded.text is not None and (settings.labels is not None or loaded.labels is not None):
@@ -350,9 +350,8 @@ class Explainer(Generic[Result]):
         methods = [find_method(choice) for choice in to_list(method)]
         wanted = None if layer is None else (unwrap_layer(whole, choice) for choice in to_list(layer))
         layers = None if wanted is None else [find_module_name(loaded.model, module) for module in wanted]
-        for name, given in (("method", methods), ("layer", layers)):
-            if given is not None and not given:
-                raise CamtoolError(f"{name} asks for nothing; give one or more.")
+        if not methods or layers == []:
+            raise CamtoolError(f"{'layer' if methods else 'method'} asks for nothing; give one or more.")
         if options:
             check_options(methods, options)
         check_model_support(methods, loaded.model)
