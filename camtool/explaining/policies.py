@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camtool.arguments.explain_arguments import explain_foreign_arguments, to_list
-from camtool.arguments.messages import format_percent, suggest_names
+from camtool.arguments.messages import add_article, format_percent, suggest_names
 from camtool.errors import CamtoolError, ImageError, LayerError, TargetError
 from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation
@@ -289,6 +289,10 @@ def _list_inputs(observation: Mapping[str, Any], inputs: Sequence[str] | None) -
         ImageError: None is a view, or the observation is not one moment.
         CamtoolError: There are too many, or one does not exist.
     """
+    if not isinstance(observation, Mapping):
+        raise ImageError(
+            f"observation must be a dictionary of inputs by name, got {add_article(type(observation).__name__)}."
+        )
     tensors = {key: item for key, item in observation.items() if isinstance(item, Tensor) and item.is_floating_point()}
     observed = [key for key in tensors if key.startswith("observation")]
     names = [*inputs] if inputs is not None else observed or [*tensors]
@@ -356,7 +360,8 @@ def _explain_view(
         return Explanation(np.zeros((1, 1), np.float32), view, label, None, 0.0, None, "none", "")
     # Which call of a layer sees this view was found out, so that it has several is no reason for doubt.
     kept = tuple(warning for warning in found.warnings if warning.code != "several-calls")
-    return replace(found, layer=found.layer.replace("policy.", ""), warnings=kept)
+    layer = " + ".join(part.removeprefix("policy.") for part in found.layer.split(" + "))
+    return replace(found, layer=layer, warnings=kept)
 
 
 def _place(explanation: Explanation, view: View) -> NDArray[np.float32]:

@@ -262,6 +262,25 @@ def test_errors_name_what_came(
         )
 
 
+def test_an_observation_is_a_dictionary() -> None:
+    with pytest.raises(ImageError, match="observation must be a dictionary of inputs by name, got a Tensor"):
+        camtool.explain_policy(Product(), torch.rand(1, 3, 8, 8), Action(0))
+
+
+def test_layers_have_the_names_of_the_policy() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.policy = Product()
+
+        def forward(self, top: Tensor, wrist: Tensor, state: Tensor) -> Tensor:
+            return self.policy(top, wrist, state)
+
+    observation = make_constant(top=3, wrist=5, state=0.5)
+    result = camtool.explain_policy(Outer(), observation, Action(0), layer="policy.encoder", passes=0)
+    assert {view.layer for view in result.views.values()} == {"policy.encoder"}
+
+
 def test_action_is_a_target_of_explain_as_well() -> None:
     output = torch.arange(24.0).reshape(2, 3, 4)
     assert Action(1, step=2)(output).tolist() == [9, 21]
