@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +20,24 @@ def export(model: nn.Module, images: Tensor, path: Path, *, fixed: bool = False)
     return path
 
 
-def write_by_hand(path: Path, *, batch: int | str = "n", channels_last: bool = False, **metadata: str) -> Path:
+HEAD = ((2.0, -1.0), (1.0, 1.0))
+
+
+def write_by_hand(
+    path: Path,
+    *,
+    batch: int | str = "n",
+    channels_last: bool = False,
+    head: Sequence[Sequence[float]] = HEAD,
+    **metadata: str,
+) -> Path:
     """Write a network of two channels, relu(x) and relu(1 - x), with the means m0 and m1.
 
     The scores are 2 m0 + m1 and m1 - m0. The image has one channel and 4 x 4 pixels. Of the hidden tensors one has a
     dot in its name, and one the name of an attribute of modules.
     """
     weight = np.array([1.0, -1.0], np.float32).reshape(2, 1, 1, 1)
-    head = np.array([[2.0, -1.0], [1.0, 1.0]], np.float32)
-    numbers = {"weight": weight, "bias": np.array([0.0, 1.0], np.float32), "head": head}
+    numbers = {"weight": weight, "bias": np.array([0.0, 1.0], np.float32), "head": np.array(head, np.float32)}
     nodes = [
         helper.make_node("Conv", ["pixels" if channels_last else "images", "weight", "bias"], ["net.conv"]),
         helper.make_node("Relu", ["net.conv"], ["half"]),

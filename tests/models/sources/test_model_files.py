@@ -67,6 +67,16 @@ def test_layers_have_the_names_of_tensors_and_maps_are_what_the_hand_computes(tm
         np.testing.assert_allclose(result.raw, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_without_gradients_passes_say_which_tensors_are_the_scores_of_classes(tmp_path: Path) -> None:
+    """Of the matrix, each score takes one channel: what is averaged are the classes' own maps, as in SqueezeNet."""
+    path = onnx_files.write_by_hand(tmp_path / "net.onnx", head=((2, 0), (0, 3)))
+    verdicts = [layer.verdict for layer in camtool.candidate_layers(load(path, output="scores"), BATCH)]
+    assert verdicts == ["it holds the classes' own score maps, not features"] * 2
+    path = onnx_files.write_by_hand(tmp_path / "unread.onnx", head=((0, 0), (0, 0)))
+    verdicts = [layer.verdict for layer in camtool.candidate_layers(load(path, output="scores"), BATCH)]
+    assert verdicts == ["no gradient reaches it"] * 2
+
+
 def test_a_recorder_reads_and_changes_tensors_of_the_file(tmp_path: Path) -> None:
     model = load(onnx_files.write_by_hand(tmp_path / "net.onnx"), output="scores")
     with camtool.Recorder(model, ["net.conv"]) as recorder:
