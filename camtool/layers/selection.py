@@ -11,7 +11,7 @@ from camtool.errors import LayerError
 from camtool.hooks.model_call import apply_detector_transform, describe_missing_gradient
 from camtool.hooks.observation import get_call
 from camtool.hooks.structures.caches import remember_for_model
-from camtool.hooks.structures.modules import find_detector_transform, find_module, read_tree
+from camtool.hooks.structures.modules import find_detector_transform, find_module, read_tree, runs_outside_torch
 from camtool.hooks.structures.nested_tensors import ModelInputs, describe_shapes
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.layers.candidate_rules import NOT_REACHED, OTHER_FRAMES, OTHER_VIEWS
@@ -166,7 +166,8 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
         )
     misses = "; ".join(f"{candidate.name} {candidate.shape}: {candidate.verdict}" for candidate in candidates[-5:])
     is_untrained = all(candidate.verdict == NOT_REACHED for candidate in candidates)
-    reason = describe_missing_gradient(model, select_first_image(inputs)) if is_untrained else None
+    has_graph = is_untrained and not runs_outside_torch(model)
+    reason = describe_missing_gradient(model, select_first_image(inputs)) if has_graph else None
     if reason is not None:
         raise LayerError(f"no layer of the model can carry a map: {reason}. method='occlusion' needs no gradient.")
     # An output that is not one row per image has no score that the layers could be asked about.

@@ -66,7 +66,7 @@ from camtool.outputs.predictions import get_image_output, to_batch
 
 _MOST_ASKED = 32
 _MOST_ASKED_IN_TEXT = 4
-_MOST_PROBED = 8
+_MOST_PROBED = 4
 """Number of deepest grids that one second forward pass asks about. It bounds the memory of the recorded graph, and of
 the activations, which are large in a language model; without gradients each grid takes a few passes of its own."""
 

@@ -168,7 +168,7 @@ class OnnxModel(FileModel):
         Returns:
             The stand-in; ``None`` if an operator on the way is not known.
         """
-        tensor = next(tensor for module, tensor in self._tensors.items() if module is self.get_submodule(name))
+        tensor = self._tensors[self.get_submodule(name)]
         values = {self.image.name: image if self.has_channels_first else image.permute(0, 2, 3, 1)}
         constants = {one.name: one for one in self._graph.graph.initializer}
         try:

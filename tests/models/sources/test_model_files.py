@@ -75,6 +75,8 @@ def test_without_gradients_passes_say_which_tensors_are_the_scores_of_classes(tm
     path = onnx_files.write_by_hand(tmp_path / "unread.onnx", head=((0, 0), (0, 0)))
     verdicts = [layer.verdict for layer in camtool.candidate_layers(load(path, output="scores"), BATCH)]
     assert verdicts == ["no gradient reaches it"] * 2
+    with pytest.raises(LayerError, match="Is the model's head still all zeros"):
+        camtool.explain(load(path, output="scores"), BATCH, method="eigencam")
 
 
 def test_a_recorder_reads_and_changes_tensors_of_the_file(tmp_path: Path) -> None:
