@@ -28,6 +28,9 @@ SIDE, STEPS = 64, 2
 METHODS = ("layercam+32", "layercam", "gradcam+32", "gradcam")
 """Names of methods, with the passes that correct each map."""
 
+_CHOSEN_ON = "transformer"
+"""The policy on whose scenes the first method was chosen; it is measured on scenes of another seed, too."""
+
 _TITLES = dict(zip(METHODS, ("found", "found by `layercam` alone", "`gradcam`, corrected", "`gradcam`"), strict=True))
 
 _RADIUS, _CELL = 5, 4
@@ -264,12 +267,11 @@ def _summarize(values: np.ndarray[Any, Any]) -> list[float]:
 def write_table(rows: dict[str, Any]) -> str:
     """Return the table of the page."""
     lines = ["<!-- numbers: benchmarks/policies.json -->"]
-    lines.append(
-        "| policy | " + " | ".join(_TITLES[name] for name in METHODS) + " | share of the lamp's view | confirmed |"
-    )
+    titles = " | ".join(_TITLES[name] for name in METHODS)
+    lines.append(f"| policy | {titles} | share of the lamp's view | confirmed |")
     lines.append("|---" * (len(METHODS) + 3) + "|")
     for name, row in rows.items():
-        cells = [_format(row[method]["found"]) for method in METHODS]
+        cells = [_format(row[method]["found"]) if method in row else "" for method in METHODS]
         (mean, error), confirmed = row[METHODS[0]]["share"], _format(row[METHODS[0]]["confirmed"])
         lines.append(f"| {name} | {' | '.join(cells)} | {100 * mean:.1f} ± {100 * error:.1f} % | {confirmed} |")
     return "\n".join(lines)
@@ -302,18 +304,21 @@ def main(
     if picture is not None:
         write_image(picture, draw_picture(), quality=90)
         return
-    rows: dict[str, Any] = {}
+    stored = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    rows: dict[str, Any] = stored.get("policies", {})
     for name in policies.split(","):
         policy, loss = train_policy(POLICIES[name])
-        rows[name] = {"loss": round(loss, 4)}
+        rows.setdefault(name, {})["loss"] = round(loss, 4)
         print(name, "loss", rows[name]["loss"], flush=True)
         for method in methods.split(","):
             rows[name][method] = measure(policy, count, method)
             print(f"{name:18} {method:20} {rows[name][method]}", flush=True)
+        if name == _CHOSEN_ON:
+            rows[f"{name}, other scenes"] = {METHODS[0]: measure(policy, count, seed=20_000)}
         if save:
             stored = {"machine": describe_machine(1), "frames": count, "policies": rows}
             RESULTS.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
-            print(write_table(rows))
+    print(write_table({name: row for name, row in rows.items() if METHODS[0] in row}))
 
 
 if __name__ == "__main__":
