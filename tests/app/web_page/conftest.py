@@ -21,7 +21,8 @@ def runtime() -> Path:
     return find_runtime()
 
 
-@pytest.fixture(scope="session")
+# Playwright runs once at a time in a process, and tests of other subjects start it as well.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     if CHROMIUM is None:
