@@ -16,6 +16,7 @@ _SHARED = (
     "paired",
     "photos",
     "planted_scenes",
+    "torchcam_extractors",
     "truth_scenes",
     "wired_networks",
 )
