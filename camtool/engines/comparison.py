@@ -54,7 +54,7 @@ class ComparedMap(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ComparedOutput:
-    """What a model or an engine returned, which is compared as a map is.
+    """The output of a model or an engine, which is compared as a map is.
 
     Attributes:
         raw: The values.

@@ -40,9 +40,6 @@ from camtool.trust.metrics.removal import Removal, make_baseline
 from camtool.warning_codes import MapWarning
 
 if TYPE_CHECKING:
-    from os import PathLike
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
 Call: TypeAlias = Callable[[nn.Module, dict[str, Any]], Any]
@@ -61,8 +58,8 @@ _WIDTH, _BAR = 320, {True: (214, 84, 60), False: (60, 110, 200)}
 
 
 @dataclass(frozen=True, eq=False)
-class PolicyExplanation:
-    """What moved one dimension of an action: a map for each view, on one scale, and the effect of each input.
+class PolicyExplanation(image_writing.Displayable):
+    """The inputs that moved one dimension of an action: a map for each view, and the effect of each input.
 
     Attributes:
         label: What is explained, e.g. ``"action 3 at step 0"``.
@@ -107,16 +104,9 @@ class PolicyExplanation:
         tiles = [*images, _draw_bars(self.effects, images[0].shape)]
         return draw_captioned_images(tiles, [*captions, self.label], columns=len(tiles), width=_WIDTH)
 
-    def save(self, path: str | PathLike[str]) -> Path:
-        """Write the overlay to a file, atomically; the suffix decides the format (png, jpg, webp, pdf).
-
-        Raises:
-            ImageError: The suffix is unknown.
-        """
-        return image_writing.write_image(path, self.overlay())
-
-    def _repr_png_(self) -> bytes:
-        return image_writing.encode_image(self.overlay())
+    def to_pixels(self) -> NDArray[np.uint8]:
+        """Return :meth:`overlay`, which is saved and shown."""
+        return self.overlay()
 
     def __str__(self) -> str:
         shares = ", ".join(f"{name} {format_percent(self.shares[name])}" for name in self.effects)

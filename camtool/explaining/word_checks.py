@@ -42,7 +42,7 @@ _SHIFTS = 5
 
 @dataclass(frozen=True)
 class WordCheck:
-    """What is left of the probability of one word without its evidence in the image.
+    """The probability of one word with and without its evidence in the image.
 
     Attributes:
         word: The word.

@@ -168,7 +168,7 @@ class ConservativeMode(TorchFunctionMode):
 
 @dataclass(eq=False)
 class _Valve:
-    """Whether the gradient of a gate is stopped, and whether the gate is a softmax."""
+    """A switch that stops the gradient of a gate."""
 
     is_attention: bool
     is_closed: bool = False

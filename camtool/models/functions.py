@@ -17,7 +17,7 @@ from camtool.hooks.structures.nested_tensors import map_tensors
 
 
 class CallKeywords(TypedDict, total=False):
-    """How a function or a file is called, as keyword arguments of :func:`camtool.load`, which documents them."""
+    """Keyword arguments of :func:`camtool.load` for the calls of a function or a file; it documents them."""
 
     limit: int | None
     batch: int
@@ -105,7 +105,7 @@ class FunctionModel(nn.Module):
 
     @property
     def name(self) -> str:
-        """What the function is called in messages."""
+        """The name of the function in messages."""
         return f"the function {getattr(self._function, '__name__', type(self._function).__name__)}"
 
     def _ask(self, images: Tensor) -> Sequence[Any]:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -32,8 +31,6 @@ from camtool.rendering import image_writing, regions
 from camtool.rendering.views import View
 
 if TYPE_CHECKING:
-    from os import PathLike
-
     from numpy.typing import NDArray
 
     Cells: TypeAlias = NDArray[np.bool_]
@@ -188,7 +185,7 @@ def _divide(part: Cells, size: int) -> list[Cells]:
 
 
 @dataclass(frozen=True, eq=False)
-class VerifiedRegion:
+class VerifiedRegion(image_writing.Displayable):
     """A part of a photo that keeps, or takes away, a share of the score; forward passes of the model confirm it.
 
     Attributes:
@@ -263,16 +260,9 @@ class VerifiedRegion:
             pixels = regions.draw_contours(pixels, lines, color=_COLORS[number % len(_COLORS)])
         return pixels
 
-    def save(self, path: str | PathLike[str]) -> Path:
-        """Write the overlay to a file, atomically; the suffix decides the format (png, jpg, webp, pdf).
-
-        Raises:
-            ImageError: The suffix is unknown.
-        """
-        return image_writing.write_image(path, self.overlay())
-
-    def _repr_png_(self) -> bytes:
-        return image_writing.encode_image(self.overlay())
+    def to_pixels(self) -> NDArray[np.uint8]:
+        """Return :meth:`overlay`, which is saved and shown."""
+        return self.overlay()
 
     def __str__(self) -> str:
         return self.sentence

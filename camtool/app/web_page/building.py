@@ -231,7 +231,7 @@ def _encode(content: bytes) -> str:
 
 
 def _write_json(values: object) -> str:
-    """Return JSON that ends no script, whatever its texts hold."""
+    """Return JSON in which no text can end a script."""
     return json.dumps(values).replace("<", "\\u003c")
 
 

@@ -243,7 +243,7 @@ class FileModel(FunctionModel):
 
     @property
     def name(self) -> str:
-        """What the file is called in messages."""
+        """The name of the file in messages."""
         return f"the file {self.path.name}"
 
     def feed(self, images: Tensor) -> dict[str, NDArray[Any]]:
