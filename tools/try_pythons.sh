@@ -18,12 +18,7 @@ try_version() {
     rm -rf "${folder:?}/$1"  # several GB
 }
 
-# Side by side, as an install waits for files most of the time.
-started=()
+# One after the other: each takes several GB of disk, of which a server has no more than its own environment needs.
 for version in "$@"; do
-    try_version "$version" &
-    started+=($!)
-done
-for process in "${started[@]}"; do
-    wait "$process"
+    try_version "$version"
 done
