@@ -56,10 +56,11 @@ def _count_in_runs(name: str, batch_size: int, device: str) -> dict[str, dict[st
         "compute_maps": partial(explainer.compute_maps, batch, classes),
         "draw_overlays": partial(explainer.draw_overlays, batch, classes),
     }
-    return {kind: _count_events(run, device) for kind, run in runs.items()}
+    return {kind: count_events(run, device) for kind, run in runs.items()}
 
 
-def _count_events(run: Run, device: str) -> dict[str, int]:
+def count_events(run: Run, device: str) -> dict[str, int]:
+    """Return how often each of :data:`_KINDS` happens in a run."""
     for _ in range(2):  # the first call chooses the layer
         run()
     wait_for_device()

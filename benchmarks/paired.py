@@ -72,6 +72,8 @@ def wait_for_device() -> None:
     """Wait until a GPU has done all that was asked of it; without one do nothing."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
+    if torch.backends.mps.is_available():
+        torch.mps.synchronize()
 
 
 def make_forward(model: nn.Module, batch: Tensor) -> Run:
