@@ -6,7 +6,8 @@ is lost without it. The search looks for a small part whose value is high enough
 1. Bisection: the hottest blocks of 4 x 4 cells of a map, as few as hold.
 2. Delta debugging on these blocks, then on blocks of 2 x 2 cells, then on cells: one pass without each, the coldest
    first. Those whose loss costs least are dropped together, as many of them as possible, and the rest is measured
-   again. Where passes are few, several cells are one chunk.
+   again. Among those that cost about the same the colder one goes first. Where passes are few, several cells are one
+   chunk.
 3. The part is minimal if no single cell can be dropped, each of which one pass has shown. Where the passes did not
    suffice for that, the result says so.
 
@@ -54,6 +55,10 @@ _FEWEST_TRIED, _TRIED_SHARE = 4, 0.5
 _ROUND_SHARE = 0.7
 """Share of the passes left that a round may take to try chunks; the others find out how many can go together."""
 
+_HEAT_COST = 0.1
+"""What the highest heat adds to the cost of a unit, which is else the share of the score that its loss takes: cells
+beside an object often cost no more than those of it, and are colder."""
+
 _FADED, _PAPER = 0.3, 235
 """Share of the gray photo that is left outside of a region, and the gray that it fades to."""
 
@@ -67,13 +72,14 @@ class _Search:
         measure: Returns the values ``(M,)`` of parts ``(M, h, w)``.
         goal: The least value of a part that holds.
         passes: The number of values that may be measured.
+        heat: ``(h, w)``, which cells are likely needed, from 0 to 1.
 
     Attributes:
         left: How many still may.
     """
 
-    def __init__(self, measure: Measure, goal: float, passes: int) -> None:
-        self._measure, self.goal, self.left = measure, goal, passes
+    def __init__(self, measure: Measure, goal: float, passes: int, heat: NDArray[np.floating]) -> None:
+        self._measure, self.goal, self.left, self.heat = measure, goal, passes, heat
         self._values: dict[bytes, float] = {}
 
     def find_values(self, parts: Sequence[Cells]) -> list[float]:
@@ -102,9 +108,10 @@ class _Search:
 
         Args:
             part: A part that holds.
-            units: Parts of it that have no cell in common, the least needed first.
+            units: Parts of it that have no cell in common.
         """
-        costs, fresh, kept = {at: float(at) for at in range(len(units))}, set[int](), list(range(len(units)))
+        heat = [_HEAT_COST * float(self.heat[unit].mean()) for unit in units]
+        costs, fresh, kept = dict(enumerate(heat)), set[int](), list(range(len(units)))
         while kept and self.left:
             untried = sorted((at for at in kept if at not in fresh), key=lambda at: costs[at])
             if not untried:
@@ -117,10 +124,11 @@ class _Search:
             chunks = [untried[start : start + size] for start in range(0, min(count, len(untried)), size)]
             values = self.find_values([_remove(part, units, chunk) for chunk in chunks])
             for chunk, value in zip(chunks, values, strict=True):
-                costs.update(dict.fromkeys(chunk, -value))
+                costs.update((at, heat[at] - value) for at in chunk)
                 # A chunk of several tells nothing of each, but no passes are left to ask again.
                 fresh.update(chunk)
-            order = sorted(range(len(chunks)), key=lambda at: -values[at])
+            losses = [float(np.mean([costs[at] for at in chunk])) for chunk in chunks]
+            order = sorted(range(len(chunks)), key=lambda place: (values[place] < self.goal, losses[place]))
             if values[order[0]] < self.goal:
                 if size > 1:
                     break
@@ -154,7 +162,8 @@ def find_part(
     Returns:
         Part, minimality and number of values; ``None`` if all allowed cells together do not reach the goal.
     """
-    search, none = _Search(measure, goal, passes), np.zeros(heat.shape, bool)
+    relative = (heat - heat.min()) / max(float(np.ptp(heat)), np.finfo(np.float64).tiny)
+    search, none = _Search(measure, goal, passes, relative), np.zeros(heat.shape, bool)
     part, is_minimal = np.ones(heat.shape, bool) if allowed is None else allowed, False
     of_none, of_all = search.find_values([none, part])
     if of_none >= goal:

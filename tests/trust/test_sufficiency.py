@@ -115,6 +115,21 @@ def test_only_allowed_cells_are_used() -> None:
     assert find_part(lambda parts: parts.mean((1, 2)), np.ones((4, 4)), 0.6, 100, allowed) is None
 
 
+def test_of_cells_that_cost_about_the_same_the_colder_ones_go() -> None:
+    """The hot half costs 1 % less than the cold one; a search by costs alone would drop it."""
+    hot = np.zeros((4, 4), bool)
+    hot[:, :2] = True
+    weights = np.where(hot, 0.99, 1.01) / 16
+    found = find_part(lambda parts: (parts * weights).sum((1, 2)), np.where(hot, 3.0, -2.0), 0.49, 200)
+    assert found is not None
+    assert (found[0] == hot).all()
+    # What costs much more stays, though it is cold.
+    weights = np.where(hot, 0.3, 1.7) / 16
+    found = find_part(lambda parts: (parts * weights).sum((1, 2)), np.where(hot, 3.0, -2.0), 0.84, 200)
+    assert found is not None
+    assert (found[0] == ~hot).all()
+
+
 # ------------------------------------------------------------------------------------------------ nets that are known
 
 
