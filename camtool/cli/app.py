@@ -1,7 +1,7 @@
 """The installed command ``camtool``: its commands, and the exit code of each error.
 
-Exit codes: 0 all fine, 1 some photos could not be explained or ``--fail-on`` of an audit or a diff applies, 2 invalid
-request, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
+Exit codes: 0 all fine, 1 some photos could not be explained, ``--fail-on`` of an audit or a diff applies, or the
+self-test of ``camtool doctor`` failed, 2 invalid request, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from camtool.cli import (
     audit_command,
     demo_command,
     diff_command,
+    doctor_command,
     evaluate_command,
     export_command,
     figure_commands,
@@ -32,13 +33,16 @@ from camtool.cli.options import photo_options
 from camtool.cli.run_folders import replay_command, report_command, run_command
 from camtool.errors import CamtoolError
 
+_OWN_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
+"""Options of the command without a subcommand."""
+
 
 class _RunByDefault(TyperGroup):
     """Command group in which ``camtool PHOTOS`` is short for ``camtool run PHOTOS``, and so for videos and slides."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert ``run``, ``video`` or ``slide`` before arguments that do not start with a command."""
-        if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
+        if args and args[0] not in self.commands and args[0] not in _OWN_OPTIONS:
             args = [photo_options.choose_command(args[0]), *args]
         return super().parse_args(ctx, args)
 
@@ -57,7 +61,6 @@ class _RunByDefault(TyperGroup):
 app = typer.Typer(
     cls=_RunByDefault,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     # A traceback of an error of camtool's own is more useful in a bug report than rich's drawing of it.
     pretty_exceptions_enable=False,
@@ -80,6 +83,7 @@ app.command("audit")(audit_command.audit_model)
 app.command("diff")(diff_command.compare_models)
 app.command("export")(export_command.export_model)
 app.command("demo")(demo_command.show_demo)
+app.command("doctor")(doctor_command.check_installation)
 
 
 def main() -> None:

@@ -698,7 +698,8 @@ ALIKE = {
     "--device": "run cluster video slide app features kernels evaluate audit diff export",
     "--labels": "run cluster video slide features evaluate audit diff",
     "--out": "run cluster video slide features kernels evaluate audit diff demo",
-    "--json": "run cluster report replay video slide methods layers features kernels evaluate audit diff export demo",
+    "--json": "run cluster report replay video slide methods layers features kernels evaluate audit diff export demo "
+    "doctor",
     "--quiet": "run cluster report replay video slide features kernels evaluate audit diff export demo",
     "--engine": "run cluster video slide app audit",
     "--layer": "run cluster video slide features kernels evaluate export",

@@ -1,0 +1,208 @@
+"""Command ``camtool doctor``: is this installation complete, and does it compute the map that it should?"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import typer
+from packaging.requirements import Requirement
+from rich.table import Table
+
+from camtool.cli import terminal
+from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.output_options import JsonOption
+
+_LIBRARIES = ("torch", "torchvision", "numpy", "pillow", "opencv-python", "scikit-image", "safetensors")
+
+_DEVELOPERS = ("test", "dev", "docs")
+"""Extras that no user needs."""
+
+_ENGINE_NEEDS = {
+    "torch.compile": "a C++ compiler",
+    "onnxruntime": "the extra onnxruntime",
+    "openvino": "the extra openvino",
+}
+"""Engine → what to install for it."""
+
+_SEED, _LABEL = 100_022, "heart"
+"""A scene with one object, counted from the first one that no bundled model was trained on, and its class."""
+
+_LEAST_HEAT = 0.6
+"""Share of the heat that must be on the object. It covers 11 % of the scene, and has 88 % of the heat of Grad-CAM."""
+
+
+@takes_options
+def check_installation(*, printed: JsonOption) -> None:
+    """Check the installation: versions, devices, engines, extras, caches, and a self-test of one second.
+
+    The test explains a generated scene on each device; the heat must be on its object. If not, the exit code is 1.
+    """
+    with terminal.show_activity("Testing", is_quiet=printed.as_json):
+        devices, extras = _list_devices(), _list_extras()
+        result: dict[str, Any] = {
+            "versions": _list_versions(),
+            "devices": devices,
+            "engines": _list_engines(extras),
+            "extras": extras,
+            "caches": _measure_caches(),
+            "self_test": {device: _test_device(device) for device in devices},
+        }
+    if printed.as_json:
+        terminal.print_json(result)
+    else:
+        _print_result(result)
+    raise typer.Exit(1 if any(result["self_test"].values()) else 0)
+
+
+def _list_versions() -> dict[str, str]:
+    """Return the versions of Python, camtool and the libraries that every result depends on."""
+    from camtool import __version__
+
+    versions = {"python": platform.python_version(), "system": platform.platform(terse=True), "camtool": __version__}
+    for name in _LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
+
+
+def _list_devices() -> dict[str, str]:
+    """Return name → description of each device that torch can use."""
+    import torch
+
+    devices = {"cpu": f"{torch.backends.cpu.get_cpu_capability()}, threads: {torch.get_num_threads()}"}
+    for index in range(torch.cuda.device_count()):
+        devices[f"cuda:{index}"] = torch.cuda.get_device_name(index)
+    if torch.backends.mps.is_available():
+        devices["mps"] = platform.processor()
+    return devices
+
+
+def _list_engines(extras: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None]:
+    """Return name → what an engine is run by; None if that is missing."""
+    engines: dict[str, str | None] = {"eager": "torch", "prepared": "torch"}
+    engines["torch.compile"] = shutil.which(os.environ.get("CXX") or "g++") or shutil.which("clang++")
+    for name in ("onnxruntime", "openvino"):
+        is_there = name in extras and not extras[name]["missing"]
+        engines[name] = f"{name} {metadata.version(name)}" if is_there else None
+    return engines
+
+
+def _list_extras() -> dict[str, dict[str, Any]]:
+    """Return name → missing requirements, and the command that installs them, of each extra that users may need."""
+    try:
+        own = metadata.distribution("camtool")
+    except metadata.PackageNotFoundError:  # a folder on the module path, that was not installed
+        return {}
+    requirements = [Requirement(text) for text in own.requires or ()]
+    extras = {}
+    for name in own.metadata.get_all("Provides-Extra") or ():
+        if name not in _DEVELOPERS:
+            missing = [str(entry) for entry in _select_missing(requirements, name)]
+            extras[name] = {"missing": missing, "install": f'pip install "camtool[{name}]"'}
+    return extras
+
+
+def _select_missing(requirements: list[Requirement], extra: str) -> Iterator[str]:
+    """Yield each requirement of an extra that is not installed, or of another version, without its marker."""
+    for requirement in requirements:
+        marker = requirement.marker
+        if marker is None or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": extra}):
+            continue
+        try:
+            is_met = requirement.specifier.contains(metadata.version(requirement.name), prereleases=True)
+        except metadata.PackageNotFoundError:
+            is_met = False
+        if not is_met:
+            yield f"{requirement.name}{requirement.specifier}"
+
+
+def _measure_caches() -> dict[str, dict[str, Any]]:
+    """Return name → path and size in bytes of each folder that models and graphs are kept in."""
+    import torch
+
+    from camtool.engines.graph_files import find_folder
+
+    hub = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface", "hub")
+    folders = {
+        "compiled graphs": find_folder(),
+        "weights of torchvision": Path(torch.hub.get_dir(), "checkpoints"),
+        "Hugging Face, timm, open_clip": Path(hub).expanduser(),
+    }
+    return {name: {"path": str(path), "bytes": _measure_folder(path)} for name, path in folders.items()}
+
+
+def _measure_folder(folder: Path) -> int:
+    """Return the bytes of all files in a folder; 0 if there is none."""
+    sizes = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # it was removed meanwhile
+                sizes += Path(place, name).lstat().st_size
+    return sizes
+
+
+def _test_device(device: str) -> str | None:
+    """Explain a scene on a device, and return the reason why the result is wrong; None if it is right."""
+    try:
+        from camtool import explain, load
+        from camtool.demo.scenes import UNSEEN, draw_scene
+
+        scene = draw_scene(UNSEEN + _SEED)
+        explanation = explain(load("demo", device=device), scene.image)
+        heat = explanation.heat_in(scene.objects[0].mask)
+    except Exception as error:  # noqa: BLE001  whatever is broken is the result
+        return f"{type(error).__name__}: {error}"
+    if explanation.label != _LABEL:
+        return f"the demo model answers {explanation.label!r} for a {_LABEL}"
+    return None if heat >= _LEAST_HEAT else f"{heat:.0%} of the heat is on the {_LABEL}, instead of {_LEAST_HEAT:.0%}"
+
+
+# --------------------------------------------------------------------------------------------------------- printing
+
+
+def _print_result(result: Mapping[str, Any]) -> None:
+    engines = {name: by and terminal.escape(by) for name, by in result["engines"].items()}
+    caches = {name: f"{_format_size(cache['bytes'])} in {cache['path']}" for name, cache in result["caches"].items()}
+    tests = {
+        device: reason and f"[bold red]failed:[/] {terminal.escape(reason)}"
+        for device, reason in result["self_test"].items()
+    }
+    _print_section("Versions", result["versions"])
+    _print_section("Devices", result["devices"])
+    _print_section("Engines", {name: by or f"[yellow]needs[/] {_ENGINE_NEEDS[name]}" for name, by in engines.items()})
+    _print_section("Extras", _describe_extras(result["extras"]))
+    _print_section("Caches", {name: terminal.escape(text) for name, text in caches.items()})
+    _print_section(
+        "Self-test", {device: text or f"[green]the heat is on the {_LABEL}[/]" for device, text in tests.items()}
+    )
+
+
+def _print_section(title: str, rows: Mapping[str, str]) -> None:
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows.items():
+        table.add_row(name, text)
+    terminal.out.print(f"[bold cyan]{title}[/]")
+    terminal.out.print(table)
+
+
+def _describe_extras(extras: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return one row of all extras that are installed, and a row for each other one: what it lacks, how to get it."""
+    rows = {"[green]installed[/]": ", ".join(name for name, extra in extras.items() if not extra["missing"])}
+    for name, extra in extras.items():
+        if extra["missing"]:
+            missing = ", ".join(extra["missing"])
+            rows[name] = f"[yellow]needs[/] {terminal.escape(missing)}: {terminal.escape(extra['install'])}"
+    return rows
+
+
+def _format_size(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
