@@ -3,6 +3,7 @@
 The modules without Gradio hold the state: :mod:`~camtool.app.stores`, joined in :mod:`~camtool.app.workbench`.
 :mod:`~camtool.app.drawing` and :mod:`~camtool.app.saving` turn results into pixels and files. Only
 :mod:`~camtool.app.page`, :mod:`~camtool.app.server` and :mod:`~camtool.app.panels` import Gradio.
+:mod:`~camtool.app.assistant` is apart from the page: tools for an assistant.
 """
 
 __all__: list[str] = []

@@ -17,7 +17,6 @@ from typer.core import TyperGroup
 
 from camtool.arguments.messages import suggest_names
 from camtool.cli import (
-    app_command,
     audit_command,
     demo_command,
     diff_command,
@@ -26,6 +25,7 @@ from camtool.cli import (
     export_command,
     figure_commands,
     list_commands,
+    serve_commands,
     slide_and_video_commands,
     terminal,
 )
@@ -73,7 +73,8 @@ app.command("report")(report_command.report)
 app.command("replay")(replay_command.replay)
 app.command("video")(slide_and_video_commands.explain_videos)
 app.command("slide")(slide_and_video_commands.explain_slides)
-app.command("app")(app_command.serve_app)
+app.command("app")(serve_commands.serve_app)
+app.command("mcp")(serve_commands.serve_tools)
 app.command("methods")(list_commands.list_methods)
 app.command("layers")(list_commands.list_layers)
 app.command("features")(figure_commands.draw_features)

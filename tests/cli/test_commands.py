@@ -694,8 +694,8 @@ def test_help_and_version(camtool_):
 # The options of these names, of all commands that have any use for them.
 ALIKE = {
     "--limit": "run cluster evaluate audit diff",
-    "--weights": "run cluster video slide app layers features kernels evaluate audit export",
-    "--device": "run cluster video slide app features kernels evaluate audit diff export",
+    "--weights": "run cluster video slide app mcp layers features kernels evaluate audit export",
+    "--device": "run cluster video slide app mcp features kernels evaluate audit diff export",
     "--labels": "run cluster video slide features evaluate audit diff",
     "--out": "run cluster video slide features kernels evaluate audit diff demo",
     "--json": "run cluster report replay video slide methods layers features kernels evaluate audit diff export demo "

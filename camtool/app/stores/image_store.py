@@ -17,6 +17,7 @@ from PIL import Image
 
 from camtool.errors import ImageError
 from camtool.inputs.image_files import has_image_suffix
+from camtool.runs.file_names import resolve
 
 _PIXEL_BYTES = 4
 """Bytes of a pixel of an RGB image: Pillow leaves one free."""
@@ -138,7 +139,7 @@ class ImageFolder:
             is_inside = False
         if not is_inside:
             raise ImageError(f"the folder has no image {name!r}; choose one from the list.")
-        return path.resolve()
+        return resolve(path)
 
     def write_code(self, name: str) -> tuple[str, str]:
         """Return the Python expression of an image's path, and a comment. It does not tell where the folder lies."""
@@ -156,7 +157,7 @@ class ImageFolder:
 
     def _is_served(self, path: Path) -> bool:
         """Return True if a path is that of an image file inside the folder, after all links and dots are resolved."""
-        resolved = path.resolve()
+        resolved = resolve(path)
         return (
             resolved.is_relative_to(self._root)
             and resolved.is_file()

@@ -1,8 +1,11 @@
-"""Command ``camtool app``: serve the page on which images are explained in the browser."""
+"""Commands ``camtool app`` and ``camtool mcp``: serve a page in the browser, and tools for an assistant."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +23,11 @@ _SAFETY = "Safety"
 
 _AUTH_BYTES = 4096
 
+_Weights = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="File of weights of the first --model; repeat for the second, and so on."),
+]
+
 
 def serve_app(
     folder: Annotated[
@@ -29,10 +37,7 @@ def serve_app(
         list[str] | None,
         typer.Option(metavar="NAME", help="Model to offer first, besides those of torchvision. Repeat for several."),
     ] = None,
-    weights: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="File of weights of the first --model; repeat for the second, and so on."),
-    ] = None,
+    weights: _Weights = None,
     device: model_options.Device = "auto",
     engine: model_options.EngineOption = "eager",
     port: Annotated[
@@ -87,9 +92,8 @@ def serve_app(
 
     The page is served on this machine alone, works without internet, and sends nothing anywhere.
     """
-    names, files = model or [], weights or []
-    if len(files) > len(names):
-        raise CamtoolError("--weights comes more often than --model; give the name of each model with its file.")
+    names = model or []
+    files = _match_weights(names, weights)
     for name in names:
         model_options.announce_user_code(name)
     with terminal.show_activity("Starting the page"):
@@ -98,7 +102,7 @@ def serve_app(
         settings = ServerSettings(
             folder=folder,
             models=names,
-            weights={name: str(file) for name, file in zip(names, files, strict=False)},
+            weights={name: file for name, file in files.items() if file is not None},
             host=host,
             port=port,
             names=allow_host or (),
@@ -117,6 +121,51 @@ def serve_app(
     if exposure:
         terminal.err.print(f"[bold yellow]Warning:[/] {terminal.escape(exposure)}", soft_wrap=True)
     _serve(server)
+
+
+def serve_tools(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="Folders of images that may be read, and nothing else.")
+    ],
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Model to offer; no others are loaded. Repeat for several.", show_default="demo"
+        ),
+    ] = None,
+    weights: _Weights = None,
+    device: model_options.Device = "auto",
+) -> None:
+    """Serve tools for an assistant over standard input and output, by the Model Context Protocol.
+
+    The tools explain photos, compare classes and methods, and audit models. They write nothing. See docs/assistants.md.
+    """
+    names = model or ["demo"]
+    files = _match_weights(names, weights)
+    for name in names:
+        model_options.announce_user_code(name)
+    try:
+        from camtool.app.assistant import folders as reading
+        from camtool.app.assistant.server import build_server
+        from camtool.app.assistant.tools import Tools
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("mcp", "pydantic"):
+            raise
+        raise CamtoolError("the tools need the SDK of the protocol: pip install 'camtool[mcp]'") from error
+    tools = Tools(reading.ReadableFolders(folders), files, model_options.choose_device(device))
+    with contextlib.suppress(KeyboardInterrupt):
+        build_server(tools).run()
+
+
+def _match_weights(names: Sequence[str], weights: Sequence[Path] | None) -> dict[str, str | None]:
+    """Return name of a model → its file of weights.
+
+    Raises:
+        CamtoolError: There are more files than models.
+    """
+    if len(weights or ()) > len(names):
+        raise CamtoolError("--weights comes more often than --model; give the name of each model with its file.")
+    return {name: None if file is None else str(file) for name, file in zip_longest(names, weights or ())}
 
 
 def _serve(server: AppServer) -> None:

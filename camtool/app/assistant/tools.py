@@ -1,0 +1,310 @@
+"""The tools: each calls the public functions of camtool, and returns fields of JSON and pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic import Field
+
+import camtool
+from camtool.app.assistant.folders import ReadableFolders
+from camtool.arguments.messages import suggest_names
+from camtool.errors import CamtoolError, ModelError, TargetError
+from camtool.methods import find_method
+from camtool.methods.method_tables import format_method
+from camtool.rendering import image_writing, regions
+from camtool.targets import Contrast, Top
+from camtool.trust.metrics import METRICS
+
+_MAX_SIDE = 1024
+"""Longest side of a picture that is returned, in pixels."""
+
+_MAX_NAMES = 200
+"""Images that are listed by name."""
+
+_ANSWERS = 3
+"""Classes that are told with each explanation."""
+
+PhotoName: TypeAlias = Annotated[
+    str, Field(description="Path of an image in the folders, as the tool photos lists it.")
+]
+FolderName: TypeAlias = Annotated[
+    str | None, Field(description="A folder of images in these folders; by default all of them.")
+]
+ModelName: TypeAlias = Annotated[
+    str | None, Field(description="One of the models that the tool photos lists; by default the first.")
+]
+MethodName: TypeAlias = Annotated[str, Field(description="A method that the tool methods lists.")]
+LayerName: TypeAlias = Annotated[
+    str | None, Field(description="A layer that the tool layers lists; by default the one that camtool chooses.")
+]
+ClassName: TypeAlias = Annotated[str | int, Field(description="A class, by label or index.")]
+Labels: TypeAlias = Annotated[
+    Literal["folders", "answers"],
+    Field(description="The class of an image: the name of its folder, or the answer of the model."),
+]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer of a tool.
+
+    Attributes:
+        fields: Values of JSON.
+        pictures: Title → content of a JPEG file.
+    """
+
+    fields: dict[str, Any]
+    pictures: Mapping[str, bytes]
+
+
+class Tools:
+    """The tools on folders and models. They read, and write nothing beside a temporary folder.
+
+    Args:
+        folders: The folders that may be read.
+        models: Name of a model, as for :func:`camtool.load` → its file of weights, or None. No others are loaded, as
+            a name may run code or reach a network.
+        device: The device of the models.
+    """
+
+    def __init__(
+        self, folders: ReadableFolders, models: Mapping[str, str | os.PathLike[str] | None], device: str = "cpu"
+    ) -> None:
+        self._folders, self._files, self._device = folders, dict(models), device
+        self._models: dict[str, camtool.Loaded] = {}
+
+    def photos(self, folder: FolderName = None) -> Answer:
+        """List the models, the folders that may be read, and their images, with the number in each subfolder."""
+        photos = [self._folders.get_name(photo) for photo in self._folders.list_photos(folder)]
+        counts = Counter(photo.rpartition("/")[0] or "." for photo in photos)
+        fields = {"folders": self._folders.names, "models": list(self._files), "count": len(photos)}
+        return Answer({**fields, "subfolders": dict(sorted(counts.items())), "photos": photos[:_MAX_NAMES]}, {})
+
+    def explain(
+        self,
+        photo: PhotoName,
+        *,
+        model: ModelName = None,
+        target: Annotated[
+            str | int | None,
+            Field(description="A class by label or index, 'group:dog', 'dog vs cat'; by default the model's answer."),
+        ] = None,
+        method: MethodName = "gradcam",
+        layer: LayerName = None,
+        check: Annotated[
+            bool, Field(description="Run further passes that test whether this map can be trusted.")
+        ] = False,
+    ) -> Answer:
+        """Explain which parts of a photo raised the score of a class, with the overlay as a picture.
+
+        ``warnings`` are reasons not to trust this map, with remedies. A map shows where evidence lies, not why.
+        """
+        path, loaded = self._folders.find_photo(photo), self._load(model)
+        explanation = camtool.explain(loaded, path, target, method=method, layer=layer)
+        fields = {
+            "photo": self._folders.get_name(path),
+            "answers": _list_answers(loaded, path),
+            **_summarize(explanation),
+        }
+        if check:
+            report = explanation.check()
+            fields["check"] = {"ok": report.ok, "findings": [_describe_warning(entry) for entry in report.findings]}
+        return Answer(fields, {explanation.label: _encode(explanation.overlay())})
+
+    def compare(
+        self,
+        photo: PhotoName,
+        of: ClassName,
+        against: ClassName,
+        *,
+        model: ModelName = None,
+        method: MethodName = "gradcam",
+        layer: LayerName = None,
+    ) -> Answer:
+        """Compare two classes on a photo: why this class and not that one? Two pictures: what speaks for each.
+
+        ``for_of`` is the map of the first logit minus the second, ``for_against`` that of the opposite difference.
+        """
+        path, loaded = self._folders.find_photo(photo), self._load(model)
+        first, second = camtool.predict(loaded, path, [of, against])
+        if first.index is None or second.index is None or first.index == second.index:
+            raise TargetError(f"of={of!r} and against={against!r} must be two different classes of the model.")
+        pairs = ((first.index, second.index), (second.index, first.index))
+        maps = camtool.explain(loaded, path, [Contrast(*pair) for pair in pairs], method=method, layer=layer)
+        fields: dict[str, Any] = {"photo": self._folders.get_name(path), "answers": _list_answers(loaded, path)}
+        for name, prediction in (("of", first), ("against", second)):
+            fields[name] = {
+                key: _to_plain(getattr(prediction, key)) for key in ("label", "index", "score", "probability")
+            }
+        fields["difference"] = _to_plain(first.score - second.score)
+        fields |= {name: _summarize(one) for name, one in zip(("for_of", "for_against"), maps, strict=True)}
+        return Answer(fields, {one.label: _encode(one.overlay()) for one in maps})
+
+    def layers(
+        self,
+        model: ModelName = None,
+        photo: Annotated[str | None, Field(description="An image to try; by default the first of the folders.")] = None,
+    ) -> Answer:
+        """List the layers that a map can be computed at, and the one that camtool chooses, with the reason."""
+        path = self._folders.list_photos()[0] if photo is None else self._folders.find_photo(photo)
+        candidates = camtool.candidate_layers(self._load(model), path)
+        names = ("name", "kind", "shape", "stride", "chosen", "verdict")
+        rows = [{name: _to_plain(getattr(candidate, name)) for name in names} for candidate in candidates]
+        return Answer({"chosen": candidates.chosen and candidates.chosen.name, "layers": rows}, {})
+
+    def methods(self, name: Annotated[str | None, Field(description="A method to describe in full.")] = None) -> Answer:
+        """List the methods with summary, cost, needs and paper, or describe one with its formula and options."""
+        chosen = camtool.METHODS.values() if name is None else [find_method(name)]
+        rows = [
+            {key: getattr(method, key) for key in ("name", "summary", "cost", "paper")}
+            | {"needs": sorted(method.needs)}
+            for method in chosen
+        ]
+        text = {} if name is None else {"text": "\n".join(line for line, _ in format_method(name)).strip()}
+        return Answer({"count": len(rows), "methods": rows, **text}, {})
+
+    def evaluate(
+        self,
+        methods: Annotated[list[str], Field(description="Methods to compare.")],
+        model: ModelName = None,
+        folder: FolderName = None,
+        labels: Labels = "answers",
+        metrics: Annotated[
+            list[str] | None, Field(description="E.g. single-deletion, insertion; by default four of faithfulness.")
+        ] = None,
+        limit: Annotated[int, Field(description="Most images; they are taken evenly from the folder.", ge=1)] = 32,
+    ) -> Answer:
+        """Measure which method is most faithful to a model on images: means with 95 % intervals.
+
+        The row ``random`` is chance: a method that is not better shows no more than where features are strong.
+        """
+        photos = _choose_evenly(self._folders.list_photos(folder), limit)
+        classes = [photo.parent.name for photo in photos] if labels == "folders" else None
+        table = camtool.evaluate(self._load(model), photos, methods, metrics=metrics, target_class=classes)
+        rows = [
+            {"name": row.name, "method": row.method, "layer": row.layer, "ms": _to_plain(row.milliseconds)}
+            | {name: _to_plain(table.compute_interval(row.name, name)._asdict()) for name in table.metrics}
+            for row in table.rows
+        ]
+        better = {name: "higher" if METRICS[name].higher_is_better else "lower" for name in table.metrics}
+        fields = {"images": table.image_count, "better": better, "rows": rows, "refused": dict(table.refused)}
+        return Answer({**fields, "failed": dict(table.failed), "notes": [*map(str, table.notes)]}, {})
+
+    def audit(
+        self,
+        model: ModelName = None,
+        folder: FolderName = None,
+        labels: Labels = "folders",
+        kinds: Annotated[
+            list[str] | None,
+            Field(
+                description="Kinds of cues: place, border, position, patch, property, color; by default all of these."
+            ),
+        ] = None,
+        passes: Annotated[int, Field(description="Most forward passes.", ge=1)] = 5000,
+        controls: Annotated[int, Field(description="Control regions in each image.", ge=1)] = 19,
+        limit: Annotated[int, Field(description="Most images; they are taken evenly from the folder.", ge=1)] = 300,
+    ) -> Answer:
+        """Test whether a classifier recognizes classes by something that it should not use, e.g. a watermark.
+
+        Findings were tested by covering and pasting on other images than they were found in. A finding is no
+        accusation: whether it is the object or a shortcut is for the user to say. No finding does not mean no shortcut:
+        tell the user ``untested`` and ``not_tested`` as well.
+        """
+        photos = _choose_evenly(self._folders.list_photos(folder), limit)
+        classes = [photo.parent.name for photo in photos] if labels == "folders" else None
+        with tempfile.TemporaryDirectory(prefix="camtool-audit-") as out:
+            result = camtool.audit(
+                self._load(model), photos, classes, kinds=kinds, passes=passes, controls=controls, out=out
+            )
+            pictures = {
+                f"{number}. {finding.name}: {title}": file.read_bytes()
+                for number, finding in enumerate(result.findings, 1)
+                for title, name in (("covered", "covered-1-after"), ("pasted", "pasted-1-after"))
+                if (file := Path(out, "index_files", f"{number}-{name}.jpg")).is_file()
+            }
+        record = json.loads(result.to_json())
+        findings = [
+            {**fields, "sentence": finding.sentence}
+            for fields, finding in zip(record["findings"], result.findings, strict=True)
+        ]
+        names = ("untested", "not_tested", "notes", "image_count", "level", "surviving_decoys", "false_discovery_rate")
+        return Answer({"findings": findings, **{name: record[name] for name in names}}, pictures)
+
+    def _load(self, name: str | None) -> camtool.Loaded:
+        """Return a model; it stays in memory.
+
+        Raises:
+            ModelError: It is not offered, or cannot be loaded.
+        """
+        name = next(iter(self._files)) if name is None else name
+        if name not in self._files:
+            raise ModelError(
+                f"model {name!r} is not offered; choose one of {', '.join(self._files)}, or start camtool mcp with "
+                f"--model {name}.{suggest_names(name, self._files)}"
+            )
+        if name not in self._models:
+            self._models[name] = camtool.load(name, self._files[name], device=self._device)
+        return self._models[name]
+
+
+def _summarize(explanation: camtool.Explanation) -> dict[str, Any]:
+    """Return the fields of an explanation: what it explains, where its heat lies, and reasons not to trust it."""
+    names = ("label", "index", "score", "probability", "predicted_label", "predicted_index", "method", "layer")
+    fields = {name: getattr(explanation, name) for name in names}
+    heatmap = explanation.heatmap
+    y, x = np.unravel_index(heatmap.argmax(), heatmap.shape)
+    fields["hottest"] = {"x": (x + 0.5) / heatmap.shape[1], "y": (y + 0.5) / heatmap.shape[0]}
+    fields["heat_in"] = {place: explanation.heat_in(place) for place in regions.PLACES}
+    fields |= {"boxes": explanation.boxes(), "map_size": explanation.raw.shape, "photo_size": heatmap.shape}
+    return {**_to_plain(fields), "warnings": [_describe_warning(entry) for entry in explanation.warnings]}
+
+
+def _describe_warning(warning: Any) -> dict[str, str]:
+    """Return code, sentence and remedy of a warning, or of a finding of a check."""
+    return {"code": warning.code, "sentence": getattr(warning, "sentence", str(warning)), "remedy": warning.remedy}
+
+
+def _list_answers(loaded: camtool.Loaded, photo: Path) -> list[dict[str, Any]]:
+    """Return the classes with the highest scores; none for a model that ranks no classes."""
+    try:
+        predictions = camtool.predict(loaded, photo, Top(_ANSWERS))
+    except CamtoolError:
+        return []
+    return [{"label": one.label, "probability": _to_plain(one.probability)} for one in predictions]
+
+
+def _choose_evenly(photos: Sequence[Path], limit: int) -> list[Path]:
+    """Return at most so many images, spread evenly over the list."""
+    count = min(limit, len(photos))
+    return [photos[number * len(photos) // count] for number in range(count)]
+
+
+def _encode(pixels: NDArray[np.uint8]) -> bytes:
+    """Return a picture as a JPEG file, reduced to :data:`_MAX_SIDE`."""
+    picture = Image.fromarray(pixels)
+    picture.thumbnail((_MAX_SIDE, _MAX_SIDE))
+    return image_writing.encode_image(np.asarray(picture), ".jpg")
+
+
+def _to_plain(value: Any) -> Any:
+    """Return a value as values of JSON, with numbers of six digits; NaN and infinity become None."""
+    if isinstance(value, Mapping):
+        return {name: _to_plain(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_to_plain(entry) for entry in value]
+    if isinstance(value, (float, np.floating)):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return int(value) if isinstance(value, np.integer) else value

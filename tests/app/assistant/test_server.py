@@ -1,0 +1,202 @@
+"""The server for assistants: what it may read, what it refuses, and what it returns besides fields."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+
+import anyio
+import numpy as np
+import pytest
+from mcp import Client
+from PIL import Image
+
+import camtool
+from camtool.app.assistant.folders import ReadableFolders
+from camtool.app.assistant.server import build_server
+from camtool.app.assistant.tools import Tools
+from camtool.errors import ImageError
+from tests.app.assistant.conftest import ask
+from tests.cli.test_commands import Command, assert_refused, posix, start_process
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with an image, beside a folder with a secret one."""
+    for name in ("photos/a.png", "photos/below/b.png", "secret/s.png", "photos2/t.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 30), (200, 30, 30)).save(tmp_path / name)
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize("name", ["a.png", "./below/../a.png", "photos/a.png", "below/b.png"])
+def test_an_image_in_the_folder_is_found(folder: Path, name: str) -> None:
+    readable = ReadableFolders([folder])
+    assert readable.find_photo(name) == readable.find_photo(str(folder / name.removeprefix("photos/")))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret/s.png",
+        "below/../../secret/s.png",
+        "../photos2/t.png",
+        "../nowhere.png",
+        "/etc/passwd",
+        "a\0.png",
+        "\ud800",
+    ],
+)
+def test_a_path_that_leads_out_is_refused_whether_it_exists_or_not(folder: Path, name: str) -> None:
+    with pytest.raises(ImageError) as error:
+        ReadableFolders([folder]).find_photo(name)
+    assert "is outside of the folders that may be read" in str(error.value)
+    assert str(folder) in str(error.value)
+
+
+@posix
+def test_links_are_followed_inside_alone(folder: Path) -> None:
+    (folder / "out.png").symlink_to(folder.parent / "secret" / "s.png")
+    (folder / "all").symlink_to(folder.parent / "secret", target_is_directory=True)
+    (folder / "within.png").symlink_to(folder / "a.png")
+    (folder / "round.png").symlink_to(folder / "round.png")
+    readable = ReadableFolders([folder])
+    for name in ("out.png", "all/s.png"):
+        with pytest.raises(ImageError, match="is outside of the folders"):
+            readable.find_photo(name)
+    with pytest.raises(ImageError, match="is outside of the folders"):
+        readable.list_photos("all")
+    assert readable.find_photo("within.png") == (folder / "a.png").resolve()
+    assert [readable.get_name(photo) for photo in readable.list_photos()] == ["a.png", "below/b.png", "within.png"]
+
+
+@posix
+def test_only_files_are_photos_and_only_folders_are_folders(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.png")  # opening it would wait forever
+    readable = ReadableFolders([folder, folder.parent / "photos2"])
+    for name in ("pipe.png", "below", "b.pmg"):
+        with pytest.raises(ImageError, match="does not exist"):
+            readable.find_photo(name)
+    with pytest.raises(ImageError, match=r"folder 'a\.png' does not exist"):
+        readable.list_photos("a.png")
+    assert readable.find_photo("t.png").name == "t.png"
+
+
+def test_a_folder_must_be_one(folder: Path) -> None:
+    with pytest.raises(ImageError, match="is no folder"):
+        ReadableFolders([folder / "a.png"])
+    with pytest.raises(ImageError, match="one or more folders"):
+        ReadableFolders([])
+
+
+@pytest.mark.slow
+def test_over_the_protocol_refusals_are_sentences_and_nothing_is_written(folder: Path) -> None:
+    def hash_tree() -> dict[str, str]:
+        files = sorted(path for path in folder.parent.rglob("*") if path.is_file())
+        return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+    before = hash_tree()
+    refusals = {
+        "is outside of the folders that may be read": ("explain", {"photo": "../secret/s.png"}),
+        "choose one of demo, or start camtool mcp with --model nets:make": (
+            "explain",
+            {"photo": "a.png", "model": "nets:make"},
+        ),
+        "Did you mean 'gradcam'": ("explain", {"photo": "a.png", "method": "gradcan"}),
+        "must be two different classes": ("compare", {"photo": "a.png", "of": "heart", "against": 5}),
+        "'photos' is no class of the model": ("audit", {}),
+        "Input should be a valid string": ("explain", {"photo": 3}),
+        "Unknown tool": ("remove", {"photo": "a.png"}),
+    }
+    answered = ("explain", {"photo": "a.png"})
+    *results, last = ask([*refusals.values(), answered], folder)
+    assert [result.is_error for result in results] == [True] * len(refusals)
+    assert [part for part, result in zip(refusals, results, strict=True) if part not in result.content[0].text] == []
+    assert last.structured_content["photo_size"] == [30, 40]
+    assert hash_tree() == before
+
+
+def call(tools: Tools, name: str, **arguments: object) -> list[object]:
+    async def run() -> list[object]:
+        async with Client(build_server(tools)) as client:
+            return (await client.call_tool(name, arguments)).content
+
+    return anyio.run(run)
+
+
+def test_the_picture_is_the_overlay_reduced_to_1024_pixels(tmp_path: Path) -> None:
+    pixels = np.zeros((1000, 2048, 3), np.uint8)
+    pixels[:, 1024:] = 255
+    Image.fromarray(pixels).save(tmp_path / "large.png")
+    tools = Tools(ReadableFolders([tmp_path]), {"demo": None})
+    fields, title, picture = call(tools, "explain", photo="large.png")
+    label = camtool.explain(camtool.load("demo"), tmp_path / "large.png").label
+    assert (fields.type, title.text, picture.mime_type) == ("text", label, "image/jpeg")
+    with Image.open(BytesIO(base64.b64decode(picture.data))) as shown:
+        assert (shown.format, shown.size) == ("JPEG", (1024, 500))
+        drawn = np.asarray(shown)
+    overlay = camtool.explain(camtool.load("demo"), tmp_path / "large.png").overlay()
+    expected = np.asarray(Image.fromarray(overlay).resize((1024, 500), Image.Resampling.BICUBIC), float)
+    assert abs(drawn - expected).mean() < 3
+
+
+def test_every_tool_and_argument_is_described_and_marked_as_read_only(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    server = build_server(Tools(ReadableFolders([tmp_path]), {"demo": None}))
+
+    async def run() -> list[object]:
+        async with Client(server) as client:
+            return (await client.list_tools()).tools
+
+    tools = anyio.run(run)
+    assert [tool.name for tool in tools] == ["photos", "explain", "compare", "layers", "methods", "evaluate", "audit"]
+    assert all(tool.description and tool.annotations.read_only_hint for tool in tools)
+    arguments = [(tool.name, *pair) for tool in tools for pair in tool.input_schema["properties"].items()]
+    assert [(tool, name) for tool, name, schema in arguments if not schema.get("description")] == []
+
+
+def test_calls_at_once_get_the_answers_of_calls_in_turn(scenes: Path) -> None:
+    tools = Tools(ReadableFolders([scenes]), {"demo": None, "demo-cheat": None})
+    asked = [
+        {"photo": f"shapes/heart/{number:02}.png", "model": model}
+        for number in (0, 3)
+        for model in ("demo", "demo-cheat")
+    ]
+    in_turn = [tools.explain(**arguments).fields for arguments in asked]
+    at_once: dict[int, object] = {}
+
+    async def run() -> None:
+        async with Client(build_server(tools)) as client, anyio.create_task_group() as group:
+
+            async def explain(number: int) -> None:
+                at_once[number] = (await client.call_tool("explain", asked[number])).structured_content
+
+            for number in range(len(asked)):
+                group.start_soon(explain, number)
+
+    anyio.run(run)
+    assert [at_once[number] for number in range(len(asked))] == in_turn
+
+
+def test_the_command_refuses_what_it_cannot_serve(camtool_: Command, folder: Path) -> None:
+    assert_refused(camtool_("mcp", "nowhere"), "FOLDER 'nowhere' does not exist")
+    assert_refused(camtool_("mcp", folder, "--weights", "a.pt", "--weights", "b.pt"), "--weights comes more often")
+
+
+def test_the_command_says_what_to_install(camtool_: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "camtool.app.assistant.server")
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    monkeypatch.setitem(sys.modules, "mcp.server", None)
+    assert_refused(camtool_("mcp", folder), "pip install 'camtool[mcp]'")
+
+
+@pytest.mark.slow
+def test_the_server_ends_with_its_input_and_prints_nothing_else(folder: Path) -> None:
+    process = start_process("mcp", folder, is_fresh=True, stdin=subprocess.PIPE)
+    out, err = process.communicate("", timeout=120)
+    assert (process.returncode, out, err) == (0, "", "")
