@@ -25,8 +25,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-PAGES = [README, *sorted((README.parent / "docs").glob("*.md"))]
-"""The README and the pages of ``docs``, in the order in which their blocks run."""
+SKILL = README.parent / "camtool" / ".agents" / "skills" / "camtool" / "SKILL.md"
+PAGES = [README, *sorted((README.parent / "docs").glob("*.md")), SKILL]
+"""The README, the pages of ``docs`` and the skill, in the order in which their blocks run."""
 
 PHOTOS = (
     *("photo.jpg", "a.jpg", "b.jpg", "c.jpg", "cat.jpg", "dog.jpg", "street.jpg"),
