@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from camtool.app.web_page.runtime import BINARY, CODE, find_runtime
+from camtool.app.web_page.runtime import BINARY, CODE, GPU_BINARY, GPU_CODE, find_runtime
 from camtool.demo.scenes import draw_scene
 from camtool.engines.export import export
 from camtool.errors import CamtoolError
@@ -38,9 +38,12 @@ _COLORMAPS = ("heat", "turbo", "viridis", "inferno", "gray")
 WARNINGS = ("constant-image", "small-part-seen", "not-finite", "zero-gradient", "constant-map", "low-rank")
 """The warnings that need no further pass."""
 
-_PAGE, _MODEL, _RUNTIME, _SAMPLE = "index.html", "model.onnx", "runtime.wasm", "sample.png"
+_PAGE, _MODEL, _SAMPLE = "index.html", "model.onnx", "sample.png"
 
-FILES = frozenset({_PAGE, _MODEL, _RUNTIME, _SAMPLE})
+_RUNTIMES = {"": (CODE, BINARY, "runtime"), "gpu-": (GPU_CODE, GPU_BINARY, "webgpu")}
+"""Prefix of parts → code and binary of a runtime, and the name of its files in a page's folder."""
+
+FILES = frozenset({_PAGE, _MODEL, _SAMPLE, "runtime.js", "runtime.wasm", "webgpu.js", "webgpu.wasm"})
 """The names of the files in a page's folder."""
 
 _LEAST_HALVED = 256
@@ -107,9 +110,9 @@ def export_page(
         if half:
             halve_weights(made / _MODEL)
         picture.save(made / _SAMPLE)
-        shutil.copyfile(found / BINARY, made / _RUNTIME)
-        code, name = (found / CODE).read_text(encoding="utf-8"), loaded.name or type(loaded.model).__name__
-        text = _build_page(made, code, name, is_single=path.suffix == ".html")
+        parts = {"model": _MODEL, "sample": _SAMPLE} | _write_runtimes(found, made, is_single=path.suffix == ".html")
+        name = loaded.name or type(loaded.model).__name__
+        text = _build_page(made, parts, name, is_single=path.suffix == ".html")
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".html":
             path.write_text(text, encoding="utf-8")
@@ -188,13 +191,28 @@ def _draw_sample(sample: str | PathLike[str] | Image.Image | None) -> Image.Imag
     return read_image(source, max_side=_SAMPLE_SIDE)
 
 
-def _build_page(folder: Path, runtime: str, name: str, *, is_single: bool) -> str:
+def _write_runtimes(source: Path, folder: Path, *, is_single: bool) -> dict[str, str]:
+    """Write the scripts of the worker and what they run; return part → name of the file.
+
+    A page of one file has WebAssembly alone, as it would be loaded with both.
+    """
+    parts = dict[str, str]()
+    for prefix, (code, binary, name) in _RUNTIMES.items():
+        if prefix and is_single:
+            continue
+        scripts = _wrap_runtime((source / code).read_text(encoding="utf-8")), *_read_scripts("camtool.js", "worker.js")
+        (folder / f"{name}.js").write_text("\n".join(scripts), encoding="utf-8")
+        shutil.copyfile(source / binary, folder / f"{name}.wasm")
+        parts |= {f"{prefix}code": f"{name}.js", f"{prefix}runtime": f"{name}.wasm"}
+    return parts
+
+
+def _build_page(folder: Path, parts: dict[str, str], name: str, *, is_single: bool) -> str:
     """Return the page for the files in a folder; as a single page it holds them.
 
-    Every script and style is named by its hash in the policy, so nothing else can run, and nothing is loaded but the
-    files beside the page.
+    The script and the style are named by their hashes in the policy, so nothing else can run but the worker, which the
+    script makes of the file beside the page, and nothing is loaded but these files.
     """
-    parts = {"model": _MODEL, "runtime": _RUNTIME, "sample": _SAMPLE}
     settings = {
         "files": parts,
         "sample": _SAMPLE,
@@ -208,10 +226,7 @@ def _build_page(folder: Path, runtime: str, name: str, *, is_single: bool) -> st
             f'<script type="text/plain" data-part="{part}">{_encode(Path(folder, name).read_bytes())}</script>'
             for part, name in parts.items()
         ]
-    # One script, as a page of one file cannot import others.
-    library = re.sub(r"^export ", "", _read("camtool.js"), flags=re.MULTILINE)
-    page = re.sub(r"^import .*\n", "", _read("page.js"), flags=re.MULTILINE)
-    script, style = "\n".join([_wrap_runtime(runtime), library, page]), _read("page.css")
+    (script,), style = _read_scripts("page.js"), _read("page.css")
     values = {
         "policy": _write_policy(script, style, is_single=is_single),
         "title": html.escape(name),
@@ -220,6 +235,11 @@ def _build_page(folder: Path, runtime: str, name: str, *, is_single: bool) -> st
         "script": script,
     }
     return re.sub(r"\{\{ (\w+) \}\}", lambda match: values[match[1]], _read("page.html"))
+
+
+def _read_scripts(*names: str) -> list[str]:
+    """Return modules as parts of one script, which cannot import others."""
+    return [re.sub(r"^(export |import .*\n)", "", _read(name), flags=re.MULTILINE) for name in names]
 
 
 def _read(name: str) -> str:
@@ -236,14 +256,17 @@ def _write_json(values: object) -> str:
 
 
 def _wrap_runtime(code: str) -> str:
-    """Return the runtime's module as an object ``ort`` of a larger script, whose names do not meet those of others."""
-    code = re.sub(r"//# sourceMappingURL=.*", "", code)
+    """Return the runtime's module as an object ``ort`` of a larger script, whose names do not meet those of others.
+
+    The script is a classic one, as browsers start no module from a page of one file.
+    """
+    code = re.sub(r"//# sourceMappingURL=.*", "", code).replace("import.meta.url", "self.location.href")
     found = re.search(r"export\s*\{([^}]*)\};?\s*$", code)
-    if found is None or "</script" in code:
+    if found is None or "import.meta" in code:
         raise CamtoolError("runtime: its code has another form than expected.")
     pairs = [part.split(" as ") for part in found[1].split(",")]
     names = ", ".join(f"{json.dumps(pair[-1].strip())}: {pair[0].strip()}" for pair in pairs)
-    return f"const ort = await (async () => {{\n{code[: found.start()]}\nreturn {{{names}}};\n}})();"
+    return f"const ort = (() => {{\n{code[: found.start()]}\nreturn {{{names}}};\n}})();"
 
 
 def _write_policy(script: str, style: str, *, is_single: bool) -> str:
@@ -255,6 +278,7 @@ def _write_policy(script: str, style: str, *, is_single: bool) -> str:
         "default-src 'none'",
         f"script-src 'sha256-{script_hash}' 'wasm-unsafe-eval'",
         f"style-src 'sha256-{style_hash}'",
+        "worker-src blob:",
         "img-src blob: data:",
         "connect-src 'none'" if is_single else "connect-src 'self'",
         "base-uri 'none'",

@@ -17,9 +17,14 @@ VERSION = "1.30.0"
 CODE, BINARY = "ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"
 """The files that are used: the code, and what it runs."""
 
+GPU_CODE, GPU_BINARY = "ort.jspi.bundle.min.mjs", "ort-wasm-simd-threaded.jspi.wasm"
+"""The same with WebGPU, for browsers whose WebAssembly can wait for promises (JSPI); others would load 10 MB more."""
+
 _HASHES = {
     CODE: "11e64bd8ffe11bd1a2a2f0d6275fdfbbba7262f0b76b99b53d228a8a22ef3d90",
     BINARY: "3398c10d07d229bd91b364548e130e0e51a8e5704b88c7c083ebbeb78842dee2",
+    GPU_CODE: "07ec090355e11b342c95436db54da2d0c2bd5b1d319745bfd3337e6bdcf170ac",
+    GPU_BINARY: "a54c76f86b0f0d9572380cf1c6292a7b3903716ffcbcd6b0e5c7050bf430eb93",
 }
 """File → SHA-256."""
 

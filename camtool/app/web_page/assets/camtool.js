@@ -66,17 +66,18 @@ export function readDescription(bytes) {
  * Open a file of camtool.export.
  * @param {object} ort  The module onnxruntime-web.
  * @param {Uint8Array} bytes
+ * @param {object} options  Of the runtime, e.g. `{executionProviders: ['webgpu']}`.
  * @returns {Promise<Model>}
  * @throws {Error} It is no such file, or the runtime cannot run it.
  */
-export async function openModel(ort, bytes) {
+export async function openModel(ort, bytes, options = {}) {
   const description = readDescription(bytes);
   if (!description.preparation) {
     throw new Error('The file does not say how photos are prepared: the transform does more than resize, crop and ' +
       'normalize, or it was written by an older version of camtool.');
   }
   if (!['softmax', 'sigmoid', 'identity'].includes(description.link)) throw new Error('The model returns no scores of classes.');
-  return {ort, description, session: await ort.InferenceSession.create(bytes)};
+  return {ort, description, session: await ort.InferenceSession.create(bytes, options)};
 }
 
 // ------------------------------------------------------------------------------------------------- from photo to input
@@ -403,4 +404,89 @@ export function drawHeat(photo, placed, palette, {colormap = 'heat', alpha = 0.7
   }
   if (view === 'overlay') drawUnseen(drawn, photo, placed.rows, placed.columns);
   return drawn;
+}
+
+// ------------------------------------------------------------------------------------------------------ contours
+
+const LEVELS = 256, HAIR = 1e-9, WIDTHS_PER_SIDE = 320;
+
+/**
+ * Return Otsu's threshold of a heatmap from 0 to 1, as scikit-image does.
+ * @param {Float32Array} heat
+ */
+export function findThreshold(heat) {
+  const counts = new Float64Array(LEVELS);
+  heat.forEach((value) => { counts[Math.min(LEVELS - 1, Math.floor(value * LEVELS))] += 1; });
+  const center = (level) => (level + 0.5) / LEVELS;
+  let below = 0, sumBelow = 0, highest = -1, best = 0;
+  const total = counts.reduce((sum, count, level) => sum + count * center(level), 0);
+  for (let level = 0; level < LEVELS - 1; level++) {
+    below += counts[level];
+    sumBelow += counts[level] * center(level);
+    const above = heat.length - below, apart = sumBelow / below - (total - sumBelow) / above;
+    const variance = below * above * apart * apart;
+    if (variance > highest) [highest, best] = [variance, level];
+  }
+  return center(best);
+}
+
+/** For each of 16 squares, by which of its corners are hot: the sides that lines connect. */
+const LINES = ['', 'TL', 'RT', 'RL', 'LB', 'TB', 'LTRB', 'RB', 'BR', 'TRBL', 'BT', 'BL', 'LR', 'TR', 'LT', ''];
+
+/**
+ * Find the outlines of the regions with heat at or above a threshold, to parts of a pixel.
+ * @param {Float32Array} heat  (height, width), from 0 to 1
+ * @param {number} threshold  By default Otsu's.
+ * @returns {number[][]} Lines [x0, y0, x1, y1], in no order; (0, 0) is the center of the first pixel. Empty if the heat is
+ *   the same everywhere.
+ */
+export function findContours(heat, height, width, threshold = undefined) {
+  const lines = [];
+  if (heat.every((value) => value === heat[0])) return lines;
+  const level = (threshold ?? findThreshold(heat)) - HAIR;
+  const read = (row, column) =>  // a border of cold pixels closes the outlines
+    (row < 0 || column < 0 || row >= height || column >= width ? -1 : heat[row * width + column]);
+  const mix = (from, to) => (from === to ? 0 : (level - from) / (to - from));
+  const hold = (value, last) => Math.min(Math.max(value, 0), last);
+  for (let row = -1; row < height; row++) {
+    for (let column = -1, a, c, b = read(row, -1), d = read(row + 1, -1); column < width; column++) {
+      [a, c, b, d] = [column < 0 ? -1 : b, column < 0 ? -1 : d, read(row, column + 1), read(row + 1, column + 1)];
+      const sides = LINES[(a > level) + 2 * (b > level) + 4 * (c > level) + 8 * (d > level)];
+      for (let at = 0; at < sides.length; at += 2) {
+        lines.push([sides[at], sides[at + 1]].flatMap((side) => {
+          const x = side === 'L' ? column : side === 'R' ? column + 1 : column + (side === 'T' ? mix(a, b) : mix(c, d));
+          const y = side === 'T' ? row : side === 'B' ? row + 1 : row + (side === 'L' ? mix(a, c) : mix(b, d));
+          return [hold(x, width - 1), hold(y, height - 1)];
+        }));
+      }
+    }
+  }
+  return lines;
+}
+
+/**
+ * Draw the outlines of the hottest regions on a photo: white lines with a black halo.
+ * @param {Photo} photo
+ * @param {ReturnType<typeof placeMap>} placed
+ * @returns {Uint8ClampedArray} RGBA
+ */
+export function drawContours(photo, placed) {
+  const {width, height, pixels} = photo, lines = findContours(placed.heat, height, width);
+  const canvas = new OffscreenCanvas(width, height), context = canvas.getContext('2d', {willReadFrequently: true});
+  context.putImageData(new ImageData(pixels, width, height), 0, 0);
+  const thick = Math.max(1, roundHalfEven(Math.min(width, height) / WIDTHS_PER_SIDE));
+  const full = thick + 2 * Math.max(1, Math.floor(thick / 2));
+  // Half of a line along the border would be outside of the photo. It is moved inside.
+  const move = (value, length) => Math.min(Math.max(value, Math.min(full, length - 1) / 2), length - 1 - Math.min(full, length - 1) / 2) + 0.5;
+  context.beginPath();
+  for (const [x0, y0, x1, y1] of lines) {
+    context.moveTo(move(x0, width), move(y0, height));
+    context.lineTo(move(x1, width), move(y1, height));
+  }
+  context.lineCap = 'round';
+  for (const [color, thickness] of [['black', full], ['white', thick]]) {
+    Object.assign(context, {strokeStyle: color, lineWidth: thickness});
+    context.stroke();
+  }
+  return context.getImageData(0, 0, width, height).data;
 }

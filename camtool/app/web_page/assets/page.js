@@ -1,13 +1,12 @@
-import {decodePhoto, drawHeat, explain, getLabel, openModel, placeMap, readPixels} from './camtool.js';
-
-// The page around camtool.js. Names, labels and messages are only ever put in as text.
+// The page. All that takes long is done by the worker. Names, labels and messages are only ever put in as text.
 
 const $ = (id) => document.getElementById(id);
 const settings = JSON.parse($('settings').textContent);
 const palettes = Object.fromEntries(Object.entries(settings.palettes).map(([name, text]) => [name, decodeBase64(text)]));
-const SHOWN_CLASSES = 5, LOW_RANK = 5, SMALL_SHARE = 0.25, CAMERA_SIDE = 480;
+const SHOWN_CLASSES = 5, CAMERA_SIDE = 480, MOST_THREADS = 4;
 
-const state = {model: null, images: [], current: null, target: null, other: null, stream: null, run: 0};
+const state = {worker: null, model: null, images: [], current: null, target: null, other: null, stream: null,
+  count: 0, listing: 0, isStopped: false, hasGpu: false};
 
 function decodeBase64(text) {
   return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -19,16 +18,49 @@ function showStatus(text, isBad = false) {
 }
 
 const showError = (error) => showStatus(error.message || String(error), true);
-const nameClass = (index) => getLabel(state.model.description, index);
-
-/** Return the labels of all classes that have one. */
-function listLabels() {
-  const count = state.model.description.labels?.length ?? 0;
-  return Array.from({length: count === 1 ? 2 : count}, (_, index) => nameClass(index));
-}
-
+const nameClass = (index) => state.model.labels[index] ?? `class ${index}`;
 const countClasses = () => state.current.results.get('top').probabilities.length;
 const formatShare = (share) => `${(100 * share).toFixed(1)}%`;
+
+/** Make an element with properties and contents. */
+const make = (name, properties = {}, ...contents) => {
+  const element = Object.assign(document.createElement(name), name === 'button' ? {type: 'button'} : {}, properties);
+  element.append(...contents);
+  return element;
+};
+
+// --------------------------------------------------------------------------------------------------------- worker
+
+const waiting = new Map();
+const showBusy = () => $('stage').setAttribute('aria-busy', waiting.size > 0);
+
+/** Ask the worker for a task; it does one after the other. */
+function ask(task, values, transfer = []) {
+  return new Promise((resolve, reject) => {
+    state.count += 1;
+    waiting.set(state.count, {resolve, reject});
+    showBusy();
+    state.worker.postMessage({number: state.count, task, values}, transfer);
+  });
+}
+
+function startWorker(code) {
+  state.worker?.terminate();
+  const address = URL.createObjectURL(new Blob([code], {type: 'text/javascript'}));
+  state.worker = new Worker(address);  // its policy is that of the page
+  state.worker.onmessage = ({data: {number, answer, problem}}) => {
+    const {resolve, reject} = waiting.get(number);
+    waiting.delete(number);
+    problem === undefined ? resolve(answer) : reject(new Error(problem));
+    setTimeout(showBusy);  // after the next task, if this one was not the last
+  };
+  state.worker.onerror = (event) => {
+    event.preventDefault();
+    waiting.forEach(({reject}) => reject(new Error(`The work has stopped: ${event.message || 'the browser allows no worker'}.`)));
+    waiting.clear();
+    showBusy();
+  };
+}
 
 // -------------------------------------------------------------------------------------------------------- loading
 
@@ -51,36 +83,60 @@ async function readPart(name) {
     if (done) break;
     parts.push(value);
     count += value.length;
-    showStatus(`Loading the ${name}: ${(count / 1e6).toFixed(1)}${total ? ` of ${(total / 1e6).toFixed(1)}` : ''} MB`);
+    showStatus(`Loading ${settings.files[name]}: ${(count / 1e6).toFixed(1)}${total ? ` of ${(total / 1e6).toFixed(1)}` : ''} MB ...`);
   }
   return new Uint8Array(await new Blob(parts).arrayBuffer());
 }
 
-async function useModel(bytes) {
-  let model;
-  try {
-    model = await openModel(ort, bytes);
-  } catch (error) {
-    throw new Error(`The model cannot be used. ${String(error.message || error).split('\n')[0]}`);
-  }
-  await state.model?.session.release();
+/** Return the device to compute on: WebGPU on a graphics processor if the page has its files, or as the address says. */
+async function chooseDevice() {
+  const canRun = settings.files['gpu-code'] && WebAssembly.Suspending && navigator.gpu;
+  const adapter = canRun ? await navigator.gpu.requestAdapter().catch(() => null) : null;
+  state.hasGpu = adapter !== null;
+  const isFast = adapter && !(adapter.info?.isFallbackAdapter ?? adapter.isFallbackAdapter);
+  const wanted = new URLSearchParams(location.search).get('device') ?? (isFast ? 'webgpu' : 'wasm');
+  return settings.files['gpu-code'] ? wanted : 'wasm';
+}
+
+/** Show what computes, and why it is not WebGPU if that failed; the other one is a link, as it opens the page anew. */
+function showDevice(provider, threads, problem) {
+  const name = provider === 'webgpu' ? 'WebGPU' : `WebAssembly, ${threads} thread${threads > 1 ? 's' : ''}`;
+  const [device, other] = provider === 'webgpu' ? ['wasm', 'WebAssembly'] : ['webgpu', 'WebGPU'];
+  $('device').replaceChildren(`Computed by ${name}. `, problem ? `WebGPU failed: ${problem}` : '',
+    state.hasGpu && !problem ? make('a', {href: `?device=${device}`}, `Use ${other}`) : '');
+}
+
+function useModel(model) {
   state.model = model;
   state.target = state.other = null;
   state.images.forEach((image) => image.results.clear());
-  $('model-name').textContent = `${model.description.model}, explained in your browser`;
-  $('method').replaceChildren(...Object.keys(model.description.outputs).map((name) => new Option(name, name)));
-  const labels = listLabels();
-  $('labels').replaceChildren(...labels.map((label) => Object.assign(document.createElement('option'), {value: label})));
+  $('model-name').textContent = `${model.name}, explained in your browser`;
+  $('method').replaceChildren(...model.methods.map((name) => new Option(name, name)));
+  $('labels').replaceChildren(...model.labels.map((value) => make('option', {value})));
   $('class').value = $('other').value = '';
 }
 
 async function start() {
   Object.keys(palettes).forEach((name) => $('colormap').append(new Option(name, name)));
   drawScale();
-  ort.env.wasm.numThreads = globalThis.crossOriginIsolated ? Math.min(4, navigator.hardwareConcurrency || 1) : 1;
-  ort.env.wasm.wasmBinary = await readPart('runtime');
-  showStatus('Opening the model ...');
-  await useModel(await readPart('model'));
+  const threads = globalThis.crossOriginIsolated ? Math.min(MOST_THREADS, navigator.hardwareConcurrency || 1) : 1;
+  const bytes = await readPart('model'), chosen = await chooseDevice();
+  let problem = '';
+  for (const device of chosen === 'webgpu' ? ['webgpu', 'wasm'] : ['wasm']) {
+    try {
+      const prefix = device === 'webgpu' ? 'gpu-' : '';
+      startWorker(await readPart(`${prefix}code`));
+      const binary = await readPart(`${prefix}runtime`);
+      showStatus('Opening the model ...');
+      const model = await ask('start', {device, binary, threads, bytes, palettes}, [binary.buffer]);
+      useModel(model);
+      showDevice(model.provider, threads, problem || model.problem);
+      break;
+    } catch (error) {
+      if (device === 'wasm') throw error;
+      problem = error.message;
+    }
+  }
   await addImages([new File([await readPart('sample')], settings.sample)]);
 }
 
@@ -88,40 +144,37 @@ async function start() {
 
 async function addImages(files) {
   const added = [], problems = [];
-  for (const file of files) {
+  for (const [number, file] of files.entries()) {
     try {
       if (file.name.endsWith('.onnx')) {
         showStatus(`Opening ${file.name} ...`);
-        await useModel(new Uint8Array(await file.arrayBuffer()));
+        const bytes = new Uint8Array(await file.arrayBuffer());
+        const model = await ask('open', {bytes}).catch((error) => { throw new Error(`The model cannot be used. ${error.message}`); });
+        useModel(model);
         continue;
       }
-      added.push({name: file.name, photo: await decodePhoto(file), results: new Map()});
+      showStatus(`Reading ${files.length > 1 ? `${number + 1} of ${files.length} images` : file.name} ...`);
+      const image = {name: file.name, source: {key: ++state.count, blob: file}, results: new Map()};
+      image.button = makeThumbnail(image, await ask('read', image.source));
+      added.push(image);
     } catch (error) {
       problems.push(`${file.name}: ${error.message}`);
     }
   }
   stopCamera();
   state.images.push(...added);
-  added.forEach((image) => $('thumbnails').append(makeThumbnail(image)));
+  $('thumbnails').append(...added.map((image) => image.button));
   state.current = added[0] ?? state.current;
   if (added.length) state.target = null;
   if (state.current) await show();
   if (state.images.length > 1) await listImages();
-  if (problems.length) showStatus(problems.join(' '), true);
+  showStatus(problems.join(' '), problems.length > 0);
 }
 
-function makeThumbnail(image) {
-  const {width, height} = image.photo, side = Math.min(width, height), button = document.createElement('button');
-  const canvas = Object.assign(document.createElement('canvas'), {width: 112, height: 112});
-  const full = new OffscreenCanvas(width, height);
-  full.getContext('2d').putImageData(new ImageData(image.photo.pixels, width, height), 0, 0);
-  canvas.getContext('2d').drawImage(full, (width - side) / 2, (height - side) / 2, side, side, 0, 0, 112, 112);
-  button.type = 'button';
-  button.setAttribute('aria-label', image.name);
-  button.append(canvas);
-  button.addEventListener('click', () => choose(image));
-  image.button = button;
-  return button;
+function makeThumbnail(image, bitmap) {
+  const canvas = make('canvas', {width: bitmap.width, height: bitmap.height});
+  canvas.getContext('2d').drawImage(bitmap, 0, 0);
+  return make('button', {ariaLabel: image.name, title: image.name, onclick: () => choose(image)}, canvas);
 }
 
 async function choose(image) {
@@ -131,33 +184,27 @@ async function choose(image) {
   await show().catch(showError);
 }
 
-/** Fill the table of all images; those that are new are explained. */
+/** Fill the table of all images; those that are new are explained, until the user stops it. */
 async function listImages() {
+  const run = ++state.listing;
   $('many').hidden = false;
-  const rows = [];
+  $('rows').replaceChildren();
+  $('stop').hidden = state.isStopped = false;
   for (const [number, image] of state.images.entries()) {
+    if (state.isStopped || run !== state.listing) break;
     showStatus(`Explaining ${number + 1} of ${state.images.length} images ...`);
     const {index, probabilities} = await getResult(image, null);
-    const row = document.createElement('tr'), open = document.createElement('button');
-    open.type = 'button';
-    open.textContent = image.name;
-    open.addEventListener('click', () => choose(image));
-    const cells = [open, nameClass(index), formatShare(probabilities[index])].map((content) => {
-      const cell = document.createElement('td');
-      cell.append(content);
-      return cell;
-    });
-    row.append(...cells);
-    rows.push(row);
+    const open = make('button', {onclick: () => choose(image)}, image.name);
+    $('rows').append(make('tr', {}, ...[open, nameClass(index), formatShare(probabilities[index])].map((content) => make('td', {}, content))));
   }
-  $('rows').replaceChildren(...rows);
+  $('stop').hidden = true;
   showStatus('');
 }
 
 function writeTable() {
   // A cell that begins with one of these would be a formula in a spreadsheet.
   const quote = (text) => `"${(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
-  const lines = state.images.map((image) => {
+  const lines = state.images.filter((image) => image.results.has('top')).map((image) => {
     const {index, probabilities} = image.results.get('top');
     return [quote(image.name), quote(nameClass(index)), probabilities[index].toFixed(6)].join(',');
   });
@@ -170,71 +217,83 @@ function writeTable() {
 async function getResult(image, target) {
   const key = target ?? 'top';
   if (!image.results.has(key)) {
-    await new Promise((resolve) => setTimeout(resolve));  // the status is drawn before the work begins
-    image.results.set(key, await explain(state.model, image.photo, target ?? -1));
+    if (!state.stream) showStatus(`Explaining ${image.name} ...`);
+    image.results.set(key, await ask('explain', {image: image.source, target}));
   }
   return image.results.get(key);
 }
 
-async function show() {
-  const run = ++state.run, image = state.current, start = performance.now();
-  const isNew = !image.results.has(state.target ?? 'top');
-  if (isNew && !state.stream) showStatus(`Explaining ${image.name} ...`);
-  const top = await getResult(image, null), result = await getResult(image, state.target);
-  const second = state.other === null ? null : await getResult(image, state.other);
-  if (run !== state.run) return;
-  const time = performance.now() - start;
-  drawFigure($('first'), image, result, top, isNew ? `${Math.round(time)} ms` : '');
-  $('second').hidden = second === null;
-  if (second) drawFigure($('second'), image, second, top, '');
+let wanted = 0, showing = null;
+
+/** Show the current image as the controls say; what is asked for during the work replaces it. */
+function show() {
+  wanted += 1;
+  showing ??= (async () => {
+    try {
+      for (let run = 0; run !== wanted;) {
+        run = wanted;
+        await showOnce(() => run === wanted);
+      }
+    } finally {
+      showing = null;
+    }
+  })();
+  return showing;
+}
+
+async function showOnce(isWanted) {
+  const image = state.current, start = performance.now(), {target, other} = state;
+  const isNew = !image.results.has(target ?? 'top');
+  const top = await getResult(image, null);
+  const result = isWanted() && await getResult(image, target);
+  const second = isWanted() && other !== null ? await getResult(image, other) : null;
+  if (!isWanted()) return;
+  const time = isNew ? `${Math.round(performance.now() - start)} ms` : '';
+  await drawFigure($('first'), image, result, time);
+  if (second && isWanted()) await drawFigure($('second'), image, second, '');
+  if (!isWanted()) return;
+  $('second').hidden = $('swap').hidden = second === null;
   drawBars(top, result.index);
-  state.images.forEach((each) => each.button.setAttribute('aria-pressed', each === image));
-  if (!state.stream) showStatus('');
+  state.images.forEach((one) => one.button.setAttribute('aria-pressed', one === image));
+  if (!state.stream && $('stop').hidden) showStatus('');
 }
 
-function drawFigure(figure, image, result, top, time) {
-  const {photo} = image, method = $('method').value, canvas = figure.querySelector('canvas');
-  const placed = placeMap(result.maps[method], state.model.description, result.geometry, photo.height, photo.width);
-  const look = {colormap: $('colormap').value, alpha: Number($('alpha').value), view: document.querySelector('[name=view]:checked').value};
-  const pixels = drawHeat(photo, placed, palettes[look.colormap], look);
-  canvas.width = photo.width;
-  canvas.height = photo.height;
-  canvas.getContext('2d').putImageData(new ImageData(pixels, photo.width, photo.height), 0, 0);
-  const label = nameClass(result.index), share = formatShare(top.probabilities[result.index]);
-  canvas.setAttribute('aria-label', `${image.name} with heat where ${state.model.description.model} found ${label}, by ${method}`);
+async function drawFigure(figure, image, result, time) {
+  const method = $('method').value, view = document.querySelector('[name=view]:checked').value;
+  const look = {colormap: $('colormap').value, alpha: Number($('alpha').value), view};
+  const {pixels, width, height, codes} = await ask('draw', {image: image.source, result, method, look});
+  const canvas = Object.assign(figure.querySelector('canvas'), {width, height});
+  canvas.getContext('2d').putImageData(new ImageData(pixels, width, height), 0, 0);
+  const label = nameClass(result.index), {name, layer} = state.model;
+  canvas.setAttribute('aria-label', `${image.name} with ${view === 'contours' ? 'lines around' : 'heat on'} what speaks for ${label} in ${name}, by ${method}`);
   figure.querySelector('h2').textContent = label;
-  figure.querySelector('.facts').textContent = [share, `${method} at ${state.model.description.layer}, ` +
-    result.maps[method].grid.join(' x '), time].filter(Boolean).join('   ');
-  figure.querySelector('.warnings').replaceChildren(...listWarnings(result, top, placed, photo, method).map((text) =>
-    Object.assign(document.createElement('li'), {textContent: text})));
-}
-
-/** Return the warnings that need no further pass, in the words of camtool. */
-function listWarnings(result, top, placed, photo, method) {
-  const codes = [], rank = top.probabilities.filter((share) => share > top.probabilities[result.index]).length;
-  const [down, across] = [placed.rows, placed.columns].map((line) => line.reduce((sum, one) => sum + one, 0));
-  if (photo.pixels.every((value, at) => value === photo.pixels[at % 4])) codes.push('constant-image');
-  if (down * across < SMALL_SHARE * photo.width * photo.height) codes.push('small-part-seen');
-  if (result.maps[method].values.some((value) => !Number.isFinite(value))) codes.push('not-finite');
-  else if (result.maps[method].values.every((value) => value === 0)) codes.push('zero-gradient');
-  else if (placed.isConstant) codes.push('constant-map');
-  if (rank >= LOW_RANK) codes.push('low-rank');
-  return codes.map((code) => settings.warnings[code].join(' '));
+  figure.querySelector('.facts').textContent = [formatShare(result.probabilities[result.index]),
+    `${method} at ${layer}, ${result.maps[method].grid.join(' x ')}`, time].filter(Boolean).join('   ');
+  figure.querySelector('.warnings').replaceChildren(...codes.map((code) => make('li', {}, settings.warnings[code].join(' '))));
+  $('legend').hidden = view === 'contours' || view === 'masked';
 }
 
 function drawBars(top, explained) {
   const order = top.probabilities.map((_, index) => index).sort((a, b) => top.probabilities[b] - top.probabilities[a]);
+  const focused = [...$('bars').querySelectorAll('button')].indexOf(document.activeElement);
   $('bars').replaceChildren(...order.slice(0, SHOWN_CLASSES).map((index) => {
-    const button = document.createElement('button'), name = document.createElement('span'), share = document.createElement('span');
-    button.type = 'button';
-    button.setAttribute('aria-pressed', index === explained);
-    button.style.setProperty('--share', formatShare(top.probabilities[index]));
-    name.textContent = nameClass(index);
-    share.textContent = formatShare(top.probabilities[index]);
-    button.append(name, share);
-    button.addEventListener('click', () => { state.target = index; show().catch(showError); });
-    return button;
+    const name = nameClass(index), share = formatShare(top.probabilities[index]);
+    const button = make('button', {ariaPressed: index === explained, onclick: () => setTargets(index, state.other)},
+      make('span', {}, name), make('span', {}, share));
+    button.style.setProperty('--share', share);
+    const compare = make('button', {ariaPressed: index === state.other, ariaLabel: `Compare with ${name}`, title: `Compare with ${name}`,
+      onclick: () => setTargets(state.target, index === state.other ? null : index)}, '+');
+    return make('div', {className: 'bar'}, button, compare);
   }));
+  $('bars').querySelectorAll('button')[focused]?.focus();
+}
+
+/** Show the map of a class, and beside it that of another one. */
+function setTargets(target, other) {
+  Object.assign(state, {target, other});
+  $('class').value = target === null ? '' : nameClass(target);
+  $('other').value = other === null ? '' : nameClass(other);
+  return show().catch(showError);
 }
 
 function drawScale() {
@@ -247,7 +306,7 @@ function drawScale() {
 function findClass(text) {
   const wanted = text.trim();
   if (!wanted) return null;
-  const index = listLabels().findIndex((label) => label.toLowerCase() === wanted.toLowerCase());
+  const index = state.model.labels.findIndex((label) => label.toLowerCase() === wanted.toLowerCase());
   const number = index >= 0 ? index : /^\d+$/.test(wanted) ? Number(wanted) : -1;
   if (number < 0 || number >= countClasses()) throw new Error(`'${wanted}' is not among the ${countClasses()} classes.`);
   return number;
@@ -269,11 +328,22 @@ async function startCamera() {
   $('camera').setAttribute('aria-pressed', 'true');
   const scale = Math.min(1, CAMERA_SIDE / Math.min(video.videoWidth, video.videoHeight));
   const size = [video.videoWidth, video.videoHeight].map((side) => Math.round(side * scale));
-  for (let count = 1, start = performance.now(); state.stream; count++) {
-    state.current = {name: 'camera', photo: readPixels(video, ...size), results: new Map()};
-    await show();
-    await new Promise(requestAnimationFrame);
-    if (state.stream) showStatus(`${(1000 * count / (performance.now() - start)).toFixed(1)} frames a second`);
+  try {
+    for (let count = 1, start = performance.now(); state.stream; count++) {
+      const bitmap = await createImageBitmap(video, {resizeWidth: size[0], resizeHeight: size[1]});
+      const image = {name: 'camera', source: {key: ++state.count}, results: new Map()};
+      await ask('see', {bitmap}, [bitmap]);
+      if (!state.stream) break;
+      state.current = image;
+      await show();
+      const seconds = (performance.now() - start) / 1000;
+      if (state.stream && seconds > 1) {
+        showStatus(`${(count / seconds).toFixed(1)} frames a second`);
+        [count, start] = [0, performance.now()];
+      }
+    }
+  } finally {
+    stopCamera();
   }
 }
 
@@ -313,8 +383,10 @@ on('paste', 'click', async () => {
   if (!item) throw new Error('The clipboard has no image that this page may read; press Ctrl-V, or choose a file.');
   await addImages([new File([await item.getType(item.types.find((type) => type.startsWith('image/')))], 'pasted image')]);
 });
-on('class', 'change', ({target}) => { state.target = findClass(target.value); return show(); });
-on('other', 'change', ({target}) => { state.other = findClass(target.value); return show(); });
+on('class', 'change', ({target}) => setTargets(findClass(target.value), state.other));
+on('other', 'change', ({target}) => setTargets(state.target, findClass(target.value)));
+on('swap', 'click', () => setTargets(state.other, state.target ?? state.current.results.get('top').index));
+on('stop', 'click', () => { state.isStopped = true; });
 on('method', 'change', redraw);
 on('alpha', 'input', redraw);
 on('view', 'change', redraw);

@@ -1,0 +1,99 @@
+import {decodePhoto, drawContours, drawHeat, explain, getLabel, openModel, placeMap, readPixels} from './camtool.js';
+
+// The worker of the page: it decodes, explains and draws, so that the page never waits. `ort` is the runtime.
+
+const LOW_RANK = 5, SMALL_SHARE = 0.25, THUMBNAIL = 112, KEPT_MAPS = 2;
+
+let model = null, device = 'wasm', palettes = {}, frame = null, current = {key: null, photo: null};
+const placements = new Map();
+
+/** Return the photo of an image, or of the camera; only the last one is kept, as many large ones would fill the memory. */
+async function getPhoto({key, blob}) {
+  if (!blob) return frame;
+  if (current.key !== key) current = {key, photo: await decodePhoto(blob)};
+  return current.photo;
+}
+
+/** Open a model; with WebGPU it is run once, as some devices fail only then, and the processor follows. */
+async function open(bytes) {
+  let problem = '';
+  for (const provider of device === 'webgpu' ? ['webgpu', 'wasm'] : ['wasm']) {
+    let opened = null;
+    try {
+      opened = await openModel(ort, bytes, {executionProviders: [provider], logSeverityLevel: 3});
+      const dot = {width: 1, height: 1, pixels: Uint8ClampedArray.of(0, 0, 0, 255)};
+      if (provider === 'webgpu') await explain(opened, dot);
+      await model?.session.release();
+      model = opened;
+      const {description} = model, count = description.labels?.length ?? 0;
+      const labels = Array.from({length: count === 1 ? 2 : count}, (_, index) => getLabel(description, index));
+      return {name: description.model, layer: description.layer, methods: Object.keys(description.outputs), labels, provider, problem};
+    } catch (error) {
+      await opened?.session.release().catch(() => null);
+      if (provider !== 'webgpu') throw error;
+      problem = shorten(error);
+    }
+  }
+}
+
+/** Return the codes of the warnings that need no further pass. */
+function listWarnings(photo, placed, {index, probabilities}, {values}) {
+  const codes = [], rank = probabilities.filter((share) => share > probabilities[index]).length;
+  const [down, across] = [placed.rows, placed.columns].map((line) => line.reduce((sum, one) => sum + one, 0));
+  if (photo.pixels.every((value, at) => value === photo.pixels[at % 4])) codes.push('constant-image');
+  if (down * across < SMALL_SHARE * photo.width * photo.height) codes.push('small-part-seen');
+  if (values.some((value) => !Number.isFinite(value))) codes.push('not-finite');
+  else if (values.every((value) => value === 0)) codes.push('zero-gradient');
+  else if (placed.isConstant) codes.push('constant-map');
+  if (rank >= LOW_RANK) codes.push('low-rank');
+  return codes;
+}
+
+const TASKS = {
+  async start(values) {
+    ({device, palettes} = values);
+    Object.assign(ort.env.wasm, {numThreads: values.threads, wasmBinary: values.binary});
+    ort.env.logLevel = 'error';
+    return open(values.bytes);
+  },
+  open: ({bytes}) => open(bytes),
+  /** Decode an image; its thumbnail is a square from the middle. */
+  async read(image) {
+    const {width, height, pixels} = await getPhoto(image), side = Math.min(width, height);
+    const size = {resizeWidth: THUMBNAIL, resizeHeight: THUMBNAIL, resizeQuality: 'medium'};
+    const [left, top] = [width, height].map((length) => Math.floor((length - side) / 2));
+    return createImageBitmap(new ImageData(pixels, width, height), left, top, side, side, size);
+  },
+  /** Take a picture of the camera as the current photo. */
+  async see({bitmap}) {
+    frame = readPixels(bitmap, bitmap.width, bitmap.height);
+    bitmap.close();
+  },
+  explain: async ({image, target}) => explain(model, await getPhoto(image), target ?? -1),
+  async draw({image, result, method, look}) {
+    const photo = await getPhoto(image), {width, height} = photo, map = result.maps[method];
+    const name = JSON.stringify([image.key, result.index, method]);
+    const placed = placements.get(name) ?? placeMap(map, model.description, result.geometry, height, width);
+    placements.set(name, placed);
+    if (placements.size > KEPT_MAPS) placements.delete(placements.keys().next().value);
+    const pixels = look.view === 'contours' ? drawContours(photo, placed) : drawHeat(photo, placed, palettes[look.colormap], look);
+    return {pixels, width, height, codes: listWarnings(photo, placed, result, map)};
+  },
+};
+
+const shorten = (error) => String(error.message || error).split('\n')[0];
+
+// Threads of the runtime run this script, too.
+if (!self.name.startsWith('em-pthread')) {
+  let last = null;
+  self.onmessage = ({data: {number, task, values}}) => {
+    last = Promise.resolve(last).then(async () => {
+      try {
+        const answer = await TASKS[task](values);
+        self.postMessage({number, answer}, answer?.pixels ? [answer.pixels.buffer] : []);
+      } catch (error) {
+        self.postMessage({number, problem: shorten(error)});
+      }
+    });
+  };
+}
