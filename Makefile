@@ -1,6 +1,6 @@
 # The commands that CI calls. `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install lint types test test-all pythons demo-page
+.PHONY: help install lint types test test-all pythons demo-page docs
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -30,3 +30,6 @@ pythons:  ## install the package alone on other Pythons, and run its demo
 
 demo-page:  ## write a page with the bundled model that needs no server, site/demo
 	python -m camtool export demo site/demo --overwrite
+
+docs:  ## build the documentation site, site/index.html; warnings are errors
+	python -m tools.docs_site site

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import typer
 
 _ROOT = Path(__file__).parents[1]
-_PAGES = (_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md")))
+_PAGES = (_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md")))
 _MARK = re.compile(r"^<!-- numbers: (.+) -->$")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?![\w.])")
 _SIGNS = str.maketrans({"\u2212": "-", "±": " ", "`": "", "*": ""})

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 SKILL = README.parent / "camtool" / ".agents" / "skills" / "camtool" / "SKILL.md"
-PAGES = [README, *sorted((README.parent / "docs").glob("*.md")), SKILL]
+PAGES = [README, *sorted((README.parent / "docs").rglob("*.md")), SKILL]
 """The README, the pages of ``docs`` and the skill, in the order in which their blocks run."""
 
 PHOTOS = (
@@ -391,6 +391,8 @@ def main() -> None:
             namespace |= start
             pages.add(page)
         exec(compile("\n" * line + block, str(page), "exec"), namespace)
+        if page == README:
+            start["model"] = namespace["model"]
     names = [name for name in namespace if not name.startswith("_")]
     sys.stdout.write(json.dumps(names))
 

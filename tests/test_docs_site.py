@@ -1,0 +1,134 @@
+"""The documentation site: it builds without a warning, its links lead somewhere, it loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import camtool
+from camtool.methods import METHODS
+from camtool.trust.metrics import METRICS
+from camtool.warning_codes import WARNING_KINDS
+from tools.docs_site import pages
+from tools.docs_site.checking import find_faults, read_pages
+from tools.docs_site.twins import draw_list
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    for needed in ("sphinx", "myst_nb", "pydata_sphinx_theme"):
+        pytest.importorskip(needed, reason="needs Sphinx: pip install -e '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    program = (
+        "import sys; from pathlib import Path; from tools.docs_site.building import build;"
+        "build(*map(Path, sys.argv[1:]))"
+    )
+    command = [sys.executable, "-W", "error", "-c", program, str(folder / "site"), str(folder / "staged")]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    yield folder / "site"
+    shutil.rmtree(folder)
+
+
+def write_page(path: Path, body: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"<html><head></head><body>{body}</body></html>", encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ('<a href="other.html">x</a>', "index.html: other.html leads to no file"),
+        ('<a href="deep/page.html#there">x</a>', "index.html: deep/page.html#there leads to no such anchor"),
+        ('<script src="https://cdn.example/x.js"></script>', "index.html: loads https://cdn.example/x.js"),
+        ('<link rel="stylesheet" href="//fonts.example/x.css">', "index.html: loads //fonts.example/x.css"),
+        ('<img src="deep/x.png" alt="">', "index.html: deep/x.png has no alt text"),
+    ],
+)
+def test_a_fault_of_a_page_is_told(tmp_path: Path, body: str, fault: str) -> None:
+    write_page(tmp_path / "deep" / "page.html", '<h1 id="here">x</h1><a href="../index.html">x</a>')
+    (tmp_path / "deep" / "x.png").write_bytes(b"")
+    fine = '<a href="deep/page.html#here">x</a><a href="https://example.org">x</a><img src="deep/x.png" alt="x">'
+    write_page(tmp_path / "index.html", fine)
+    assert find_faults(tmp_path) == []
+    write_page(tmp_path / "index.html", fine + body)
+    assert find_faults(tmp_path) == [fault]
+
+
+def test_a_page_without_a_way_to_it_and_a_remote_font_are_told(tmp_path: Path) -> None:
+    write_page(tmp_path / "index.html", "x")
+    write_page(tmp_path / "lost.html", '<a href="index.html">x</a>')
+    (tmp_path / "x.css").write_text("@font-face { src: url('https://fonts.example/x.woff2'); }")
+    assert sorted(find_faults(tmp_path)) == [
+        "lost.html: no link leads there",
+        "x.css: loads https://fonts.example/x.woff2",
+    ]
+
+
+def test_links_hold_on_the_site() -> None:
+    site = pages.Site()
+    homes = {ROOT / "docs" / "trust.md": "trust", ROOT / "notebooks" / "01-first-look.ipynb": "notebooks/01-first-look"}
+
+    def point(link: str, name: str) -> str:
+        return pages._point(link, name, ROOT / "docs" / "coming-from", homes, site.pictures)
+
+    text = (
+        "[a](../trust.md#x) ![b](../../assets/app.jpg) [c](../../LICENSE) "
+        "[`d`](../../tools) [e](https://x.org/y.md) "
+        "[f](#here) [![g](../../assets/app.jpg)](../../notebooks/01-first-look.ipynb)\n"
+        "```python\nx[0](../trust.md)\n```\n"
+    )
+    assert pages.rewrite_links(text, "coming-from/captum", point) == (
+        "[a](../trust.md#x) ![b](../assets/app.jpg) [c](https://github.com/camtool/camtool/blob/main/LICENSE) "
+        "[`d`](https://github.com/camtool/camtool/tree/main/tools) [e](https://x.org/y.md) [f](#here) "
+        "[![g](../assets/app.jpg)](../notebooks/01-first-look.ipynb)\n```python\nx[0](../trust.md)\n```\n"
+    )
+    assert site.pictures == {"assets/app.jpg": ROOT / "assets" / "app.jpg"}
+
+
+def test_each_page_of_the_repository_is_in_one_table_of_contents() -> None:
+    site = pages.stage_repository()
+    listed = [name for items in pages.list_contents(site).values() for _, name, _ in items]
+    assert sorted(["index", *listed]) == sorted(site.names)
+    assert len(listed) > 40
+    assert all(f"({name}.md)" in draw_list(site) for name in site.names)
+
+
+@pytest.mark.slow
+def test_the_site_has_a_page_or_an_address_for_each_name(built: Path) -> None:
+    read = read_pages(built)
+    assert {path.stem for path in (built / "reference" / "api").glob("*.html")} == {*camtool.__all__, "index"}
+    for name in METHODS:
+        assert (
+            f'method="{name}"' in (built / "reference" / "methods" / f"{name.replace('++', 'plusplus')}.md").read_text()
+        )
+    assert WARNING_KINDS.keys() <= read[built / "reference" / "warnings.html"].anchors
+    assert METRICS.keys() <= read[built / "reference" / "metrics.html"].anchors
+
+
+@pytest.mark.slow
+def test_each_page_has_a_markdown_twin_that_is_listed(built: Path) -> None:
+    listed, whole = ((built / name).read_text(encoding="utf-8") for name in ("llms.txt", "llms-full.txt"))
+    names = [path.relative_to(built).with_suffix("").as_posix() for path in read_pages(built)]
+    assert len(names) > 150
+    for name in set(names) - {"search"}:
+        twin = (built / f"{name}.md").read_text(encoding="utf-8")
+        assert f"]({name}.md)" in listed
+        assert twin.strip() in whole
+        assert "{toctree}" not in twin
+        assert "{eval-rst}" not in twin
+
+
+@pytest.mark.slow
+def test_the_words_of_a_page_can_be_searched(built: Path) -> None:
+    index = (built / "searchindex.js").read_text(encoding="utf-8")
+    terms = json.loads(index[index.index("{") : index.rindex("}") + 1])["terms"]
+    assert {"hirescam", "rivalcam"} <= terms.keys()

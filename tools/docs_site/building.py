@@ -1,0 +1,63 @@
+"""Build the site: stage the pages, run Sphinx with warnings as errors, write Markdown twins, and check the result."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tools.docs_site.checking import find_faults
+from tools.docs_site.gallery import add_gallery
+from tools.docs_site.pages import ROOT, Site, stage_repository, write_sources
+from tools.docs_site.reference import add_reference
+from tools.docs_site.twins import write_twins
+
+STAGED = ROOT / "build" / "docs"
+_DEMO_PLACE = "<!-- demo -->"
+_DEMO = '<iframe class="demo" src="demo/index.html" loading="lazy" title="The bundled model, in the browser"></iframe>'
+
+
+def build(out: Path, staged: Path = STAGED) -> None:
+    """Build the site in the folder ``out``, which is emptied. ``staged`` keeps what Sphinx read.
+
+    Raises:
+        SystemExit: Sphinx warned or failed, or :func:`~tools.docs_site.checking.find_faults` found something.
+    """
+    site = stage_repository()
+    add_reference(site)
+    add_gallery(site, staged / "gallery")
+    has_demo = _add_demo(site, staged / "demo")
+    write_sources(site, staged / "pages")
+    html = staged / "html"  # MyST-NB leaves files beside it
+    for folder in (html, out):
+        shutil.rmtree(folder, ignore_errors=True)
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-E", "-b", "html", "-c", str(ROOT / "docs")]
+    subprocess.run([*command, "-d", str(staged / "doctrees"), str(staged / "pages"), str(html)], check=True)
+    shutil.move(html, out)
+    if has_demo:
+        shutil.copytree(staged / "demo", out / "demo")
+    write_twins(site, out)
+    faults = find_faults(out)
+    if faults:
+        raise SystemExit("\n".join(faults))
+
+
+def _add_demo(site: Site, folder: Path) -> bool:
+    """Export the page of the demo and frame it on the first page; without its runtime the first page has none."""
+    command = [sys.executable, "-m", "camtool", "export", "demo", str(folder), "--overwrite", "--quiet"]
+    exported = subprocess.run(command, check=False, capture_output=True, text=True)
+    if exported.returncode:
+        sys.stderr.write(f"The site has no live demo. {exported.stderr.strip()}\n")
+        return False
+    site.twins["index"] = site.texts["index"]
+    site.texts["index"] = site.texts["index"].replace(_DEMO_PLACE, _DEMO)
+    return True
+
+
+def main() -> None:
+    """Build the site in the folder that is named, or in ``site``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", nargs="?", type=Path, default=ROOT / "site")
+    build(parser.parse_args().out.resolve())
