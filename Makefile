@@ -1,6 +1,6 @@
 # The commands that CI calls. `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install lint types test test-all pythons demo-page docs
+.PHONY: help install lint types test test-all pythons release demo-page docs
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -25,8 +25,11 @@ test-all:  ## run all tests: slow ones, hundreds of architectures, the page in a
 	pytest -m "" --durations=50 $(TESTS) $(PROGRAMS)
 	pytest -m "" --durations=50 $(TESTS) $(PROGRAMS:%=--ignore=%)
 
-pythons:  ## install the package alone on other Pythons, and run its demo
-	bash tools/try_pythons.sh 3.10 3.13
+pythons:  ## build a release, install it alone on each Python, and run its demo
+	bash tools/try_pythons.sh 3.10 3.11 3.12 3.13
+
+release:  ## build wheel and sdist into dist/, and check them
+	python tools/build_release.py dist
 
 demo-page:  ## write a page with the bundled model that needs no server, site/demo
 	python -m camtool export demo site/demo --overwrite

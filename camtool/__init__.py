@@ -9,7 +9,7 @@ The README shows more.
 # where e.g. a typing.py would be imported, until camtool.__main__ removes it, which runs after this file.
 from importlib import import_module
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES: "dict[str, str]" = {}
 """Public name → the module that defines it. Filled from ``__init__.pyi``, which lists the public names."""
