@@ -32,17 +32,17 @@ def runtime() -> Path:
 # Playwright runs once at a time in a process, and tests of other subjects start it as well.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    yield from open_browser("--disable-gpu")
+
+
+def open_browser(*arguments: str) -> Iterator[Any]:
+    """Yield Chromium with a false camera."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     if CHROMIUM is None:
         pytest.skip("needs Chromium: apt-get install chromium")
+    camera = "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"
     with sync_api.sync_playwright() as playwright:
-        arguments = [
-            "--no-sandbox",
-            "--disable-gpu",
-            "--use-fake-device-for-media-stream",
-            "--use-fake-ui-for-media-stream",
-        ]
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *camera, *arguments])
         yield browser
         browser.close()
 

@@ -111,10 +111,10 @@ class Opened:
         self.tab.wait_for_timeout(100)
         self.wait()
 
-    def drop(self, path: Path, method: str) -> None:
+    def drop(self, path: Path, name: str) -> None:
         """Give another model to the page, and wait until it explains."""
         self.tab.set_input_files("#files", str(path))
-        self.tab.locator(f"#method option[value='{method}']").wait_for(state="attached", timeout=_WAIT)
+        self.tab.locator("#model-name", has_text=f"{name}, explained").wait_for(timeout=_WAIT)
         self.wait()
 
     def read_answer(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:

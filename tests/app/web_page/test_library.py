@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.spatial import cKDTree
+from skimage.filters import threshold_otsu
 from torch import nn
 from torchvision import transforms
 
@@ -23,6 +25,7 @@ from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.plain_transforms import PlainTransform
 from camtool.rendering.colormaps import get_palette
 from camtool.rendering.overlay import blend
+from camtool.rendering.regions import find_contours
 from camtool.rendering.views import Photo
 
 NODE = shutil.which("node")
@@ -40,6 +43,10 @@ const results = steps.map(({preparation, map, description, geometry, look}) => {
   if (preparation) {
     const {tensor, geometry} = library.preparePhoto(pixels, preparation);
     return {values: encode(tensor), geometry};
+  }
+  if (!look) {
+    const heat = new Float32Array(decode(map.values).buffer), [height, width] = map.grid;
+    return {threshold: library.findThreshold(heat), lines: library.findContours(heat, height, width)};
   }
   const placed = library.placeMap(map, description, geometry, photo.height, photo.width);
   return {values: encode(placed.heat), drawn: encode(library.drawHeat(pixels, placed, decode(palette), look))};
@@ -135,6 +142,27 @@ def test_other_color_maps_and_views(view: str, tmp_path: Path) -> None:
     palette = get_palette("turbo")
     expected = palette[np.rint(255 * heat).astype(int)] if view == "heatmap" else np.asarray(photo) * heat[..., None]
     assert np.abs(drawn - expected).max() <= 1
+
+
+def test_contours_are_those_of_python(tmp_path: Path) -> None:
+    random, shapes = np.random.default_rng(1), [(1, 9), (2, 2), (37, 52), (90, 41)]
+    heatmaps = [random.random(shape, np.float32) for shape in shapes]
+    smooth = np.asarray(Image.fromarray(random.random((7, 7), np.float32)).resize((80, 60)))
+    heatmaps = [(heat - heat.min()) / np.ptp(heat) for heat in (*heatmaps, smooth, np.rint(smooth))]
+    steps = [
+        {"map": {"values": base64.b64encode(np.float32(heat).tobytes()).decode(), "grid": list(heat.shape)}}
+        for heat in heatmaps
+    ]
+    for heat, result in zip(heatmaps, run(draw_photo(2, 2), steps, tmp_path), strict=True):
+        assert result["threshold"] == pytest.approx(threshold_otsu(heat), abs=1e-9)
+        outlines = find_contours(np.float32(heat), threshold=result["threshold"])
+        expected = np.concatenate([np.hstack([points[:-1], points[1:]]) for points in outlines])
+        lines = np.reshape(result["lines"], (-1, 4))
+        for some, others in ((lines, expected), (expected, lines)):
+            long = some[np.hypot(*(some[:, :2] - some[:, 2:]).T) > 0.01]
+            both_ways = np.concatenate([others, others[:, [2, 3, 0, 1]]])
+            assert len(long) > 0
+            assert cKDTree(both_ways).query(long)[0].max() < 1e-3
 
 
 _EXPLAIN = """

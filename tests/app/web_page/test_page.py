@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import shutil
 import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torchvision.models import MobileNet_V2_Weights, mobilenet_v2
 
 import camtool
 from camtool.demo.camnet import load_bundled_model
 from camtool.models import Loaded
+from camtool.rendering import draw_contours
+from camtool.rendering.overlay import colorize
 from tests.app.web_page.conftest import HOSTILE
 from tests.app.web_page.page_tab import Opened, check_picture, draw, encode
 
@@ -56,6 +61,19 @@ def test_classes_methods_and_looks_are_those_of_python(opened: Opened, demo: Loa
     opened.tab.check("[value=masked]")
     opened.wait()
     assert np.abs(opened.read().astype(int) - fish.masked()).max() <= 1
+    opened.tab.check("[value=heatmap]")
+    opened.wait()
+    assert np.abs(opened.read().astype(int) - colorize(fish.heatmap, "turbo")).max() <= 1
+    opened.tab.check("[value=contours]")
+    opened.wait()
+    lines = draw_contours(np.asarray(sample), fish.contours())
+    assert not opened.tab.locator("#legend").is_visible()
+    different = np.abs(opened.read().astype(int) - lines).max(2)
+    drawn = (lines != np.asarray(sample)).any(2)
+    assert drawn.mean() > 0.005
+    # OpenCV and browsers smooth the edges of lines in different ways.
+    assert different[~cv2.dilate(drawn.astype(np.uint8), np.ones((3, 3))).astype(bool)].max() == 0
+    assert different[drawn].mean() < 20
     opened.tab.check("[value=overlay]")
     opened.tab.locator("#alpha").fill("0")
     opened.wait()
@@ -65,20 +83,106 @@ def test_classes_methods_and_looks_are_those_of_python(opened: Opened, demo: Loa
     assert "not among the 10 classes" in opened.tab.locator("#status.bad").inner_text()
 
 
+def test_two_classes_stand_side_by_side_and_are_swapped(opened: Opened, demo: Loaded, sample: Image.Image) -> None:
+    names = opened.tab.locator("#bars .bar button:first-child span:first-child").all_inner_texts()
+    compare = opened.tab.get_by_role("button", name=f"Compare with {names[2]}")
+    compare.focus()
+    opened.tab.keyboard.press("Enter")
+    opened.tab.locator("#second h2", has_text=names[2]).wait_for()
+    opened.wait()
+    assert opened.tab.evaluate("document.activeElement.title") == f"Compare with {names[2]}"
+    pictures = opened.read("first"), opened.read("second")
+    opened.tab.click("#swap")
+    opened.tab.locator("#first h2", has_text=names[2]).wait_for()
+    opened.wait()
+    check_picture(opened, demo, sample, names[2])
+    assert (opened.read("first") == pictures[1]).all()
+    assert (opened.read("second") == pictures[0]).all()
+    opened.tab.get_by_role("button", name=f"Compare with {names[0]}").click()
+    opened.tab.locator("#second").wait_for(state="hidden")
+
+
+def turn(image: Image.Image) -> bytes:
+    """Return a file whose EXIF data say that its pixels are turned."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return encode(image, exif=exif)
+
+
 def test_photos_of_all_kinds(opened: Opened, demo: Loaded) -> None:
     scene = draw(8, size=200)
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    opened.choose(("turned.png", encode(scene, exif=turned)))
+    opened.choose(("turned.png", turn(scene)))
     check_picture(opened, demo, scene.transpose(Image.Transpose.ROTATE_270))
-    for image in (scene.convert("L"), scene.crop((0, 0, 200, 9)), Image.new("RGB", (1, 1), (9, 200, 40))):
+    flat = draw(9, size=400).resize((4000, 20))
+    for image in (scene.convert("L"), scene.crop((0, 0, 200, 9)), Image.new("RGB", (1, 1), (9, 200, 40)), flat):
         opened.choose(("photo.png", encode(image)))
         check_picture(opened, demo, image)
+        check_numbers(opened, demo, image)
     clear = scene.convert("RGBA")
     clear.putalpha(Image.linear_gradient("L").resize(scene.size))
     opened.choose(("clear.png", encode(clear)))
     expected = camtool.explain(demo, clear)
     assert np.abs(opened.read().astype(int) - expected.overlay()).mean() < 2  # browsers composite with other rounding
+
+
+def check_numbers(opened: Opened, demo: Loaded, image: Image.Image) -> None:
+    """Check the logits to 1e-4, and the raw map to 1e-3 of its peak."""
+    logits, maps = opened.read_answer()
+    assert demo.transform is not None
+    with torch.no_grad():
+        expected = demo.model(demo.transform(image.convert("RGB"))[None])[0].numpy()
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+    raw = camtool.explain(demo, image).raw
+    assert np.abs(maps["gradcam"] - raw).max() <= 1e-3 * np.abs(raw).max()
+
+
+def test_a_photo_of_50_megapixels(opened: Opened, demo: Loaded) -> None:
+    photo, step = draw(10, size=500).resize((8660, 5774), Image.Resampling.BILINEAR), 37
+    opened.choose(("large.png", encode(photo, compress_level=1)))
+    check_numbers(opened, demo, photo)
+    explanation = camtool.explain(demo, photo)
+    overlay = explanation.overlay()[::step, ::step].astype(int)
+    assert np.abs(opened.read_pixels(step) - overlay).max() <= 1
+
+
+def test_many_images_can_be_stopped_and_clicks_go_first(opened: Opened) -> None:
+    names = [f"{number}.png" for number in range(150)]
+    content = encode(draw(11, size=64))
+    files = [{"name": name, "mimeType": "", "buffer": content} for name in names]
+    opened.tab.set_input_files("#files", files)
+    opened.tab.locator("#rows tr").nth(2).wait_for(timeout=_WAIT)
+    assert opened.tab.get_attribute("#stage", "aria-busy") == "true"
+    opened.tab.click("#stop")
+    opened.tab.locator("#stop").wait_for(state="hidden")
+    opened.wait()
+    assert 3 <= opened.tab.locator("#rows tr").count() < len(names) + 1
+    with opened.tab.expect_download() as download:
+        opened.tab.click("#csv")
+    lines = Path(download.value.path()).read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 1 + opened.tab.locator("#rows tr").count()
+
+
+def test_images_are_pasted_and_dropped_and_colors_are_switched(opened: Opened, demo: Loaded) -> None:
+    scenes = [draw(seed, size=128) for seed in (31, 32)]
+    for scene, event, field in zip(scenes, ("paste", "drop"), ("clipboardData", "dataTransfer"), strict=True):
+        opened.tab.evaluate(
+            "([text, event, field]) => { const data = new DataTransfer();"
+            " data.items.add(new File([Uint8Array.from(atob(text), (one) => one.charCodeAt(0))], `${event}.png`));"
+            " const happened = new Event(event, {bubbles: true, cancelable: true}); happened[field] = data;"
+            " document.body.dispatchEvent(happened); }",
+            [base64.b64encode(encode(scene)).decode(), event, field],
+        )
+        opened.tab.locator(f"#thumbnails [aria-label='{event}.png'][aria-pressed=true]").wait_for()
+        opened.wait()
+        check_picture(opened, demo, scene)
+    opened.tab.click("#paste")
+    opened.tab.locator("#status.bad", has_text="press Ctrl-V").wait_for()
+    paper = "getComputedStyle(document.documentElement).backgroundColor"
+    before = opened.tab.evaluate(paper)
+    opened.tab.click("#theme")
+    assert opened.tab.evaluate(paper) != before
+    opened.tab.locator("#thumbnails button").first.click()
+    opened.tab.locator("#thumbnails [aria-label='sample.png'][aria-pressed=true]").wait_for()
 
 
 def test_a_folder_of_images_becomes_a_table_and_a_file(opened: Opened, demo: Loaded) -> None:
@@ -132,7 +236,7 @@ def test_a_label_that_is_markup_is_text(opened: Opened) -> None:
 def test_another_model_is_dropped(opened: Opened, tmp_path: Path) -> None:
     loaded = load_bundled_model("demo-cheat")
     camtool.export(loaded, tmp_path / "other.onnx", ["hirescam"], dynamic_batch=False)
-    opened.drop(tmp_path / "other.onnx", "hirescam")
+    opened.drop(tmp_path / "other.onnx", loaded.name)
     scene = draw(30, size=128, mark=True)
     opened.choose(("scene.png", encode(scene)))
     check_picture(opened, loaded, scene, method="hirescam")

@@ -476,8 +476,10 @@ export function drawContours(photo, placed) {
   context.putImageData(new ImageData(pixels, width, height), 0, 0);
   const thick = Math.max(1, roundHalfEven(Math.min(width, height) / WIDTHS_PER_SIDE));
   const full = thick + 2 * Math.max(1, Math.floor(thick / 2));
-  // Half of a line along the border would be outside of the photo. It is moved inside.
-  const move = (value, length) => Math.min(Math.max(value, Math.min(full, length - 1) / 2), length - 1 - Math.min(full, length - 1) / 2) + 0.5;
+  const move = (value, length) => {  // half of a line along the border would be outside of the photo
+    const margin = Math.min(full, length - 1) / 2;
+    return Math.min(Math.max(value, margin), length - 1 - margin) + 0.5;
+  };
   context.beginPath();
   for (const [x0, y0, x1, y1] of lines) {
     context.moveTo(move(x0, width), move(y0, height));
@@ -485,7 +487,8 @@ export function drawContours(photo, placed) {
   }
   context.lineCap = 'round';
   for (const [color, thickness] of [['black', full], ['white', thick]]) {
-    Object.assign(context, {strokeStyle: color, lineWidth: thickness});
+    // OpenCV, which draws them in Python, makes smooth lines wider than it is told to.
+    Object.assign(context, {strokeStyle: color, lineWidth: thickness === 1 ? 1.25 : 2 * Math.ceil(thickness / 2) + 1.4});
     context.stroke();
   }
   return context.getImageData(0, 0, width, height).data;
