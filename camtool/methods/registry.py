@@ -77,6 +77,9 @@ NEEDS: tuple[Need, ...] = get_args(Need)
 _COMPILED_NEEDS = frozenset({"activations", "gradients", "gradients of several classes", "a pooled linear head"})
 """Needs that an engine can provide."""
 
+_NO_SCORE = frozenset({"activations", "attention"})
+"""Needs of methods that look at no score."""
+
 
 @dataclass(frozen=True)
 class Method:
@@ -129,6 +132,11 @@ class Method:
     def can_be_compiled(self) -> bool:
         """True if the method reads activations and gradients alone, so that an engine may compute these."""
         return not self.ignores_layer and frozenset() < self.needs <= _COMPILED_NEEDS
+
+    @property
+    def is_class_agnostic(self) -> bool:
+        """True if the method looks at activations or attention alone, and at no score."""
+        return frozenset() < self.needs <= _NO_SCORE
 
     @cached_property
     def reads_depths(self) -> bool:

@@ -109,7 +109,8 @@ class Tools:
     ) -> Answer:
         """Explain which parts of a photo raised the score of a class, with the overlay as a picture.
 
-        ``warnings`` are reasons not to trust this map, with remedies. A map shows where evidence lies, not why.
+        ``warnings`` are reasons not to trust this map, with remedies. A map shows where evidence lies, not why. If it
+        ``is_class_agnostic``, all classes get the same one: do not speak of the class.
         """
         path, loaded = self._folders.find_photo(photo), self._load(model)
         explanation = camtool.explain(loaded, path, target, method=method, layer=layer)
@@ -168,7 +169,7 @@ class Tools:
         """List the methods with summary, cost, needs and paper, or describe one with its formula and options."""
         chosen = camtool.METHODS.values() if name is None else [find_method(name)]
         rows = [
-            {key: getattr(method, key) for key in ("name", "summary", "cost", "paper")}
+            {key: getattr(method, key) for key in ("name", "summary", "cost", "paper", "is_class_agnostic")}
             | {"needs": sorted(method.needs)}
             for method in chosen
         ]
@@ -268,6 +269,7 @@ def _summarize(explanation: camtool.Explanation) -> dict[str, Any]:
     y, x = np.unravel_index(heatmap.argmax(), heatmap.shape)
     fields["hottest"] = {"x": (x + 0.5) / heatmap.shape[1], "y": (y + 0.5) / heatmap.shape[0]}
     fields["heat_in"] = {place: explanation.heat_in(place) for place in regions.PLACES}
+    fields["is_class_agnostic"] = find_method(explanation.method).is_class_agnostic
     fields |= {"boxes": explanation.boxes(), "map_size": explanation.raw.shape, "photo_size": heatmap.shape}
     return {**_to_plain(fields), "warnings": [_describe_warning(entry) for entry in explanation.warnings]}
 

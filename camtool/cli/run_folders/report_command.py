@@ -17,6 +17,7 @@ from camtool.cli.terminal import escape, print_line
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
+    from camtool.evaluation.bundle import WrittenBundle
     from camtool.runs.report import WrittenReport
 
 
@@ -40,12 +41,24 @@ def report(
         bool,
         typer.Option("--copy-photos", help="Put reduced copies of the photos beside the page, to give it to others."),
     ] = False,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.zip",
+            help="Write hashes, settings, measurements and results of the run as supporting evidence, too.",
+            show_default=False,
+        ),
+    ] = None,
     printed: PrintOptions,
 ) -> None:
     """Write index.html in the folder of a run: a page with all explanations, to open in a browser."""
     written = _write(run, photos=photos, copy_photos=copy_photos, quiet=printed.hides_progress)
+    packed = None if bundle is None else _pack(run, bundle, is_quiet=printed.hides_progress)
     if printed.as_json:
-        terminal.print_json({**asdict(written), "path": str(written.path)})
+        terminal.print_json(
+            {**asdict(written), "path": str(written.path)}
+            | ({} if packed is None else {"bundle": {**asdict(packed), "path": str(packed.path)}})
+        )
     elif not printed.quiet:
         failures = f" and {format_count(written.failures, 'failure')}" if written.failures else ""
         print_line(
@@ -54,6 +67,8 @@ def report(
         )
         for notice in written.notices:
             print_line(f"[yellow]{escape(notice)}[/]")
+        if packed is not None:
+            print_line(f"The evidence is in [bold]{escape(str(packed.path))}[/], SHA-256 {packed.sha256}")
 
 
 def write_after_run(out: Path, *, is_stopped: bool, quiet: bool) -> None:
@@ -72,6 +87,13 @@ def write_after_run(out: Path, *, is_stopped: bool, quiet: bool) -> None:
     if not quiet:
         what = "them all" if written.explanations or not written.failures else "why"
         print_line(f"Open [bold]{escape(str(written.path))}[/] to see {what}.")
+
+
+def _pack(run: Path, bundle: Path, *, is_quiet: bool) -> WrittenBundle:
+    with terminal.show_activity("Writing the bundle", is_quiet=is_quiet):
+        from camtool.evaluation.bundle import write_bundle
+
+        return write_bundle(run, bundle)
 
 
 def _write(

@@ -30,9 +30,6 @@ photos and scenes of the tests, the smaller of the values for image and blank im
 _FEWEST_CELLS = 4
 """With fewer cells along a side, a cell covers more than a quarter of the image, as wide as a typical object."""
 
-_CLASS_AGNOSTIC = frozenset({"activations", "attention"})
-"""Needs of methods that look at no score."""
-
 
 def find_classes_skip_reason(context: CheckContext) -> str | None:
     """Return why the maps of other classes cannot be compared; ``None`` if they can."""
@@ -56,9 +53,8 @@ def check_classes(context: CheckContext) -> Iterator[Finding]:
     lowest = min(_correlate(context.new_map, class_map) for class_map in class_maps)
     if lowest < _SAME_MAP:
         return
-    is_agnostic = frozenset() < context.method.needs <= _CLASS_AGNOSTIC
     yield Finding(
-        "class-agnostic-method" if is_agnostic else "same-map",
+        "class-agnostic-method" if context.method.is_class_agnostic else "same-map",
         f"{format_count(len(chosen), 'other class')} of all ranks, from the most to the least probable one, "
         f"{'has' if len(chosen) == 1 else 'have'} the same map, so it says nothing about this class in particular.",
         {"correlation": lowest},
