@@ -323,6 +323,18 @@ def test_the_version_is_that_of_the_distribution():
     assert camtool.__version__ == version("camtool")
 
 
+def test_the_citation_is_of_this_version_and_dated_if_it_was_released() -> None:
+    import yaml
+
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation.keys() >= {"cff-version", "message", "title", "authors"}, "what the format requires"
+    assert citation["version"] == camtool.__version__
+    assert f'license = "{citation["license"]}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    heading = rf"^## \[{re.escape(camtool.__version__)}\] - ([\d-]+)$"
+    released = re.search(heading, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert str(citation.get("date-released")) == str(released and released[1])
+
+
 @pytest.mark.slow
 def test_a_folder_named_camtool_in_the_working_directory_does_not_hide_the_package(tmp_path):
     (tmp_path / "camtool").mkdir()  # e.g. a checkout
