@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import signal
+import sys
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -153,8 +154,15 @@ def serve_tools(
             raise
         raise CamtoolError("the tools need the SDK of the protocol: pip install 'camtool[mcp]'") from error
     tools = Tools(reading.ReadableFolders(folders), files, model_options.choose_device(device))
-    with contextlib.suppress(KeyboardInterrupt):
-        build_server(tools).run()
+    server = build_server(tools)
+    if sys.stdin.isatty():
+        terminal.print_notice("Waiting for an assistant, which starts this command itself. Stop it with Ctrl-C.")
+    # The thread that waits for input cannot be interrupted: with Python's own handler, Ctrl-C would wait for it.
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        server.run()
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _match_weights(names: Sequence[str], weights: Sequence[Path] | None) -> dict[str, str | None]:

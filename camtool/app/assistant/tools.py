@@ -33,6 +33,9 @@ _MAX_SIDE = 1024
 _MAX_NAMES = 200
 """Images that are listed by name."""
 
+_MAX_LAYERS = 16
+"""Deepest layers that are listed; the others are seldom useful, and a large network has hundreds."""
+
 _ANSWERS = 3
 """Classes that are told with each explanation."""
 
@@ -157,13 +160,17 @@ class Tools:
         self,
         model: ModelName = None,
         photo: Annotated[str | None, Field(description="An image to try; by default the first of the folders.")] = None,
+        *,
+        everything: Annotated[bool, Field(description="List shallow layers, too.")] = False,
     ) -> Answer:
         """List the layers that a map can be computed at, and the one that camtool chooses, with the reason."""
         path = self._folders.list_photos()[0] if photo is None else self._folders.find_photo(photo)
         candidates = camtool.candidate_layers(self._load(model), path)
+        chosen = next((place for place, candidate in enumerate(candidates) if candidate.chosen), len(candidates))
+        first = 0 if everything else max(0, min(chosen, len(candidates) - _MAX_LAYERS))
         names = ("name", "kind", "shape", "stride", "chosen", "verdict")
-        rows = [{name: _to_plain(getattr(candidate, name)) for name in names} for candidate in candidates]
-        return Answer({"chosen": candidates.chosen and candidates.chosen.name, "layers": rows}, {})
+        rows = [{name: _to_plain(getattr(candidate, name)) for name in names} for candidate in candidates[first:]]
+        return Answer({"chosen": candidates.chosen and candidates.chosen.name, "omitted": first, "layers": rows}, {})
 
     def methods(self, name: Annotated[str | None, Field(description="A method to describe in full.")] = None) -> Answer:
         """List the methods with summary, cost, needs and paper, or describe one with its formula and options."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
+import signal
 import subprocess
 import sys
 from io import BytesIO
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 from mcp import Client
 from PIL import Image
+from torch import nn
 
 import camtool
 from camtool.app.assistant.folders import ReadableFolders
@@ -23,6 +26,7 @@ from camtool.app.assistant.tools import Tools
 from camtool.errors import ImageError
 from tests.app.assistant.conftest import ask
 from tests.cli.test_commands import Command, assert_refused, posix, start_process
+from tests.helpers.tiny_models import prepare
 
 
 @pytest.fixture
@@ -200,3 +204,28 @@ def test_the_server_ends_with_its_input_and_prints_nothing_else(folder: Path) ->
     process = start_process("mcp", folder, is_fresh=True, stdin=subprocess.PIPE)
     out, err = process.communicate("", timeout=120)
     assert (process.returncode, out, err) == (0, "", "")
+
+
+@posix
+@pytest.mark.slow
+def test_ctrl_c_ends_the_server_while_it_waits(folder: Path) -> None:
+    process = start_process("mcp", folder, is_fresh=True, stdin=subprocess.PIPE)
+    request = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+    process.stdin.write(f"{json.dumps(request)}\n")
+    process.stdin.flush()
+    process.stdout.readline()  # it answers, so it waits for the next request
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (-signal.SIGINT, "")
+
+
+def test_a_list_of_layers_is_short_unless_all_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    convolutions = [nn.Conv2d(3, 3, 3, padding=1) for _ in range(40)]
+    deep = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    monkeypatch.setattr(camtool, "load", lambda *_, **__: camtool.Loaded(deep, prepare, ["ant", "bee", "cat"]))
+    Image.effect_noise((40, 30), 60).convert("RGB").save(tmp_path / "a.png")
+    tools = Tools(ReadableFolders([tmp_path]), {"deep": None})
+    short, everything = (tools.layers(everything=value).fields for value in (False, True))
+    assert len(everything["layers"]) == short["omitted"] + 16 >= 40
+    assert short["layers"] == everything["layers"][short["omitted"] :]
+    assert short["chosen"] in [layer["name"] for layer in short["layers"]]
