@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -85,12 +86,14 @@ def test_it_tells_versions_devices_extras_and_caches(camtool_: Command, caches: 
 
 
 @pytest.mark.parametrize("width", [40, 80])
-def test_lines_fit_on_a_terminal(on_screen, distribution: None, caches: Path, width: int) -> None:
+def test_lines_fit_on_a_terminal(on_screen, distribution: None, caches: Path, monkeypatch, width: int) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     result = on_screen(width)("doctor")
     assert result.code == 0
     assert max(map(len, result.out.splitlines())) <= width
     words = " ".join(result.out.split())
     assert "installed there absent needs no-such-library>=3:" in words
+    assert "torch.compile needs a C++ compiler onnxruntime needs the extra onnxruntime" in words
     assert words.endswith("Self-test cpu the heat is on the heart")
 
 

@@ -270,3 +270,16 @@ def test_the_fields_hold_the_answer(answers: dict[str, CallToolResult], question
     }
     assert wrong == {}
     assert result.is_error or json.loads(text) == fields, "clients that read text alone get the same"
+
+
+@pytest.mark.slow
+def test_why_dog_and_not_cat_in_a_real_photo(shared: Path) -> None:
+    """A bull mastiff sits in the upper half of the photo, and a tabby lies below it."""
+    weights = shared / "models" / "mobilenet_v2-imagenet.safetensors"
+    call = ("compare", {"photo": "both.png", "of": "bull mastiff", "against": "tabby"})
+    (result,) = ask([call], shared / "images", "--model", "mobilenet_v2", "--weights", weights)
+    told = result.structured_content
+    assert (told["of"]["index"], told["against"]["index"]) == (243, 281)
+    assert told["answers"][0]["label"] == "bull mastiff"
+    assert told["for_of"]["hottest"]["y"] < 0.5 < told["for_against"]["hottest"]["y"]
+    assert [content.type for content in result.content] == ["text", "text", "image", "text", "image"]
