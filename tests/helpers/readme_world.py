@@ -73,6 +73,13 @@ NOT_RUN = {
     "result.tiles": "is about the result of a slide; tests/slides",
     "export_page": "gets its runtime by npm; tests/app/web_page",
     "pipeline.unet": "needs a pipeline of diffusers; tests/attention_maps/test_words.py",
+    "keras_model": "needs TensorFlow; tests/models/test_functions.py",
+    "tf_keras_vis": "is of another library, as the next four are",
+    "openvino_xai": "is of another library",
+    "xai.insert_xai": "is of another library",
+    "xplique": "is of another library",
+    "zennit": "is of another library",
+    "torchxai": "is of another library",
     "r3d_18": "needs weights of a large model of clips; tests/videos",
 }
 """Text in a block or a command that does not run here → why, and the tests that run such code."""

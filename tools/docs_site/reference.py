@@ -20,7 +20,7 @@ _ROLE = re.compile(r":\w+:`~?([^`]+)`")
 _SECTION = re.compile(r"^(Args|Returns|Raises|Attributes|Yields):\n", re.MULTILINE)
 _CLAIMED = "Differences from the authors' released code"
 _PEERS = "Differences from grad-cam 1.5.7 and torchcam 0.5.0"
-_PEERS_ANCHOR = "differences-from-grad-cam-1-5-7-and-torchcam-0-5-0"
+_PEERS_ANCHOR = "differences-from-grad-cam-157-and-torchcam-050"
 _MEASURED = """## What was measured
 
 The number of networks on which the method is ahead of `gradcam` (+) and behind it (-) by more than two standard
