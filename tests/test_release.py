@@ -18,11 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def test_all_files_name_one_version() -> None:
     package = json.loads((ROOT / "camtool" / "app" / "web_page" / "assets" / "package.json").read_text())
-    (cited,) = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
-    sections = re.findall(r"^## \[(.+)\](?: - (\S+))?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    (released,) = re.findall(r"^date-released: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
-    assert {camtool.__version__, build_release.read_version(), package["version"], cited} == {cited}
-    assert (cited, released) == next(section for section in sections if section[0] != "Unreleased")
+    sections = re.findall(r"^## \[(.+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    newest = next(section for section in sections if section != "Unreleased")
+    assert {camtool.__version__, build_release.read_version(), package["version"]} == {newest}
 
 
 def test_links_to_files_become_addresses() -> None:
