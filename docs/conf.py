@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from sphinx.pycode import ModuleAnalyzer
+
 import camtool
 
 _HERE = Path(__file__).parent
@@ -34,6 +36,10 @@ python_maximum_signature_line_length = 88
 
 html_theme = "pydata_sphinx_theme"
 html_title = "camtool"
+html_favicon = str(_HERE / "site" / "icon.svg")
+html_context = {"default_mode": "auto"}
+html_sidebars: dict[str, list[str]] = {"index": [], "start": []}
+smartquotes = False  # options of commands have two hyphens
 html_static_path = [str(_HERE / "site")]
 html_css_files = ["style.css"]
 html_show_sourcelink = False
@@ -78,8 +84,18 @@ def _escape_types(app: Any, kind: str, name: str, value: Any, options: Any, line
     lines[:] = [re.sub(r"_(?=\W)", r"\\_", line) if line.startswith(":vartype") else line for line in lines]
 
 
+_analyze = ModuleAnalyzer.analyze
+
+
+def _analyze_without_overloads(analyzer: ModuleAnalyzer) -> None:
+    """Forget overloads: one signature stands for all, and the types of its parameters are listed."""
+    _analyze(analyzer)
+    analyzer.overloads = {}
+
+
 def setup(app: Any) -> None:
     """Register what is above: code is marked before napoleon reads the sections, types are escaped after it."""
+    ModuleAnalyzer.analyze = _analyze_without_overloads  # type: ignore[method-assign]  # there is no setting
     app.connect("html-page-context", _link_twin)
     app.connect("autodoc-process-docstring", _mark_code, priority=100)
     app.connect("autodoc-process-docstring", _escape_types, priority=900)

@@ -34,7 +34,9 @@ def build(out: Path, staged: Path = STAGED) -> None:
     for folder in (html, out):
         shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-E", "-b", "html", "-c", str(ROOT / "docs")]
-    subprocess.run([*command, "-d", str(staged / "doctrees"), str(staged / "pages"), str(html)], check=True)
+    command += ["-d", str(staged / "doctrees"), str(staged / "pages"), str(html)]
+    if subprocess.run(command, check=False).returncode:
+        raise SystemExit("Sphinx failed, or warned.")
     shutil.move(html, out)
     if has_demo:
         shutil.copytree(staged / "demo", out / "demo")

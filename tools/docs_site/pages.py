@@ -20,6 +20,7 @@ SECTIONS = ("start", "tutorials", "how-to", "reference", "explanation", "coming-
 
 PICTURES = {".png", ".jpg", ".svg"}
 
+_WIDE = "---\nhtml_theme.sidebar_secondary.remove: true\n---\n"
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 _ITEM = re.compile(r"^[*-] \[([^\]]+)\]\(([^)#\s]+)\)(?:: (.*))?", re.MULTILINE)
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
@@ -146,7 +147,8 @@ def write_sources(site: Site, folder: Path) -> None:
     for name, text in site.texts.items():
         path = folder / f"{name}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + _draw_contents(contents.get(name, [])), encoding="utf-8")
+        head = _WIDE if "side-by-side" in text else ""
+        path.write_text(head + text + _draw_contents(contents.get(name, [])), encoding="utf-8")
     for name, notebook in site.notebooks.items():
         path = folder / f"{name}.ipynb"
         path.parent.mkdir(parents=True, exist_ok=True)
