@@ -127,7 +127,7 @@ const FILTERS = {
   lanczos: [3, (x) => (Math.abs(x) < 3 ? sinc(x) * sinc(x / 3) : 0)],
 };
 
-const ONE = 2 ** 22;  // weights are multiples of its inverse, as in Pillow
+const BITS = 22;  // weights are multiples of 2 ** -22, as in Pillow
 
 /** Return for each new pixel of a row the first old one that counts, and the weights from there on. */
 function weighPixels(old, count, name) {
@@ -138,7 +138,7 @@ function weighPixels(old, count, name) {
     const end = Math.min(old, Math.trunc(center + support + 0.5));
     const weights = Array.from({length: end - first}, (_, at) => weigh((at + first - center + 0.5) / wide));
     const sum = weights.reduce((total, weight) => total + weight, 0);
-    return [first, Float64Array.from(weights, (weight) => roundAway(weight / sum * ONE))];
+    return [first, Int32Array.from(weights, (weight) => roundAway(weight / sum * 2 ** BITS))];
   });
 }
 
@@ -152,16 +152,17 @@ const roundAway = (value) => Math.trunc(value + (value < 0 ? -0.5 : 0.5));
  */
 function resizeAxis(pixels, lines, old, count, step, name) {
   if (old === count) return pixels;
-  const resized = new Uint8Array(lines * count * step);
-  weighPixels(old, count, name).forEach(([first, weights], place) => {
-    for (let line = 0; line < lines; line++) {
-      for (let inner = 0; inner < step; inner++) {
-        let sum = ONE / 2, at = (line * old + first) * step + inner;
-        for (let number = 0; number < weights.length; number++, at += step) sum += pixels[at] * weights[number];
-        resized[(line * count + place) * step + inner] = Math.max(0, Math.min(255, Math.floor(sum / ONE)));
+  const resized = new Uint8ClampedArray(lines * count * step), weighed = weighPixels(old, count, name);
+  for (let line = 0, to = 0; line < lines; line++) {
+    for (const [first, weights] of weighed) {
+      const from = (line * old + first) * step, end = weights.length;
+      for (let inner = from; inner < from + step; inner++) {
+        let sum = 1 << (BITS - 1);
+        for (let number = 0, at = inner; number < end; number++, at += step) sum += Math.imul(pixels[at], weights[number]);
+        resized[to++] = sum >> BITS;
       }
     }
-  });
+  }
   return resized;
 }
 
@@ -205,11 +206,12 @@ export function preparePhoto(photo, preparation) {
   const top = findStart(newHeight, cropHeight), left = findStart(newWidth, cropWidth);
   const tensor = new Float32Array(3 * cropHeight * cropWidth);
   for (let channel = 0, at = 0; channel < 3; channel++) {
+    const levels = Float32Array.from({length: 256}, (_, value) =>
+      (Math.fround(value / 255) - preparation.mean[channel]) / preparation.std[channel]);
     for (let row = top; row < top + cropHeight; row++) {
       for (let column = left; column < left + cropWidth; column++) {
         const isInside = row >= 0 && row < newHeight && column >= 0 && column < newWidth;
-        const value = isInside ? resized[3 * (row * newWidth + column) + channel] : 0;
-        tensor[at++] = (Math.fround(value / 255) - preparation.mean[channel]) / preparation.std[channel];
+        tensor[at++] = levels[isInside ? resized[3 * (row * newWidth + column) + channel] : 0];
       }
     }
   }
