@@ -42,7 +42,7 @@ _WARNINGS_INTRO = """# Every warning
 
 def add_reference(site: Site) -> None:
     """Add the generated pages to a site, and list them on its page ``reference``."""
-    names = {name: _name_kind(getattr(camtool, name)) for name in camtool.__all__}
+    names = {name: _name_kind(getattr(camtool, name)) for name in dir(camtool)}
     for name in names:
         site.texts[f"reference/api/{name}"], site.twins[f"reference/api/{name}"] = _draw_object(name)
     site.texts["reference/api/index"] = _draw_api_index(names)
@@ -95,8 +95,13 @@ def _draw_object(name: str) -> tuple[str, str]:
         text = f"{head}A dictionary: name → method. [Every method](../methods/index.md) has a page.\n"
         return text, text
     if isinstance(value, types.ModuleType):
-        members = [(f"camtool.{name}.{member}", getattr(value, member)) for member in _list_members(value)]
-        intro = _to_markdown(inspect.getdoc(value) or "") + "\n\n"
+        names = _list_members(value)
+        elsewhere = [member for member in names if getattr(camtool, member, None) is getattr(value, member)]
+        members = [(f"camtool.{name}.{member}", getattr(value, member)) for member in names if member not in elsewhere]
+        links = "".join(
+            f"* [`{member}`]({member}.md): {_summarize(getattr(camtool, member))}\n" for member in elsewhere
+        )
+        intro = f"{_to_markdown(inspect.getdoc(value) or '')}\n\n{links}\n"
     else:
         members, intro = [(f"camtool.{name}", value)], ""
     directives = "".join(f"```{{eval-rst}}\n{_direct(path, member)}\n```\n\n" for path, member in members)
