@@ -72,7 +72,7 @@ _OTHERS = {
     "binaryclassifieroutputtarget": "target_class=0 or 1: a single output is the score of two classes",
     "classifieroutputentropy": "camtool.targets.Custom(function)",
     "semanticsegmentationtarget": "camtool.targets.Region(index, mask); the class alone is explained where it is found",
-    "fasterrcnnboxscoretarget": "camtool.targets.Detection(n) or camtool.targets.Box(x0, y0, x1, y1)",
+    "fasterrcnnboxscoretarget": "camtool.targets.Detection(n) or camtool.targets.Box((x0, y0, x1, y1))",
     **dict.fromkeys(("showcamonimage", "overlaymask"), _OVERLAY),
     **dict.fromkeys(("preprocessimage", "normalize"), _PREPARED),
     **dict.fromkeys(("deprocessimage", "scalecamimage", "scaleaccrossbatchandchannels"), "result.heatmap, from 0 to 1"),
