@@ -80,6 +80,8 @@ NOT_RUN = {
     "xplique": "is of another library",
     "zennit": "is of another library",
     "torchxai": "is of another library",
+    "fasterrcnn_mobilenet": "needs weights that find something; tests/targets",
+    "lraspp_mobilenet": "needs weights that find something; tests/targets",
     "r3d_18": "needs weights of a large model of clips; tests/videos",
 }
 """Text in a block or a command that does not run here → why, and the tests that run such code."""
