@@ -43,7 +43,7 @@ def choose_metrics(
         has_truth: Whether the objects in the images are known.
 
     Raises:
-        MetricError: A name is unknown, or a metric needs what is not known.
+        MetricError: A name or an option is unknown, or a metric needs what is not known.
     """
     if metrics == "all":
         return {name: {} for name, metric in METRICS.items() if not _describe_obstacle(metric, has_truth=has_truth)}
@@ -55,6 +55,7 @@ def choose_metrics(
         if name not in METRICS:
             known = ", ".join(METRICS)
             raise MetricError(f"metrics: {name!r} is unknown.{suggest_names(name, METRICS)} The metrics are {known}.")
+        METRICS[name].check_options(chosen[name])
         obstacle = _describe_obstacle(METRICS[name], has_truth=has_truth)
         if obstacle:
             raise MetricError(f"metrics: {name!r} cannot be computed: {obstacle}.")

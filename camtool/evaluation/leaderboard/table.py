@@ -208,7 +208,8 @@ class Evaluation:
         return f"<Evaluation on {format_count(self.image_count, 'image')} by {', '.join(self.metrics)}: {names}>"
 
     def __str__(self) -> str:
-        return self.to_markdown()
+        reasons = "".join(f"{metric}: no value for {reason}\n" for metric, reason in self.failed.items())
+        return self.to_markdown() + (f"\n{reasons}" if reasons else "")
 
     def _repr_markdown_(self) -> str:
         return self.to_markdown()

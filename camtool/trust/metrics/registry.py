@@ -19,7 +19,7 @@ A leaderboard is a loop over :data:`METRICS`::
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
@@ -110,6 +110,15 @@ class Metric:
         parameters = inspect.signature(self.function).parameters.values()
         return {option.name: option.default for option in parameters if option.default is not option.empty}
 
+    def check_options(self, options: Iterable[str]) -> None:
+        """Raise an error unless the metric has all of some options."""
+        for name in options:
+            if name not in self.options:
+                known = ", ".join(self.options) or "none"
+                raise MetricError(
+                    f"metric {self.name!r} has no option {name!r}; it has {known}.{suggest_names(name, self.options)}"
+                )
+
     def list_missing(self, inputs: MetricInputs) -> list[str]:
         """Return the names of what the metric needs and the inputs lack."""
         return [name for name in self.needs if getattr(inputs, name) is None]
@@ -146,11 +155,7 @@ class Metric:
         missing = self.list_missing(inputs)
         if missing:
             raise MetricError(f"metric {self.name!r} needs {', '.join(missing)} in its MetricInputs.")
-        for name in options.keys() - self.options.keys():
-            known = ", ".join(self.options) or "none"
-            raise MetricError(
-                f"metric {self.name!r} has no option {name!r}; it has {known}.{suggest_names(name, self.options)}"
-            )
+        self.check_options(options)
         required = zip(_list_required(self.function), self.needs, strict=True)
         return {name: getattr(inputs, source) for name, source in required} | options
 

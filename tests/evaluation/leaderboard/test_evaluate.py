@@ -211,6 +211,7 @@ def test_what_has_no_value_says_why(net):
     assert "classes" in table.failed["grid-pointing-game"]
     assert np.isnan(table["gradcam"].values["grid-pointing-game"]).all()
     assert " - |" in table.to_markdown()
+    assert str(table).endswith(f"\ngrid-pointing-game: no value for {table.failed['grid-pointing-game']}\n")
     assert json.loads(table.to_json())["values"]["gradcam"]["grid-pointing-game"] == [None] * 5
     with pytest.raises(MetricError, match="no attention"):
         table["rollout"]
@@ -222,6 +223,7 @@ def test_wrong_arguments_are_errors(net):
         ({"metrics": ["energy-in-mask"]}, "needs truth="),
         ({"metrics": ["difull"]}, "Split yours by hand.*compute_difull"),
         ({"metrics": []}, "metrics asks for nothing"),
+        ({"metrics": {"road": {"fraction": [0.2]}}}, "'road' has no option 'fraction'; .*Did you mean 'fractions'"),
         ({"methods": ["gradcm"]}, "gradcam"),
         ({"methods": []}, "methods asks for nothing"),
         ({"layers": []}, "layers asks for nothing"),
