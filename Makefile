@@ -1,6 +1,6 @@
 # The commands that CI calls. `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install lint types test test-all pythons release demo-page docs
+.PHONY: help install lint types test test-all pythons release demo-page docs note
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -36,3 +36,6 @@ demo-page:  ## write a page with the bundled model that needs no server, site/de
 
 docs:  ## build the documentation site, site/index.html; warnings are errors
 	python -m tools.docs_site site
+
+note:  ## fill in the numbers of docs/note.md, draw its figures, and print it, site/note.pdf
+	python -m tools.note

@@ -66,7 +66,7 @@ _LEAST, _CONFIDENT = 0.1, 0.5
 _MOSAICS = 16
 """Most photos in mosaics, each in one as the photo that is explained."""
 
-_FIRST_SCENE = UNSEEN + 2_000_000
+FIRST_SCENE = UNSEEN + 2_000_000
 """The first seed of the scenes, far from those on which faithcam was tuned."""
 
 
@@ -173,7 +173,7 @@ class Network:
 
     def _ask_scenes(self, objects: int, count: int) -> Iterator[Question]:
         """Yield a question for each object of scenes that the network recognizes."""
-        for seed in range(_FIRST_SCENE, _FIRST_SCENE + count):
+        for seed in range(FIRST_SCENE, FIRST_SCENE + count):
             scene = draw_scene(seed, objects=objects, size=SIZE)
             inputs = prepare_images(scene.image[None])
             with torch.inference_mode():
