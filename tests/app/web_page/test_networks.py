@@ -45,7 +45,8 @@ def make_network(name: str) -> Loaded:
     elif name == "densenet":
         model = torchvision.models.DenseNet(8, (2, 2, 2), 16)
     else:
-        model = timm.create_model(name, **({"img_size": _SIDE} if name in ("test_vit2", "test_coatnet") else {}))
+        size: dict[str, Any] = {"img_size": _SIDE} if name in ("test_vit2", "test_coatnet") else {}
+        model = timm.create_model(name, **size)
     return Loaded(model.eval(), ImageClassification(crop_size=_SIDE, resize_size=_SIDE + 8), name=name)
 
 

@@ -217,7 +217,7 @@ function writeTable() {
 async function getResult(image, target) {
   const key = target ?? 'top';
   if (!image.results.has(key)) {
-    if (!state.stream) showStatus(`Explaining ${image.name} ...`);
+    if (!state.stream && $('stop').hidden) showStatus(`Explaining ${image.name} ...`);
     image.results.set(key, await ask('explain', {image: image.source, target}));
   }
   return image.results.get(key);

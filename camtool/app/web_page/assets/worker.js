@@ -81,7 +81,8 @@ const TASKS = {
   },
 };
 
-const shorten = (error) => String(error.message || error).split('\n')[0];
+/** Return the first line of an error; the runtime throws numbers and exceptions of WebAssembly as well, which say nothing. */
+const shorten = (error) => error?.message?.split('\n')[0] || 'The runtime has stopped, perhaps for lack of memory.';
 
 // Threads of the runtime run this script, too.
 if (!self.name.startsWith('em-pthread')) {
