@@ -31,8 +31,9 @@ pythons:  ## build a release, install it alone on each Python, and run its demo
 release:  ## build wheel and sdist into dist/, and check them
 	python tools/build_release.py dist
 
-demo-page:  ## write a page with the bundled model that needs no server, site/demo
-	python -m camtool export demo site/demo --overwrite
+demo-page:  ## write a page that needs no server, site/demo; with WEIGHTS=mobilenet_v2.safetensors another of that model
+	rm -rf site/demo site/mobilenet_v2
+	python tools/make_demo_page.py site $(if $(WEIGHTS),--weights $(WEIGHTS))
 
 docs:  ## build the documentation site, site/index.html; warnings are errors
 	python -m tools.docs_site site

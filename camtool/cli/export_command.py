@@ -31,7 +31,8 @@ def export_model(
     fixed_batch: Annotated[bool, typer.Option("--fixed-batch", help="One image at a time, not any number.")] = False,
     resize: Annotated[bool, typer.Option("--resize", help="Return maps at the images' size.")] = False,
     sample: Annotated[
-        Path | None, typer.Option(help="Photo that a page opens with; by default a drawn scene.", exists=True)
+        list[Path] | None,
+        typer.Option(help="Photo that a page opens with; by default a drawn scene. May be repeated.", exists=True),
     ] = None,
     runtime: Annotated[
         Path | None,
@@ -56,7 +57,7 @@ def export_model(
     for name, is_given in (("--fixed-batch", fixed_batch), ("--resize", resize), ("--size", preparing.size)):
         if is_page and is_given:
             raise CamtoolError(f"{name} is for files; a page explains one photo at a time, at its own size.")
-    for name, given in (("--sample", sample), ("--runtime", runtime), ("--half", half or None)):
+    for name, given in (("--sample", sample or None), ("--runtime", runtime), ("--half", half or None)):
         if not is_page and given is not None:
             raise CamtoolError(f"{name} is for pages; give a folder or an .html file in place of {path}.")
     if not is_page:
@@ -69,7 +70,7 @@ def export_model(
     if is_page:
         _remove_page(path)
         methods = [map_.method, *(name for name in METHODS if name != map_.method)]
-        export_page(loaded, path, methods, map_.layer, sample=sample, runtime=runtime, half=half, **options)
+        export_page(loaded, path, methods, map_.layer, sample=sample or None, runtime=runtime, half=half, **options)
     else:
         export(
             loaded,
@@ -98,13 +99,13 @@ def export_model(
 
 def _remove_page(path: Path) -> None:
     """Remove the page that is replaced: a folder only if it holds nothing but a page."""
-    from camtool.app.web_page.building import FILES
+    from camtool.app.web_page.building import is_page_file
     from camtool.errors import CamtoolError
 
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return
-    others = sorted({file.name for file in path.iterdir()} - FILES)
+    others = sorted(file.name for file in path.iterdir() if not is_page_file(file.name))
     if others:
         raise CamtoolError(f"{path} has other files than those of a page, e.g. {others[0]}; give another folder.")
     shutil.rmtree(path)

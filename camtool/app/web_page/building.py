@@ -25,7 +25,7 @@ from camtool.demo.scenes import draw_scene
 from camtool.engines.export import export
 from camtool.errors import CamtoolError
 from camtool.geometry.plain_transforms import find_plain_transform
-from camtool.inputs.image_files import read_image
+from camtool.inputs.image_files import ImageSource, read_image
 from camtool.models import Loaded, to_loaded
 from camtool.rendering.colormaps import get_default_alpha, get_palette
 from camtool.warning_codes import WARNING_KINDS
@@ -38,13 +38,19 @@ _COLORMAPS = ("heat", "turbo", "viridis", "inferno", "gray")
 WARNINGS = ("constant-image", "small-part-seen", "not-finite", "zero-gradient", "constant-map", "low-rank")
 """The warnings that need no further pass."""
 
-_PAGE, _MODEL, _SAMPLE = "index.html", "model.onnx", "sample.png"
+_PAGE, _MODEL = "index.html", "model.onnx"
 
 _RUNTIMES = {"": (CODE, BINARY, "runtime"), "gpu-": (GPU_CODE, GPU_BINARY, "webgpu")}
 """Prefix of parts → code and binary of a runtime, and the name of its files in a page's folder."""
 
-FILES = frozenset({_PAGE, _MODEL, _SAMPLE, "runtime.js", "runtime.wasm", "webgpu.js", "webgpu.wasm"})
-"""The names of the files in a page's folder."""
+_FILES = frozenset({_PAGE, _MODEL, "runtime.js", "runtime.wasm", "webgpu.js", "webgpu.wasm"})
+_SAMPLES = re.compile(r"sample(-\d+)?\.png")
+
+
+def is_page_file(name: str) -> bool:
+    """Check that a file in a page's folder is one of the page, by its name."""
+    return name in _FILES or _SAMPLES.fullmatch(name) is not None
+
 
 _LEAST_HALVED = 256
 """Numbers of a weight from which on it is stored in half precision."""
@@ -61,7 +67,7 @@ def export_page(
     method: str | Sequence[str] = METHODS,
     layer: str | nn.Module | None = None,
     *,
-    sample: str | PathLike[str] | Image.Image | None = None,
+    sample: ImageSource | Sequence[ImageSource] | None = None,
     runtime: str | PathLike[str] | None = None,
     half: bool = False,
     **options: Any,
@@ -79,7 +85,7 @@ def export_page(
         path: A folder, or a file with the suffix ``.html``. It must not exist.
         method: The methods to choose from: formulas of activations and gradients.
         layer: The layer; by default the best one is found.
-        sample: The image that the page opens with; by default a generated scene.
+        sample: The image that the page opens with, or several to choose from; by default a generated scene.
         runtime: The folder ``dist`` of the npm package onnxruntime-web; by default it is got by ``npm pack`` once.
         half: Store weights in half precision: half the download, and maps that differ by up to 1e-2 of the peak.
         **options: Options of the methods.
@@ -98,7 +104,7 @@ def export_page(
         raise CamtoolError(f"path: {path} exists; give another name, or delete it first.")
     _check_transform(loaded)
     found = find_runtime(None if runtime is None else Path(runtime))
-    picture = _draw_sample(sample)
+    samples = _read_samples(sample)
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, "page")
         made.mkdir()
@@ -109,8 +115,10 @@ def export_page(
             raise CamtoolError("model: its output is an embedding; a page shows classes with their probabilities.")
         if half:
             halve_weights(made / _MODEL)
-        picture.save(made / _SAMPLE)
-        parts = {"model": _MODEL, "sample": _SAMPLE} | _write_runtimes(found, made, is_single=path.suffix == ".html")
+        for sample_name, image in samples.items():
+            image.save(made / sample_name)
+        parts = {"model": _MODEL} | {sample_name: sample_name for sample_name in samples}
+        parts |= _write_runtimes(found, made, is_single=path.suffix == ".html")
         name = loaded.name or type(loaded.model).__name__
         text = _build_page(made, parts, name, is_single=path.suffix == ".html")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,10 +193,17 @@ def _check_transform(loaded: Loaded) -> None:
         )
 
 
-def _draw_sample(sample: str | PathLike[str] | Image.Image | None) -> Image.Image:
-    """Return the image that the page opens with, by default a scene of the demo, not larger than a page shows it."""
-    source = draw_scene(3, objects=2, size=512).image if sample is None else sample
-    return read_image(source, max_side=_SAMPLE_SIDE)
+def _read_samples(sample: ImageSource | Sequence[ImageSource] | None) -> dict[str, Image.Image]:
+    """Return name of the file → image that the page opens with, not larger than a page shows it."""
+    sources: Sequence[ImageSource]
+    if isinstance(sample, Sequence) and not isinstance(sample, str | bytes):
+        sources = sample
+    else:
+        sources = [draw_scene(3, objects=2, size=512).image if sample is None else sample]
+    names = ["sample.png", *(f"sample-{number}.png" for number in range(2, len(sources) + 1))]
+    if not sources:
+        raise CamtoolError("sample: the list is empty; give an image, or None for a generated scene.")
+    return {name: read_image(source, max_side=_SAMPLE_SIDE) for name, source in zip(names, sources, strict=True)}
 
 
 def _write_runtimes(source: Path, folder: Path, *, is_single: bool) -> dict[str, str]:
@@ -215,7 +230,7 @@ def _build_page(folder: Path, parts: dict[str, str], name: str, *, is_single: bo
     """
     settings = {
         "files": parts,
-        "sample": _SAMPLE,
+        "samples": [part for part in parts if _SAMPLES.fullmatch(part)],
         "palettes": {name: _encode(get_palette(name).tobytes()) for name in _COLORMAPS},
         "alphas": {name: get_default_alpha(name) for name in _COLORMAPS},
         "warnings": {code: [WARNING_KINDS[code].condition, WARNING_KINDS[code].remedy] for code in WARNINGS},

@@ -27,13 +27,19 @@ ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-
 
 _WAIT = 60_000
 
-# Keeps the answers of the worker that have logits.
+# Keeps the answers of the worker that have logits, and how many seconds they took.
 _RECORD = """
 window.answers = [];
 window.Worker = class extends Worker {
   constructor(...given) {
     super(...given);
-    this.addEventListener('message', ({data}) => data.answer?.logits && answers.push(data.answer));
+    this.addEventListener('message', ({data: {answer}}) => {
+      if (answer?.logits) answers.push({...answer, seconds: (performance.now() - this.start) / 1000});
+    });
+  }
+  postMessage(...given) {
+    this.start = performance.now();
+    super.postMessage(...given);
   }
 };
 """

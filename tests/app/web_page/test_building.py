@@ -15,7 +15,7 @@ from torch import nn
 from torchvision import transforms
 
 import camtool
-from camtool.app.web_page.building import FILES, halve_weights
+from camtool.app.web_page.building import halve_weights, is_page_file
 from camtool.cli import app
 from camtool.demo.camnet import load_bundled_model
 from camtool.demo.scenes import draw_scene
@@ -51,10 +51,15 @@ def test_the_command_writes_a_page_and_replaces_nothing_else(
         return int(stopped.value.code or 0), " ".join((shown.out + shown.err).split())
 
     page = tmp_path / "page"
-    arguments = str(page), "--method", "xgradcam", "--runtime", str(runtime)
+    photo = tmp_path / "photo.png"
+    Image.new("RGB", (40, 30), "teal").save(photo)
+    samples = "--sample", str(photo), "--sample", str(photo)
+    arguments = str(page), "--method", "xgradcam", "--runtime", str(runtime), *samples
     code, shown = command(*arguments)
     assert (code, "python -m http.server" in shown) == (0, True)
-    assert {file.name for file in page.iterdir()} == FILES
+    names = {"index.html", "model.onnx", "runtime.js", "runtime.wasm", "webgpu.js", "webgpu.wasm"}
+    assert {file.name for file in page.iterdir()} == names | {"sample.png", "sample-2.png"}
+    assert all(map(is_page_file, names))
     (page / "notes.txt").write_text("mine", encoding="utf-8")
     sample = "--sample", str(page / "sample.png")
     for words, given in (

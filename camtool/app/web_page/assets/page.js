@@ -137,12 +137,14 @@ async function start() {
       problem = error.message;
     }
   }
-  await addImages([new File([await readPart('sample')], settings.sample)]);
+  const samples = [];
+  for (const name of settings.samples) samples.push(new File([await readPart(name)], name));
+  await addImages(samples, false);
 }
 
 // --------------------------------------------------------------------------------------------------------- images
 
-async function addImages(files) {
+async function addImages(files, isListed = true) {
   const added = [], problems = [];
   for (const [number, file] of files.entries()) {
     try {
@@ -167,7 +169,7 @@ async function addImages(files) {
   state.current = added[0] ?? state.current;
   if (added.length) state.target = null;
   if (state.current) await show();
-  if (state.images.length > 1) await listImages();
+  if (isListed && state.images.length > 1) await listImages();
   showStatus(problems.join(' '), problems.length > 0);
 }
 
