@@ -17,6 +17,7 @@ from camtool.trust.metrics import METRICS
 from camtool.warning_codes import WARNING_KINDS
 from tools.docs_site import pages
 from tools.docs_site.checking import find_faults, read_pages
+from tools.docs_site.reference import add_reference
 from tools.docs_site.twins import draw_list
 
 ROOT = Path(__file__).parents[1]
@@ -100,6 +101,26 @@ def test_each_page_of_the_repository_is_in_one_table_of_contents() -> None:
     assert sorted(["index", *listed]) == sorted(site.names)
     assert len(listed) > 40
     assert all(f"({name}.md)" in draw_list(site) for name in site.names)
+
+
+def test_the_page_of_a_method_has_what_the_repository_says_of_it() -> None:
+    site = pages.stage_repository()
+    add_reference(site)
+    page = site.texts["reference/methods/gradcamplusplus"]
+    rows = [*find_rows("trust.md"), *find_rows("known-answers.md"), *find_rows("../camtool/methods/README.md")]
+    assert len(rows) == 5
+    *measured, formula, released = rows
+    assert all(f"| {' | '.join(row)} |\n" in page for row in measured)
+    assert all(cell in page for cell in (formula[0], *released))
+    assert "torchcam 0.5.0, Grad-CAM++: alpha is divided in place" in page
+    assert "eq. 19" in page
+
+
+def find_rows(path: str) -> list[list[str]]:
+    """Return the rows of the page for ``gradcam++``, in all tables, without its name."""
+    lines = (ROOT / "docs" / path).read_text(encoding="utf-8").splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| `gradcam++`")]
+    return [row[1:] for row in rows if "gradcam++" in row[0] and len(row) > 2]
 
 
 @pytest.mark.slow

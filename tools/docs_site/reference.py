@@ -21,12 +21,20 @@ _SECTION = re.compile(r"^(Args|Returns|Raises|Attributes|Yields):\n", re.MULTILI
 _CLAIMED = "Differences from the authors' released code"
 _PEERS = "Differences from grad-cam 1.5.7 and torchcam 0.5.0"
 _PEERS_ANCHOR = "differences-from-grad-cam-157-and-torchcam-050"
-_MEASURED = """## What was measured
-
-The number of networks on which the method is ahead of `gradcam` (+) and behind it (-) by more than two standard
-errors of the paired difference; an empty cell was not measured ([how](../../trust.md#which-method-by-which-measure)).
-
-"""
+_MEASURES = {
+    ("trust", "<!-- counted -->"): """The number of trained networks on which the method is ahead of `gradcam` (+) and
+behind it (-) by more than two standard errors of the paired difference; an empty cell was not measured
+([how](../../trust.md#which-method-by-which-measure)):""",
+    (
+        "trust",
+        "### Scenes with known evidence",
+    ): """Average precision of the heat against planted evidence, with the 95 %
+interval, and the share of peaks on it ([how, and what `random` has](../../trust.md#scenes-with-known-evidence)):""",
+    ("known-answers", "<!-- wired -->"): """Of sixteen networks whose weights are set by hand, those whose evidence is
+found (●) or found in part (◐), and where the map shows something else (✗) or nothing (○), or is refused (.); `!`: with a
+warning, `?`: `check()` finds out ([how](../../known-answers.md#who-finds-it)):""",
+}
+"""Page and the text before a table → what the row of a method says."""
 _METHODS_INTRO = """# Every method
 
 By cost beside the forward pass that all need. [Which to choose](../formulas.md#choosing-a-method),
@@ -46,7 +54,7 @@ def add_reference(site: Site) -> None:
     for name in names:
         site.texts[f"reference/api/{name}"], site.twins[f"reference/api/{name}"] = _draw_object(name)
     site.texts["reference/api/index"] = _draw_api_index(names)
-    tables = _MethodTables(site.texts["reference/formulas"], site.texts["trust"])
+    tables = _MethodTables(site.texts)
     for method in METHODS.values():
         site.texts[f"reference/methods/{name_page(method.name)}"] = _draw_method(method, tables)
     site.texts["reference/methods/index"] = _draw_methods_index()
@@ -178,25 +186,31 @@ class _MethodTables:
         formulas: The cells of formula and options.
         released: Where the authors' code differs: what it does, and what camtool does.
         peers: The same for other libraries, with the library.
-        measured: The row of the table of measures, with its header.
+        measured: Introductions of measurements, and tables of one row.
     """
 
-    def __init__(self, formulas: str, trust: str) -> None:
+    def __init__(self, texts: dict[str, str]) -> None:
+        formulas = texts["reference/formulas"]
         self.formulas = {_unquote(row[0]): (row[1], row[3]) for row in _read_rows(formulas) if len(row) == 5}
         self.released = _by_name(_read_rows(_cut(formulas, _CLAIMED)), column=0)
         self.peers = _by_name(_read_rows(_cut(formulas, _PEERS)), column=1)
-        self.header, *rows = _read_rows(trust.partition("<!-- counted -->")[2].partition("<!-- /counted -->")[0], 0)
-        self.measured = {_unquote(row[0]): row for row in rows}
+        self.measured: dict[str, list[str]] = {}
+        for (page, mark), intro in _MEASURES.items():
+            (_, *head), *rows = _read_rows(texts[page].partition(mark)[2], first=0, last=1)
+            for row in rows:
+                table = f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n| {' | '.join(row[1:])} |"
+                for name in re.findall(r"`([^`]+)`", row[0]):
+                    self.measured.setdefault(name, []).append(f"{intro}\n\n{table}\n")
 
 
 def _cut(text: str, heading: str) -> str:
     return re.split(r"^## ", text.partition(f"## {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
 
 
-def _read_rows(text: str, first: int = 1) -> list[list[str]]:
-    """Return the cells of all table rows in a text, without rules, and without headers if ``first`` is 1."""
+def _read_rows(text: str, first: int = 1, last: int | None = None) -> list[list[str]]:
+    """Return the cells of table rows in a text, without rules: of ``last`` tables, each from its row ``first``."""
     rows: list[list[str]] = []
-    for table in re.findall(r"(?:^\|.*\|$\n?)+", text, re.MULTILINE):
+    for table in re.findall(r"(?:^\|.*\|$\n?)+", text, re.MULTILINE)[:last]:
         lines = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
         rows += [line for line in lines[first:] if not set("".join(line)) <= set("-:| ")]
     return rows
@@ -258,10 +272,7 @@ def _draw_departures(name: str, tables: _MethodTables) -> str:
 
 
 def _draw_measures(name: str, tables: _MethodTables) -> str:
-    if name not in tables.measured:
-        return ""
-    head, row = tables.header[1:], tables.measured[name][1:]
-    return f"{_MEASURED}| {' | '.join(head)} |\n|{'---|' * len(head)}\n| {' | '.join(row)} |\n"
+    return "\n".join(["## What was measured\n", *tables.measured[name]]) if name in tables.measured else ""
 
 
 def _draw_methods_index() -> str:
