@@ -31,8 +31,8 @@ behind it (-) by more than two standard errors of the paired difference; an empt
     ): """Average precision of the heat against planted evidence, with the 95 %
 interval, and the share of peaks on it ([how, and what `random` has](../../trust.md#scenes-with-known-evidence)):""",
     ("known-answers", "<!-- wired -->"): """Of sixteen networks whose weights are set by hand, those whose evidence is
-found (●) or found in part (◐), and where the map shows something else (✗) or nothing (○), or is refused (.); `!`: with a
-warning, `?`: `check()` finds out ([how](../../known-answers.md#who-finds-it)):""",
+found (●) or found in part (◐), and where the map shows something else (✗) or nothing (○), or is refused (.);
+`!`: with a warning, `?`: `check()` finds out ([how](../../known-answers.md#who-finds-it)):""",
 }
 """Page and the text before a table → what the row of a method says."""
 _METHODS_INTRO = """# Every method
