@@ -15,7 +15,7 @@ import camtool
 from camtool.methods import METHODS
 from camtool.trust.metrics import METRICS
 from camtool.warning_codes import WARNING_KINDS
-from tools.docs_site import pages
+from tools.docs_site import building, pages
 from tools.docs_site.checking import find_faults, read_pages
 from tools.docs_site.reference import add_reference
 from tools.docs_site.twins import draw_list
@@ -72,6 +72,14 @@ def test_a_page_without_a_way_to_it_and_a_remote_font_are_told(tmp_path: Path) -
         "lost.html: no link leads there",
         "x.css: loads https://fonts.example/x.woff2",
     ]
+
+
+def test_a_folder_of_the_user_is_not_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "find_spec", lambda name: name)
+    (tmp_path / "thesis.md").write_text("x")
+    with pytest.raises(SystemExit, match="holds files that are no site"):
+        building.build(tmp_path, tmp_path / "staged")
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.md"]
 
 
 def test_links_hold_on_the_site() -> None:

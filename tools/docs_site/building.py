@@ -6,6 +6,7 @@ import argparse
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from tools.docs_site.checking import find_faults
@@ -23,8 +24,13 @@ def build(out: Path, staged: Path = STAGED) -> None:
     """Build the site in the folder ``out``, which is emptied. ``staged`` keeps what Sphinx read.
 
     Raises:
-        SystemExit: Sphinx warned or failed, or :func:`~tools.docs_site.checking.find_faults` found something.
+        SystemExit: Sphinx is missing, warned or failed, ``out`` holds something else than a site, or
+            :func:`~tools.docs_site.checking.find_faults` found something.
     """
+    if find_spec("sphinx") is None:
+        raise SystemExit("Sphinx is not installed: pip install -e '.[docs]'")
+    if out.is_dir() and not (out / "searchindex.js").is_file() and {path.name for path in out.iterdir()} - {"demo"}:
+        raise SystemExit(f"{out} holds files that are no site; name another folder.")
     site = stage_repository()
     add_reference(site)
     add_gallery(site, staged / "gallery")
