@@ -52,6 +52,7 @@ def write_page(path: Path, body: str) -> None:
         ('<script src="https://cdn.example/x.js"></script>', "index.html: loads https://cdn.example/x.js"),
         ('<link rel="stylesheet" href="//fonts.example/x.css">', "index.html: loads //fonts.example/x.css"),
         ('<img src="deep/x.png" alt="">', "index.html: deep/x.png has no alt text"),
+        ('<img src="deep/x.png" alt="deep/x.png">', "index.html: deep/x.png has no alt text"),
     ],
 )
 def test_a_fault_of_a_page_is_told(tmp_path: Path, body: str, fault: str) -> None:

@@ -53,7 +53,7 @@ class Page(HTMLParser):
             self.loads.append(values[_LOADS[tag]])
         if tag == "link" and _LOADING_RELATIONS & {*values.get("rel", "").split()}:
             self.loads.append(values.get("href", ""))
-        if tag == "img" and not values.get("alt", "").strip():
+        if tag == "img" and (not values.get("alt", "").strip() or values["alt"] == values.get("src")):
             self.unnamed.append(values.get("src", ""))
 
 

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = "https://github.com/camtool/camtool"
@@ -40,7 +41,7 @@ class Site:
 
     texts: dict[str, str] = field(default_factory=dict)
     twins: dict[str, str] = field(default_factory=dict)
-    notebooks: dict[str, dict[str, object]] = field(default_factory=dict)
+    notebooks: dict[str, dict[str, Any]] = field(default_factory=dict)
     pictures: dict[str, Path] = field(default_factory=dict)
 
     @property
@@ -74,12 +75,22 @@ def stage_repository() -> Site:
         if path.suffix == ".md":
             site.texts[name] = _PAIR.sub(_set_side_by_side, rewrite_links(text, name, point))
             continue
-        notebook = json.loads(text)
-        for cell in notebook["cells"]:
-            if cell["cell_type"] == "markdown":
-                cell["source"] = rewrite_links("".join(cell["source"]), name, point)
-        site.notebooks[name] = notebook
+        site.notebooks[name] = _stage_notebook(json.loads(text), name, point)
     return site
+
+
+def _stage_notebook(notebook: dict[str, Any], name: str, point: Callable[[str, str], str]) -> dict[str, Any]:
+    """Return a notebook with links for the site, and alternative texts for the pictures that its cells draw."""
+    heading = ""
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            cell["source"] = rewrite_links(source, name, point)
+            heading = [heading, *re.findall(r"^#+ (.*)$", source, re.MULTILINE)][-1]
+        else:
+            drawn_by = source.rstrip().rpartition("\n")[2].strip()
+            cell["metadata"]["mystnb"] = {"image": {"alt": f"{heading}: the picture of {drawn_by}"}}
+    return notebook
 
 
 def rewrite_links(text: str, name: str, point: Callable[[str, str], str]) -> str:
