@@ -14,6 +14,9 @@ Severity: TypeAlias = Literal["warning", "note"]
 """``"warning"``: a reason not to trust the map. ``"note"``: a fact to know, with which the map may still be right."""
 
 
+_PAGE = "https://camtool.github.io/camtool/reference/warnings.html"
+
+
 @dataclass(frozen=True)
 class WarningKind:
     """One kind of warning.
@@ -29,6 +32,11 @@ class WarningKind:
     condition: str
     remedy: str
     severity: Severity = "warning"
+
+    @property
+    def address(self) -> str:
+        """The address of its paragraph on the documentation site."""
+        return f"{_PAGE}#{self.code}"
 
 
 class MapWarning(str):
@@ -57,6 +65,11 @@ class MapWarning(str):
     def remedy(self) -> str:
         """What the user can do, one sentence."""
         return WARNING_KINDS[self.code].remedy
+
+    @property
+    def address(self) -> str:
+        """The address of its paragraph on the documentation site."""
+        return WARNING_KINDS[self.code].address
 
     @property
     def severity(self) -> Severity:

@@ -35,6 +35,11 @@ class Finding:
         return WARNING_KINDS[self.code].remedy
 
     @property
+    def address(self) -> str:
+        """The address of its paragraph on the documentation site."""
+        return WARNING_KINDS[self.code].address
+
+    @property
     def severity(self) -> Severity:
         """``"warning"``, a reason not to trust the map, or ``"note"``."""
         return WARNING_KINDS[self.code].severity
@@ -91,7 +96,7 @@ class CheckReport:
 
     def _repr_markdown_(self) -> str:
         findings = [
-            f"- **{finding.severity}** `{finding.code}`: {finding.sentence} *{finding.remedy}*"
+            f"- **{finding.severity}** [`{finding.code}`]({finding.address}): {finding.sentence} *{finding.remedy}*"
             for finding in self.findings
         ]
         skipped = [f"- not checked: {name}: {reason}" for name, reason in self.skipped.items()]

@@ -471,6 +471,7 @@ def test_warnings_are_strings_with_code_and_remedy() -> None:
     assert isinstance(warning, MapWarning)
     assert warning.code == "constant-image"
     assert warning.remedy == WARNING_KINDS["constant-image"].remedy
+    assert warning.address == "https://camtool.github.io/camtool/reference/warnings.html#constant-image"
 
 
 @pytest.mark.parametrize("fault", ["floats from 0 to 255", "a dead ReLU", "an image of one color"])
