@@ -225,6 +225,19 @@ def test_what_is_no_image_and_no_model_gets_a_sentence(opened: Opened, folder: P
     opened.tab.locator("#first h2", has_text=name).wait_for()
 
 
+def test_the_worker_may_ask_nobody_either(browser: Any, folder: Path, tmp_path: Path) -> None:
+    with serve(folder) as address, serve(tmp_path) as foreign:
+        opened = Opened(browser, address)
+        opened.tab.context.set_offline(False)
+        ask = """(url) => new Promise((resolve) => {
+          self.addEventListener('securitypolicyviolation', ({effectiveDirective}) => resolve(effectiveDirective));
+          fetch(url, {mode: 'no-cors'}).then(() => resolve('answered'), () => null);
+        })"""
+        assert opened.tab.workers[0].evaluate(ask, f"{address}sample.png") == "answered"  # a file of the page
+        assert opened.tab.workers[0].evaluate(ask, foreign) == "connect-src"
+        opened.tab.close()
+
+
 def test_a_label_that_is_markup_is_text(opened: Opened) -> None:
     opened.tab.fill("#class", "0")
     opened.tab.press("#class", "Enter")

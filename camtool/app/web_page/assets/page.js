@@ -6,7 +6,7 @@ const palettes = Object.fromEntries(Object.entries(settings.palettes).map(([name
 const SHOWN_CLASSES = 5, CAMERA_SIDE = 480, MOST_THREADS = 4;
 
 const state = {worker: null, model: null, images: [], current: null, target: null, other: null, stream: null,
-  count: 0, listing: 0, isStopped: false, hasGpu: false};
+  count: 0, listing: 0, isStopped: false, hasGpu: false, threads: 1};
 
 function decodeBase64(text) {
   return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -99,8 +99,8 @@ async function chooseDevice() {
 }
 
 /** Show what computes, and why it is not WebGPU if that failed; the other one is a link, as it opens the page anew. */
-function showDevice(provider, threads, problem) {
-  const name = provider === 'webgpu' ? 'WebGPU' : `WebAssembly, ${threads} thread${threads > 1 ? 's' : ''}`;
+function showDevice({provider, problem}) {
+  const {threads} = state, name = provider === 'webgpu' ? 'WebGPU' : `WebAssembly, ${threads} thread${threads > 1 ? 's' : ''}`;
   const [device, other] = provider === 'webgpu' ? ['wasm', 'WebAssembly'] : ['webgpu', 'WebGPU'];
   $('device').replaceChildren(`Computed by ${name}. `, problem ? `WebGPU failed: ${problem}` : '',
     state.hasGpu && !problem ? make('a', {href: `?device=${device}`}, `Use ${other}`) : '');
@@ -108,6 +108,7 @@ function showDevice(provider, threads, problem) {
 
 function useModel(model) {
   state.model = model;
+  showDevice(model);
   state.target = state.other = null;
   state.images.forEach((image) => image.results.clear());
   $('model-name').textContent = `${model.name}, explained in your browser`;
@@ -119,7 +120,7 @@ function useModel(model) {
 async function start() {
   Object.keys(palettes).forEach((name) => $('colormap').append(new Option(name, name)));
   drawScale();
-  const threads = globalThis.crossOriginIsolated ? Math.min(MOST_THREADS, navigator.hardwareConcurrency || 1) : 1;
+  const threads = state.threads = globalThis.crossOriginIsolated ? Math.min(MOST_THREADS, navigator.hardwareConcurrency || 1) : 1;
   const bytes = await readPart('model'), chosen = await chooseDevice();
   let problem = '';
   for (const device of chosen === 'webgpu' ? ['webgpu', 'wasm'] : ['wasm']) {
@@ -129,8 +130,7 @@ async function start() {
       const binary = await readPart(`${prefix}runtime`);
       showStatus('Opening the model ...');
       const model = await ask('start', {device, binary, threads, bytes, palettes}, [binary.buffer]);
-      useModel(model);
-      showDevice(model.provider, threads, problem || model.problem);
+      useModel({...model, problem: problem || model.problem});
       break;
     } catch (error) {
       if (device === 'wasm') throw error;
