@@ -129,11 +129,11 @@ const FILTERS = {
 
 const BITS = 22;  // weights are multiples of 2 ** -22, as in Pillow
 
-/** Return for each new pixel of a row the first old one that counts, and the weights from there on. */
-function weighPixels(old, count, name) {
+/** Return for each new pixel of a part of a row the first old one that counts, and the weights from there on. */
+function weighPixels(old, count, name, [begin, stop]) {
   const [reach, weigh] = FILTERS[name], scale = old / count, wide = Math.max(scale, 1), support = reach * wide;
-  return Array.from({length: count}, (_, place) => {
-    const center = (place + 0.5) * scale;
+  return Array.from({length: stop - begin}, (_, place) => {
+    const center = (begin + place + 0.5) * scale;
     const first = Math.max(0, Math.trunc(center - support + 0.5));
     const end = Math.min(old, Math.trunc(center + support + 0.5));
     const weights = Array.from({length: end - first}, (_, at) => weigh((at + first - center + 0.5) / wide));
@@ -149,13 +149,14 @@ const roundAway = (value) => Math.trunc(value + (value < 0 ? -0.5 : 0.5));
  * @param {Uint8Array} pixels  Of which `channels` values belong together.
  * @param {number} lines  Rows before the axis.
  * @param {number} step  Values between two neighbors along the axis.
+ * @param {number[]} part  The first new pixel that is needed, and the one after the last.
  */
-function resizeAxis(pixels, lines, old, count, step, name) {
-  if (old === count) return pixels;
-  const resized = new Uint8ClampedArray(lines * count * step), weighed = weighPixels(old, count, name);
+function resizeAxis(pixels, lines, old, count, step, name, part) {
+  const weighed = weighPixels(old, count, name, part);
+  const resized = new Uint8ClampedArray(lines * weighed.length * step);
   for (let line = 0, to = 0; line < lines; line++) {
-    for (const [first, weights] of weighed) {
-      const from = (line * old + first) * step, end = weights.length;
+    for (let place = 0; place < weighed.length; place++) {
+      const weights = weighed[place][1], from = (line * old + weighed[place][0]) * step, end = weights.length;
       for (let inner = from; inner < from + step; inner++) {
         let sum = 1 << (BITS - 1);
         for (let number = 0, at = inner; number < end; number++, at += step) sum += Math.imul(pixels[at], weights[number]);
@@ -167,12 +168,14 @@ function resizeAxis(pixels, lines, old, count, step, name) {
 }
 
 /**
- * Resize pixels.
+ * Resize pixels, and return a part of them.
  * @param {Uint8Array} pixels  (height, width, 3)
- * @returns {Uint8Array} (newHeight, newWidth, 3)
+ * @param {number[]} rows  The first row of the part, and the one after the last; `columns` likewise. By default all.
+ * @returns {Uint8ClampedArray} (rows, columns, 3)
  */
-export function resizePixels(pixels, height, width, newHeight, newWidth, name) {
-  return resizeAxis(resizeAxis(pixels, height, width, newWidth, 3, name), 1, height, newHeight, 3 * newWidth, name);
+export function resizePixels(pixels, height, width, newHeight, newWidth, name, rows = [0, newHeight], columns = [0, newWidth]) {
+  const wide = resizeAxis(pixels, height, width, newWidth, 3, name, columns);
+  return resizeAxis(wide, 1, height, newHeight, 3 * (columns[1] - columns[0]), name, rows);
 }
 
 /** Round as Python does: halves to the even number. */
@@ -202,16 +205,18 @@ export function preparePhoto(photo, preparation) {
   for (let from = 0, to = 0; from < pixels.length; from += 4) {
     colors[to++] = pixels[from]; colors[to++] = pixels[from + 1]; colors[to++] = pixels[from + 2];
   }
-  const resized = resizePixels(colors, height, width, newHeight, newWidth, preparation.interpolation);
   const top = findStart(newHeight, cropHeight), left = findStart(newWidth, cropWidth);
+  const rows = [Math.max(top, 0), Math.min(top + cropHeight, newHeight)];
+  const columns = [Math.max(left, 0), Math.min(left + cropWidth, newWidth)], count = columns[1] - columns[0];
+  const resized = resizePixels(colors, height, width, newHeight, newWidth, preparation.interpolation, rows, columns);
   const tensor = new Float32Array(3 * cropHeight * cropWidth);
   for (let channel = 0, at = 0; channel < 3; channel++) {
     const levels = Float32Array.from({length: 256}, (_, value) =>
       (Math.fround(value / 255) - preparation.mean[channel]) / preparation.std[channel]);
     for (let row = top; row < top + cropHeight; row++) {
       for (let column = left; column < left + cropWidth; column++) {
-        const isInside = row >= 0 && row < newHeight && column >= 0 && column < newWidth;
-        tensor[at++] = levels[isInside ? resized[3 * (row * newWidth + column) + channel] : 0];
+        const isInside = row >= rows[0] && row < rows[1] && column >= columns[0] && column < columns[1];
+        tensor[at++] = levels[isInside ? resized[3 * ((row - rows[0]) * count + column - columns[0]) + channel] : 0];
       }
     }
   }
