@@ -310,6 +310,11 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_accessibility(browser: Any, address: str, axe: str, scheme: str, width: int) -> None:
     opened = Opened(browser, address, color_scheme=scheme, viewport={"width": width, "height": 844}, bypass_csp=True)
     opened.choose(("more.png", encode(draw(5, size=128))))
+    opened.tab.locator("#bars .bar button + button").nth(1).click()
+    opened.wait()
+    opened.tab.fill("#class", "no such class")
+    opened.tab.press("#class", "Enter")
+    opened.tab.locator("#status.bad").wait_for()
     opened.tab.evaluate(axe)
     violations = opened.tab.evaluate("axe.run().then((result) => result.violations)")
     assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in violations] == []

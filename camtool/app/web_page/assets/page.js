@@ -73,7 +73,7 @@ async function readPart(name) {
     response = await fetch(settings.files[name]);
   } catch {
     throw new Error('The files beside this page cannot be read. A browser reads them from a web server alone, e.g. ' +
-      'python -m http.server; a page of camtool export --single-file opens by a double click.');
+      'python -m http.server; a page that camtool exports as one .html file opens by a double click.');
   }
   if (!response.ok) throw new Error(`${settings.files[name]} is missing beside this page (${response.status}).`);
   const total = Number(response.headers.get('content-length')), parts = [];
@@ -234,7 +234,7 @@ function show() {
     try {
       for (let run = 0; run !== wanted;) {
         run = wanted;
-        await showOnce(() => run === wanted);
+        await showOnce(() => run === wanted).catch((error) => { if (run === wanted) throw error; });
       }
     } finally {
       showing = null;
