@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from scipy.spatial import cKDTree
+from scipy.spatial import cKDTree  # type: ignore[import-untyped]
 from skimage.filters import threshold_otsu
 from torch import nn
 from torchvision import transforms
@@ -154,7 +154,8 @@ def test_contours_are_those_of_python(tmp_path: Path) -> None:
         for heat in heatmaps
     ]
     for heat, result in zip(heatmaps, run(draw_photo(2, 2), steps, tmp_path), strict=True):
-        assert result["threshold"] == pytest.approx(threshold_otsu(heat), abs=1e-9)
+        otsu = threshold_otsu(heat)  # type: ignore[no-untyped-call]
+        assert result["threshold"] == pytest.approx(otsu, abs=1e-9)
         outlines = find_contours(np.float32(heat), threshold=result["threshold"])
         expected = np.concatenate([np.hstack([points[:-1], points[1:]]) for points in outlines])
         lines = np.reshape(result["lines"], (-1, 4))
