@@ -41,8 +41,9 @@ def test_each_link_of_the_readme_leads_to_a_file_or_an_address() -> None:
     prose = re.sub(r"^```.*?^```$", "", readme, flags=re.DOTALL | re.MULTILINE)
     for link in re.findall(r"\]\(([^)]+)\)", prose):
         assert re.match("https?:|#", link) or (ROOT / link.partition("#")[0]).exists(), link
-    published = build_release.link_to_repository(prose, "0.2.0")
-    links = re.findall(r"\]\(([^)]+)\)", published)
+    published = build_release.publish_readme(readme, "0.2.0")
+    assert "```bash\npip install camtool && python -m camtool demo\n```" in published
+    links = re.findall(r"\]\(([^)]+)\)", re.sub(r"^```.*?^```$", "", published, flags=re.DOTALL | re.MULTILINE))
     assert len(links) > 20
     assert all(re.match("https?:|#", link) for link in links)
 

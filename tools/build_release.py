@@ -1,7 +1,7 @@
 """Build the wheel and the sdist of a release into a folder, and check them: ``python tools/build_release.py dist``.
 
 The pages of PyPI know no folders of the repository, so the links of the README to files become those of the tagged
-version on GitHub first, in a copy of the files that git knows.
+version on GitHub first, in a copy of the files that git knows. There, camtool is installed by its name.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = "https://github.com/camtool/camtool"
+
+_CHECKOUT, _PUBLISHED = "pip install -e . &&", "pip install camtool &&"
 
 _BLOCK = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(!?)(\[[^\[\]]*\])\((?!https?:|#|mailto:)([^)\s]+)\)")
@@ -41,6 +43,17 @@ def link_to_repository(text: str, version: str) -> str:
     return "".join(part if number % 2 else _LINK.sub(replace, part) for number, part in enumerate(parts))
 
 
+def publish_readme(text: str, version: str) -> str:
+    """Return the README as PyPI shows it.
+
+    Raises:
+        SystemExit: It does not say once how to install a checkout.
+    """
+    if text.count(_CHECKOUT) != 1:
+        raise SystemExit(f"README.md must say {_CHECKOUT!r} once, which becomes {_PUBLISHED!r}.")
+    return link_to_repository(text, version).replace(_CHECKOUT, _PUBLISHED)
+
+
 def build(out: Path) -> list[Path]:
     """Build into an empty folder, and return the paths of the wheel and the sdist.
 
@@ -57,7 +70,7 @@ def build(out: Path) -> list[Path]:
             (copy / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / path, copy / path)
         readme = copy / "README.md"
-        readme.write_text(link_to_repository(readme.read_text(encoding="utf-8"), version), encoding="utf-8")
+        readme.write_text(publish_readme(readme.read_text(encoding="utf-8"), version), encoding="utf-8")
         subprocess.run([sys.executable, "-m", "build", "--outdir", out, copy], check=True, stdout=subprocess.DEVNULL)
     built = sorted(out.iterdir())
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *built], check=True)
