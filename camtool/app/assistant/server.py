@@ -35,9 +35,9 @@ def build_server(tools: Tools) -> MCPServer[Any]:
     # Models hold hooks during a call, and one photo at a time bounds the memory.
     lock = threading.Lock()
     hints = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
-    for tool in (
-        *(tools.photos, tools.explain, tools.compare, tools.layers, tools.methods, tools.evaluate, tools.audit),
-    ):
+    offered: list[Callable[..., Answer]] = [tools.photos, tools.explain, tools.compare, tools.layers, tools.methods]
+    offered += [tools.evaluate, tools.audit]
+    for tool in offered:
         server.add_tool(_wrap(tool, lock), annotations=hints, structured_output=False)
     return server
 
