@@ -34,8 +34,8 @@ PEER_DIFFERENCES = (
     PeerDifference(
         BOTH,
         "all",
-        "The map is rectified and divided by its peak + 1e-7 (torchcam: 1e-8); grad-cam then resizes it and scales "
-        "it again.",
+        "The map is rectified, its lowest value is subtracted, and it is divided by its peak + 1e-7 (torchcam: 1e-8); "
+        "grad-cam then resizes it and scales it again.",
         "`Explanation.raw` is not changed; a heatmap is resized, then scaled once.",
         "test_heatmap_equals_grad_cam",
     ),
