@@ -157,7 +157,7 @@ def _test_device(device: str) -> str | None:
         scene = draw_scene(UNSEEN + _SEED)
         explanation = explain(load("demo", device=device), scene.image)
         heat = explanation.heat_in(scene.objects[0].mask)
-    except Exception as error:  # noqa: BLE001  whatever is broken is the result
+    except Exception as error:  # noqa: BLE001  the reason of a broken installation is the result
         return f"{type(error).__name__}: {error}"
     if explanation.label != _LABEL:
         return f"the demo model answers {explanation.label!r} for a {_LABEL}"

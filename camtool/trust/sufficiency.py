@@ -56,8 +56,8 @@ _ROUND_SHARE = 0.7
 """Share of the passes left that a round may take to try chunks; the others find out how many can go together."""
 
 _HEAT_COST = 0.1
-"""What the highest heat adds to the cost of a unit, which is else the share of the score that its loss takes: cells
-beside an object often cost no more than those of it, and are colder."""
+"""Cost that is added for the highest heat, where the other cost is the share of the score that a loss takes: cells
+beside an object often cost no more than cells of it, and are colder."""
 
 _FADED, _PAPER = 0.3, 235
 """Share of the gray photo that is left outside of a region, and the gray that it fades to."""
