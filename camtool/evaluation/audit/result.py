@@ -23,8 +23,9 @@ from camtool.evaluation.audit.report.page import (
     render_audit,
 )
 from camtool.evaluation.audit.report.pictures import read_pictures
-from camtool.evaluation.audit.statistics import Interval, compute_share
+from camtool.evaluation.audit.statistics import compute_share
 from camtool.evaluation.audit.trials import Effect
+from camtool.evaluation.leaderboard.table import Interval
 from camtool.rendering.image_writing import open_atomically
 from camtool.runs.file_names import check_inside
 from camtool.runs.stored_files import parse_object

@@ -16,22 +16,13 @@ from numpy.typing import NDArray
 
 from camtool.arguments.checks import check_count
 from camtool.errors import MetricError
+from camtool.evaluation.leaderboard.table import Interval
 
 PERMUTATIONS = 4999
 """Arrangements that are drawn: p is at least 0.0002, a tenth of what 10 candidates need at q = 0.02."""
 
-_BOOTSTRAP_DRAWS = 2000
-
 _VALUES_AT_ONCE = 2**22
 """Values of the arrangements that are in memory at a time: 32 MB."""
-
-
-class Interval(NamedTuple):
-    """An estimate and its 95 % interval. NaN if there is no value."""
-
-    mean: float
-    low: float
-    high: float
 
 
 class MaximumTest(NamedTuple):
@@ -228,15 +219,6 @@ def compute_share(successes: float, count: int) -> Interval:
     half = z / (1 + square) * math.sqrt(share * (1 - share) / count + square / (4 * count))
     # At 0 and 1 an end is exactly there, but for rounding.
     return Interval(share, middle - half if share > 0 else 0.0, middle + half if share < 1 else 1.0)
-
-
-def bootstrap_mean(values: NDArray[np.float64], seed: int = 0) -> Interval:
-    """Return the mean of ``(N,)`` and its 95 % percentile bootstrap interval."""
-    if not len(values):
-        return Interval(math.nan, math.nan, math.nan)
-    drawn = np.random.default_rng(seed).integers(len(values), size=(_BOOTSTRAP_DRAWS, len(values)))
-    low, high = np.quantile(values[drawn].mean(1), (0.025, 0.975))
-    return Interval(float(values.mean()), float(low), float(high))
 
 
 def compute_q_values(p_values: Sequence[float]) -> list[float]:

@@ -16,14 +16,13 @@ from camtool.evaluation.audit.candidates import COMPARED_IMAGES, CueCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import (
     PERMUTATIONS,
-    Interval,
     average_groups,
     average_units,
-    bootstrap_mean,
     compute_share,
     run_control_test,
     run_maximum_test,
 )
+from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean
 
 LEAST_GROUPS = 8
 """Independent groups of images that a test needs: with fewer nothing is claimed."""

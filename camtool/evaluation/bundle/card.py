@@ -104,15 +104,19 @@ def _list_measurements(measurements: Sequence[Mapping[str, Any]]) -> Iterator[st
         return
     rows = [
         (
-            *(one["name"], _format(one["mean"]), f"{_format(one['low'])} to {_format(one['high'])}"),
+            *(_name_source(one), _format(one["mean"]), f"{_format(one['low'])} to {_format(one['high'])}"),
             *(f"{one['photos']:,}", _format(one["chance"]), one["chance_text"]),
         )
         for one in measurements
     ]
     yield from _format_table(("measure", "mean", "95 % interval", "photos", "chance", "chance is"), rows)
-    if any(".json)" in one["name"] for one in measurements):
+    if any(one["file"] for one in measurements):
         yield ""
         yield "Files of evaluations name no model: that they are about this one is the word of who wrote the bundle."
+
+
+def _name_source(measurement: Mapping[str, Any]) -> str:
+    return f"{measurement['name']} ({measurement['file']})" if measurement["file"] else str(measurement["name"])
 
 
 def _list_audits(audits: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -17,7 +17,8 @@ import numpy as np
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import CamtoolError, MethodError
 from camtool.evaluation.audit.result import JSON_NAME, read_audit
-from camtool.evaluation.audit.statistics import Interval, bootstrap_mean, compute_share
+from camtool.evaluation.audit.statistics import compute_share
+from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean
 from camtool.methods import find_method
 from camtool.rendering.regions import PhotoRegion
 from camtool.runs.file_names import resolve
@@ -225,11 +226,18 @@ def _compute_mean(values: Sequence[float]) -> Interval:
 
 
 def _describe_measurement(
-    name: str, interval: Sequence[float | None], photos: int, chance: float | None, chance_text: str
+    name: str,
+    interval: Sequence[float | None],
+    photos: int,
+    chance: float | None,
+    chance_text: str,
+    file: str | None = None,
 ) -> dict[str, Any]:
+    """Return a measurement as values of JSON; ``file`` is that of an evaluation beside the run, if any."""
     mean, low, high = interval
     return {
         "name": name,
+        "file": file,
         "mean": mean,
         "low": low,
         "high": high,
@@ -259,7 +267,7 @@ def _read_leaderboard(path: Path, name: str) -> list[dict[str, Any]]:
                 chance = by_name.get("random", {}).get(metric)
                 text = "" if chance is None else "maps of the method random"
                 measurements.append(
-                    _describe_measurement(f"{metric}, {title} ({name})", interval, table["images"], chance, text)
+                    _describe_measurement(f"{metric}, {title}", interval, table["images"], chance, text, name)
                 )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CamtoolError(f"{path} cannot be read: {error}; write it again with camtool evaluate.") from error

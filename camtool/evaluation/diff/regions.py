@@ -12,9 +12,7 @@ from camtool.evaluation.audit.candidates import describe_place
 from camtool.evaluation.audit.images import GRID
 from camtool.evaluation.audit.place import find_regions, grow
 from camtool.evaluation.audit.statistics import (
-    Interval,
     average_groups,
-    bootstrap_mean,
     compute_share,
     run_control_test,
     run_sign_flip_test,
@@ -29,6 +27,7 @@ from camtool.evaluation.audit.trials import (
     hash_parts,
 )
 from camtool.evaluation.diff.pairs import PairedImages, PairRecord
+from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean
 
 HEAT_FLOOR = 0.02
 """Least share of the heat that has moved to or from a place, on average over the images."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from camtool.arguments.messages import format_count, format_points
 from camtool.evaluation.audit.report.page import PAGE_NAME, check_page
 from camtool.evaluation.audit.result import encode_json, format_answers, list_sections, write_files
-from camtool.evaluation.audit.statistics import Interval
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, Effect
+from camtool.evaluation.leaderboard.table import Interval
 
 JSON_NAME, MARKDOWN_NAME = "diff.json", "diff.md"
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from camtool.evaluation.audit.result import Audit, Finding
-from camtool.evaluation.audit.statistics import Interval
 from camtool.evaluation.audit.trials import Effect
+from camtool.evaluation.leaderboard.table import Interval
 from camtool.rendering.image_writing import write_image
 
 

@@ -11,7 +11,6 @@ import pytest
 from camtool.errors import MetricError
 from camtool.evaluation.audit.statistics import (
     average_groups,
-    bootstrap_mean,
     compute_detectable_share,
     compute_q_values,
     compute_share,
@@ -20,6 +19,7 @@ from camtool.evaluation.audit.statistics import (
     run_maximum_test,
     run_sign_flip_test,
 )
+from camtool.evaluation.leaderboard.table import bootstrap_mean
 
 DIFFERENCES = np.array([0.9, 1.4, -0.3, 0.8, 0.2, 1.1])
 

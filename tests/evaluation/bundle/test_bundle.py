@@ -172,7 +172,8 @@ def test_audits_and_evaluations_beside_the_run_are_in_it(run: Path, camtool_: Co
     table = json.loads((run / "table" / "leaderboard.json").read_text())
     rows = {row["name"]: row for row in table["rows"]}
     measured = {one["name"]: one for one in evidence["measurements"]}
-    one = measured["deletion, gradcam (table/leaderboard.json)"]
+    one = measured["deletion, gradcam"]
+    assert one["file"] == "table/leaderboard.json"
     assert [one[name] for name in ("mean", "low", "high", "chance", "photos")] == [
         *(rows["gradcam"][name] for name in ("deletion", "deletion low", "deletion high")),
         *(rows["random"]["deletion"], 6),

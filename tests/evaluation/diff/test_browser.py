@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from camtool.evaluation.audit.statistics import Interval
 from camtool.evaluation.audit.trials import Effect
 from camtool.evaluation.diff.result import CamDiff, ImageChange, MovedHeat
+from camtool.evaluation.leaderboard.table import Interval
 from tests.runs.report.test_browser import (
     CHROMIUM,
     Opened,

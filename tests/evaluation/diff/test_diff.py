@@ -21,9 +21,10 @@ import camtool
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import CamtoolError, ImageError, MetricError
 from camtool.evaluation.audit.state import hold_folder
-from camtool.evaluation.audit.statistics import Interval, run_sign_flip_test, run_swap_test
+from camtool.evaluation.audit.statistics import run_sign_flip_test, run_swap_test
 from camtool.evaluation.diff.pairs import PairedImages, PairRecord, find_common_box, place_in_box
 from camtool.evaluation.diff.regions import find_moved_regions
+from camtool.evaluation.leaderboard.table import Interval
 from camtool.evaluation.subject import Subject
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.models import Loaded
