@@ -131,7 +131,9 @@ def check_format(path: Path) -> None:
     check_choice("path's suffix", path.suffix, tuple(_RUNTIMES))
     runtime = _RUNTIMES[path.suffix]
     if runtime is not None and not is_installed(runtime):
-        raise CamtoolError(f"path: {path.suffix} files need more packages; run pip install 'camtool[{runtime}]'.")
+        raise CamtoolError(
+            f"{path.suffix} files, and pages, which hold one, need more packages; run pip install 'camtool[{runtime}]'."
+        )
 
 
 @follow_step("Exporting the model")

@@ -22,7 +22,7 @@ from torch import nn
 
 from camtool.app.web_page.runtime import BINARY, CODE, GPU_BINARY, GPU_CODE, find_runtime
 from camtool.demo.scenes import draw_scene
-from camtool.engines.export import export
+from camtool.engines.export import check_format, export
 from camtool.errors import CamtoolError
 from camtool.geometry.plain_transforms import find_plain_transform
 from camtool.inputs.image_files import ImageSource, read_image
@@ -102,6 +102,7 @@ def export_page(
         raise CamtoolError(f"path: a page is a folder or an .html file, got {path}; a model alone: camtool.export.")
     if path.exists():
         raise CamtoolError(f"path: {path} exists; give another name, or delete it first.")
+    check_format(Path(_MODEL))
     _check_transform(loaded)
     found = find_runtime(None if runtime is None else Path(runtime))
     samples = _read_samples(sample)

@@ -23,6 +23,13 @@ from camtool.errors import CamtoolError
 from camtool.models import Loaded
 
 
+def test_missing_packages_are_named_before_the_runtime_is_got(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("camtool.engines.export.is_installed", lambda _: False)
+    monkeypatch.setattr("camtool.app.web_page.building.find_runtime", lambda _: pytest.fail("too early"))
+    with pytest.raises(CamtoolError, match=r"pages, .* need more packages; run pip install 'camtool\[onnxruntime\]'"):
+        camtool.export_page(load_bundled_model("demo"), tmp_path / "page.html")
+
+
 def test_what_a_page_cannot_show_is_refused_first(tmp_path: Path) -> None:
     demo = load_bundled_model("demo")
     with pytest.raises(CamtoolError, match=r"an \.html file, got"):
