@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ pixels, half-open; two slices, of rows and of columns; or a mask ``(H, W)`` of t
 a :class:`~pathlib.Path` of an image of that size, not black in it."""
 
 _COLUMNS = ("image", "x0", "y0", "x1", "y1")
+
+_WORDNET_ID = re.compile(r"n\d{8}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +173,8 @@ def _read_box(row: dict[str, str], place: str) -> list[float]:
 def find_classes(photos: Sequence[Path], labels: Sequence[str] | None) -> list[Any]:
     """Return the class of each photo, by the name of its folder: a label, or an index.
 
-    Without labels the folders in alphabetical order are the classes 0, 1, 2, as in torchvision's ``ImageFolder``.
+    Without labels the folders in alphabetical order are the classes 0, 1, 2, as in torchvision's ``ImageFolder``. With
+    labels that holds for WordNet's ids alone, as ``n01440764``, which number ImageNet's classes in this order.
 
     Raises:
         MetricError: The folders are not the model's classes.
@@ -181,11 +185,12 @@ def find_classes(photos: Sequence[Path], labels: Sequence[str] | None) -> list[A
         return [known[photo.parent.name.lower()] for photo in photos]
     if all(name.isdecimal() for name in names):
         return [int(photo.parent.name) for photo in photos]
-    if labels is not None and len(labels) != len(names):
+    is_numbered = labels is None or (len(labels) == len(names) and all(map(_WORDNET_ID.fullmatch, names)))
+    if not is_numbered:
         unknown = next(name for name in names if name.lower() not in known)
         raise MetricError(
-            f"truth: folder {unknown!r} is no label of the model, and the {len(names)} folders are not its "
-            f"{len(labels)} classes; name the folders by label or by index.{suggest_names(unknown, labels)}"
+            f"truth: folder {unknown!r} is no label of the model; name the folders by label or by "
+            f"index.{suggest_names(unknown, labels or ())}"
         )
     return [names.index(photo.parent.name) for photo in photos]
 

@@ -248,9 +248,19 @@ def test_the_help_names_the_kinds_and_breaks_no_sentence(run_command, monkeypatc
 
 
 def test_a_folder_that_is_no_label_gets_near_names():
-    photos = [Path("photos") / name / "0.png" for name in ("arrow", "sstar")]
-    with pytest.raises(MetricError, match=r"folder 'sstar' is no label .* Did you mean 'star'"):
-        find_classes(photos, ["arrow", "heart", "star"])
+    for names in (("arrow", "sstar"), ("arrow", "heart", "sstar")):
+        photos = [Path("photos") / name / "0.png" for name in names]
+        with pytest.raises(MetricError, match=r"folder 'sstar' is no label .* Did you mean 'star'"):
+            find_classes(photos, ["arrow", "heart", "star"])
+
+
+def test_folders_are_numbered_without_labels_or_by_ids_of_wordnet_alone():
+    photos = [Path("photos") / name / "0.png" for name in ("n02", "n01")]
+    assert find_classes(photos, None) == [1, 0]
+    with pytest.raises(MetricError, match="folder 'n01' is no label"):
+        find_classes(photos, ["tench", "goldfish"])
+    photos = [Path("photos") / name / "0.png" for name in ("n01443537", "n01440764")]
+    assert find_classes(photos, ["tench", "goldfish"]) == [1, 0]
 
 
 def test_the_documentation_lists_the_tags_that_are_columns():
