@@ -253,6 +253,12 @@ def read_columns(metadata: Any, count: int) -> dict[str, list[Any]]:
     return columns
 
 
+def is_missing(value: Any) -> bool:
+    """Return True for a cell of a table without a value: ``None``, NaN, or the NA and NaT of pandas."""
+    is_itself = value == value
+    return value is None or not isinstance(is_itself, (bool, np.bool_)) or not is_itself
+
+
 def read_tag_columns(images: Sequence[Any] | Tensor) -> dict[str, list[str | None]]:
     """Return the tags of DICOM files that some of the images have, as columns; None where one has none."""
     tags = [read_tags(Path(image)) if isinstance(image, (str, os.PathLike)) else {} for image in images]

@@ -21,6 +21,7 @@ from camtool.evaluation.annotations import (
     Region,
     check_targets,
     find_targets,
+    is_missing,
     match_regions,
     read_columns,
     read_tag_columns,
@@ -545,8 +546,7 @@ class _Run(Run):
         for column, values in self.columns.items():
             if column != self.group and len({*map(str, values)}) <= SHOWN:
                 pairs = ((values[record.index], record) for record in records)
-                # Neither None nor NaN is a group.
-                yield from ((f"{column} {value}", one) for value, one in pairs if value is not None and value == value)
+                yield from ((f"{column} {value}", one) for value, one in pairs if not is_missing(value))
 
     def _name_candidate(self, candidate: CueCandidate) -> str:
         return f"'{self.name_class(candidate.target)}', {candidate.name} ({candidate.kind})"

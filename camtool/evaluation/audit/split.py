@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from camtool.evaluation.annotations import is_missing
+
 HASH_SIDE = 16
 """Side of the perceptual hash, which has 256 bits."""
 
@@ -88,7 +90,7 @@ def group_images(
         join(one, other)
     first_of: dict[Hashable, int] = {}
     for image, value in enumerate(column or ()):
-        if value is not None:
+        if not is_missing(value):
             join(first_of.setdefault(value, image), image)
     known = sorted((*time, image) for image, time in enumerate(times or ()) if time is not None)
     for (camera, start, one), (other_camera, end, other) in pairwise(known):

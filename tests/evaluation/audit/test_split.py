@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import numpy as np
+import pandas
 from PIL import Image
 
 from camtool.demo.scenes import UNSEEN, draw_scene
@@ -35,7 +36,8 @@ def test_resized_compressed_and_brighter_copies_are_one_group_and_other_scenes_a
 
 def test_chains_and_columns_are_joined():
     hashes = hash_all(SCENES[:6])
-    assert group_images(hashes, None, ["a", "b", "a", None, None, "b"]) == [0, 1, 0, 3, 4, 1]
+    for missing in (None, float("nan"), pandas.NA, pandas.NaT):
+        assert group_images(hashes, None, ["a", "b", "a", missing, missing, "b"]) == [0, 1, 0, 3, 4, 1]
     times = [("x", 10.0), ("x", 11.5), ("x", 13.0), ("y", 11.0), None, ("x", 20.0)]
     assert group_images(hashes, times) == [0, 0, 0, 3, 4, 5]
 
