@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, count
 from typing import Any, cast
 
 import numpy as np
@@ -366,7 +367,7 @@ def _describe_region(
 
 
 def _name_fills(fill: Removal | Sequence[Removal]) -> dict[str, Removal]:
-    """Return name to fill.
+    """Return name to fill; a name that a function shares with one before it gets a number.
 
     Raises:
         CamtoolError: A name is unknown, or there is none.
@@ -377,4 +378,9 @@ def _name_fills(fill: Removal | Sequence[Removal]) -> dict[str, Removal]:
     for one in fills:
         if not callable(one):
             check_choice("fill", one, REMOVALS)
-    return {getattr(one, "__name__", type(one).__name__) if callable(one) else one: one for one in fills}
+    named: dict[str, Removal] = {}
+    for one in dict.fromkeys(fills):
+        name = getattr(one, "__name__", type(one).__name__) if callable(one) else one
+        numbered = (f"{name} {number}" for number in count(2))
+        named[next(free for free in chain([name], numbered) if free not in named)] = one
+    return named

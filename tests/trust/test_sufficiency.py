@@ -188,6 +188,9 @@ def test_a_claim_holds_for_each_fill() -> None:
     assert region.score_without == max(without for _, without in region.by_fill.values())
     assert region.passes <= 400
     assert "the rest at zero or in its mean color" in str(region)
+    functions = [lambda image: torch.zeros_like(image), lambda image: image.mean().expand_as(image)]  # of one name
+    again = explain(net, x, 1, method="rise", samples=20).sufficient(0.95, 400, fill=functions, cells=6)
+    assert again.by_fill == dict(zip(("<lambda>", "<lambda> 2"), region.by_fill.values(), strict=True))
 
 
 def test_nothing_is_needed_for_a_class_that_does_not_depend_on_the_photo() -> None:
