@@ -147,24 +147,49 @@ def _to_tensors(output: Any) -> Any:
         return output.detach().to("cpu")
     if isinstance(output, Mapping):
         return {key: _to_tensors(value) for key, value in output.items()}
-    if isinstance(output, (list, tuple)) and any(isinstance(entry, (Mapping, Tensor)) for entry in output):
-        return [_to_tensors(entry) for entry in output]
+    if isinstance(output, (list, tuple)) and any(isinstance(entry, (Mapping, Tensor, np.ndarray)) for entry in output):
+        entries = (_to_tensors(entry) for entry in output)
+        return list(entries) if isinstance(output, list) else tuple(entries)
     tensor = torch.from_numpy(np.array(output))
     return tensor.float() if tensor.dtype == torch.float64 and not isinstance(output, np.ndarray) else tensor
 
 
 def _split(output: Any, count: int) -> Sequence[Any] | None:
-    """Return the part of each of ``count`` images of an output; ``None`` if it has no entry for each."""
+    """Return the part of each of ``count`` images of an output; ``None`` if it has no entry for each.
+
+    Raises:
+        FunctionError: A list may be a row for each image, or several outputs for all of them.
+    """
     if isinstance(output, Tensor):
         rows = output[None] if count == 1 and output.ndim == 1 and len(output) != 1 else output
         return rows.split(1) if rows.ndim and len(rows) == count else None
-    if isinstance(output, list):
+    if isinstance(output, (list, tuple)):
+        if isinstance(output, list) and (of_images := _get_rows(output, count)) is not None:
+            return of_images
         if len(output) == count and all(isinstance(entry, Mapping) for entry in output):
             return [[entry] for entry in output]
         parts = [_split(entry, count) for entry in output]
         return None if None in parts else [list(of_image) for of_image in zip(*parts, strict=True)]
     values = [_split(value, count) for value in output.values()]
     return None if None in values else [dict(zip(output, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def _get_rows(entries: list[Any], count: int) -> list[Tensor] | None:
+    """Return the entries of a list with one for each image, ``(1, ...)`` each; ``None`` if it is something else.
+
+    Raises:
+        FunctionError: They may as well be several outputs for all images.
+    """
+    if len(entries) != count or not all(isinstance(one, Tensor) and one.shape == entries[0].shape for one in entries):
+        return None
+    shape = tuple(entries[0].shape)
+    if count > 1 and len(shape) > 1 and shape[0] == count:
+        raise FunctionError(
+            f"the function returned a list of {count} arrays {shape} for {count} images, which may be one for each "
+            "image or several outputs; return an array of all images, or several outputs as a tuple."
+        )
+    has_batch = len(shape) in (2, 4) and shape[0] == 1
+    return [entry if has_batch else entry[None] for entry in entries]
 
 
 def _join(answers: Sequence[Any]) -> Any:

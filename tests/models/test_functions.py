@@ -74,6 +74,10 @@ def test_a_function_and_its_network_have_the_same_maps() -> None:
         lambda scores: scores.tolist(),
         lambda scores: {"logits": scores.numpy()},
         lambda scores: (scores, np.zeros((len(scores), 2, 2))),
+        lambda scores: (scores.numpy(), scores.numpy() - 1),
+        list,
+        lambda scores: list(scores.numpy()),
+        lambda scores: [*scores.split(1)],
     ],
 )
 def test_scores_may_come_as_arrays_lists_mappings_and_tuples(answer: Callable[[Tensor], Any]) -> None:
@@ -81,6 +85,21 @@ def test_scores_may_come_as_arrays_lists_mappings_and_tuples(answer: Callable[[T
     mine = camtool.explain(lambda x: answer(service(x)), IMAGE, 0, **RISE)
     expected = camtool.explain(service.network, IMAGE, 0, **RISE)
     np.testing.assert_allclose(mine.raw, expected.raw, atol=1e-6 * np.abs(expected.raw).max())
+
+
+@pytest.mark.parametrize("make", [torch.ones, np.ones])
+def test_a_list_has_a_row_for_each_image_and_a_tuple_is_several_outputs(make: Callable[[Any], Any]) -> None:
+    """There are as many images as classes, so numbers of entries do not tell."""
+
+    def ask(answer: Callable[[Tensor], Any]) -> Any:
+        return camtool.load(lambda x: answer(x.mean((1, 2, 3)))).model(torch.stack([IMAGE * 0, IMAGE * 0 + 1]))
+
+    rows = torch.tensor([[0.0, 10.0], [1.0, 11.0]])
+    assert torch.equal(ask(lambda means: [make(2) * float(mean) + make(2).cumsum(0) * 10 - 10 for mean in means]), rows)
+    first, second = ask(lambda means: (make(2), make(2) * 0))
+    assert first.tolist(), second.tolist() == ([1, 1], [0, 0])
+    with pytest.raises(FunctionError, match=r"a list of 2 arrays \(2, 3\) for 2 images, which may be one for each"):
+        ask(lambda means: [make((2, 3)), make((2, 3))])
 
 
 def test_a_service_that_answers_about_one_image_may_leave_the_batch_axis_out() -> None:
