@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,8 @@ def explain_ensemble(
 
     Raises:
         ImageError: ``img`` is not one image.
-        ModelError: There is one model and no sample, or a model without dropout is to be sampled.
+        ModelError: There is one model and no sample, a model without dropout is to be sampled, or two models have other
+            labels, or the same in another order.
         CamtoolError: As for :func:`camtool.explain`.
     """
     check_count("samples", samples, least=0)
@@ -70,6 +72,8 @@ def explain_ensemble(
     several: list[Model] = list(models) if isinstance(models, Sequence) else [models]
     if len(several) * max(samples, 1) < 2:
         raise ModelError("models: a spread needs several models, or samples= of one with dropout.")
+    if "labels" not in options:
+        _check_labels(several)
     if target_class is None and len(several) > 1:
         target_class = _find_class(several, img, options)
     members = [
@@ -97,6 +101,23 @@ def explain_ensemble(
         warnings=tuple(dict.fromkeys(warning for member in members for warning in member.warnings)),
         checker=None,
     )
+
+
+def _check_labels(models: Sequence[Model]) -> None:
+    """Check that an index is the same class in all models that name their classes.
+
+    Raises:
+        ModelError: It is not.
+    """
+    labeled = [loaded.labels for loaded in map(to_loaded, models) if loaded.labels is not None]
+    for labels in labeled[1:]:
+        pairs = zip_longest(labeled[0], labels)
+        other = next(((at, *pair) for at, pair in enumerate(pairs) if pair[0] != pair[1]), None)
+        if other is not None:
+            raise ModelError(
+                f"models: class {other[0]} is {other[1]!r} in one model and {other[2]!r} in another; give models of "
+                "the same classes in the same order, or labels= if only the words differ."
+            )
 
 
 def _find_class(models: Sequence[Model], img: Any, options: dict[str, Any]) -> int:

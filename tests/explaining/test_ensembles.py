@@ -12,6 +12,7 @@ from torch.nn.functional import dropout, relu
 
 import camtool
 from camtool.errors import ImageError, ModelError
+from camtool.models import Loaded
 from camtool.targets import Top
 from tests.hooks.state.test_no_trace import unchanged
 
@@ -101,6 +102,12 @@ def test_refused_ensembles() -> None:
         camtool.explain_ensemble(Net(0), IMAGE, samples=3)
     with pytest.raises(ModelError, match=r"have \[3, 4\] classes"):
         camtool.explain_ensemble([Net(0), Net(1, classes=4)], IMAGE)
+    named = [Loaded(Net(seed), None, labels) for seed, labels in enumerate((["a", "b", "c"], ["a", "c", "b"]))]
+    for target in (None, 1, "b"):
+        with pytest.raises(ModelError, match=r"class 1 is 'b' in one model and 'c' in another; give .* or labels= if"):
+            camtool.explain_ensemble(named, IMAGE, target)
+    assert camtool.explain_ensemble([named[0], Net(1)], IMAGE, 1, labels=["a", "b", "c"]).label == "b"
+    assert camtool.explain_ensemble([*named], IMAGE, 1, labels=["a", "b", "c"]).label == "b"
     for img, target in ((IMAGE[None].repeat(2, 1, 1, 1), 1), (IMAGE, Top(2))):
         with pytest.raises(ImageError, match="2 maps came; an ensemble explains one target of one image"):
             camtool.explain_ensemble([Net(0), Net(1)], img, target)
