@@ -164,7 +164,13 @@ def _read_shape(shape: Sequence[Any]) -> tuple[int | None, ...]:
 
 
 def _read_onnx_type(name: str) -> np.dtype[Any]:
-    return np.dtype({"float": "float32", "double": "float64"}.get(inner := name[len("tensor(") : -1], inner))
+    """Return the type of the numbers of a port; ``object`` if it is of texts, sequences or others without one."""
+    inner = name.removeprefix("tensor(").removesuffix(")")
+    with suppress(TypeError):
+        dtype = np.dtype({"float": "float32", "double": "float64"}.get(inner, inner))
+        # Another library may have taught NumPy a type, e.g. bfloat16, but not ONNX Runtime.
+        return dtype if dtype.kind in "biuf" else np.dtype(object)
+    return np.dtype(object)
 
 
 def _read_openvino_port(port: Any, number: int) -> Port:
@@ -263,7 +269,7 @@ class FileModel(FunctionModel):
 
     def _find_image(self) -> Port:
         ports = self.program.inputs
-        images = [port for port in ports if len(port.shape) == 4]
+        images = [port for port in ports if len(port.shape) == 4 and port.dtype != object]
         is_export = "camtool" in self.program.metadata and {port.name for port in ports} == {"images", "target_class"}
         if len(images) != 1 or (len(ports) > 1 and not is_export):
             listed = ", ".join(f"{port.name} {_format_shape(port)}" for port in ports)
@@ -291,12 +297,16 @@ class FileModel(FunctionModel):
         by_name = {port.name: port for port in self.program.outputs}
         if output is None and "camtool" in self.program.metadata and "logits" in by_name:
             output = "logits"
-        if output is not None and output in by_name:
-            return by_name[output]
         if output is None and len(by_name) == 1:
-            return self.program.outputs[0]
-        listed = ", ".join(f"{name!r} {_format_shape(port)}" for name, port in by_name.items())
-        reason = "has several outputs" if output is None else f"has no output {output!r}"
+            (output,) = by_name
+        if output in by_name and by_name[output].dtype != object:
+            return by_name[output]
+        shapes = {
+            name: "(no numbers)" if port.dtype == object else _format_shape(port) for name, port in by_name.items()
+        }
+        listed = ", ".join(f"{name!r} {shape}" for name, shape in shapes.items())
+        reason = f"has no numbers in output {output!r}" if output in by_name else f"has no output {output!r}"
+        reason = "has several outputs" if output is None else reason
         raise ModelError(f"{self.path} {reason}; name that of the scores with output=: {listed}.")
 
 

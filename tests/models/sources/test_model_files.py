@@ -114,6 +114,33 @@ def test_several_outputs_or_an_unclear_layout_are_asked_for(tmp_path: Path) -> N
         load(tmp_path / "unclear.onnx", output="scores", layout="HWC")  # type: ignore[typeddict-item]
 
 
+def test_outputs_without_numbers_are_left_alone(tmp_path: Path) -> None:
+    """Classifiers of scikit-learn have texts and dictionaries beside the scores; NumPy has no bfloat16."""
+    model = onnx.load(onnx_files.write_by_hand(tmp_path / "net.onnx"))
+    text = onnx.helper.make_tensor("text", onnx.TensorProto.STRING, [1], [b"tabby"])
+    model.graph.node.extend(
+        [
+            onnx.helper.make_node("Constant", [], ["label"], value=text),
+            onnx.helper.make_node("SequenceConstruct", ["scores", "negated"], ["pairs"]),
+            onnx.helper.make_node("Cast", ["scores"], ["short"], to=onnx.TensorProto.BFLOAT16),
+        ]
+    )
+    scores = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, ["n", 2])
+    model.graph.output.extend(
+        [
+            onnx.helper.make_tensor_value_info("label", onnx.TensorProto.STRING, [1]),
+            onnx.helper.make_value_info("pairs", onnx.helper.make_sequence_type_proto(scores)),
+            onnx.helper.make_tensor_value_info("short", onnx.TensorProto.BFLOAT16, ["n", 2]),
+        ]
+    )
+    path = tmp_path / "several.onnx"
+    onnx.save(model, path)
+    np.testing.assert_allclose(load(path, output="scores")(BATCH), compute_scores(BATCH), rtol=1e-6)
+    for output in ("label", "pairs", "short"):
+        with pytest.raises(ModelError, match=f"no numbers in output '{output}'; .*'scores' .*'pairs' \\(no numbers\\)"):
+            load(path, output=output)
+
+
 def test_what_a_file_cannot_do_is_said_in_a_sentence(tmp_path: Path) -> None:
     path = onnx_files.write_by_hand(tmp_path / "net.onnx")
     model = load(path, output="scores")
