@@ -297,7 +297,8 @@ def _check_classes(name: str, classes: Any) -> Classes:
         raise TargetError(f"{name} takes a word, or indices and labels in a list, got {type(wrong[0]).__name__}.")
     if not entries or any(isinstance(entry, str) and not entry.strip() for entry in entries):
         raise TargetError(f"{name} is empty; pass a word such as 'dog', or indices and labels in a list.")
-    return tuple(entries) if entries is classes else classes
+    plain = tuple(entry if isinstance(entry, str) else int(entry) for entry in entries)
+    return plain if entries is classes else plain[0]
 
 
 def _require_scores(name: str, image: ImageOutput) -> Tensor:

@@ -65,6 +65,7 @@ def compute_score_by_hand(logits: list[float], members: list[int], rivals: list[
     [
         (Group([3, 0]), [0, 3], []),
         ("group:wolf", [4, 5], []),
+        (Group(np.int64(3), against=[np.int64(0), "wolf"]), [3], [0, 4, 5]),
         ("husky, malamute vs wolf", [2, 3], [4, 5]),
         ("3 vs tabby", [3], [0]),
         (Group("malamute", against=["husky", "wolf", 3]), [3], [2, 4, 5]),  # the others of the group
