@@ -345,19 +345,26 @@ class ObservedPass:
             add_forward_hook(cleanup, module, partial(self.keep_output, layer), prepend=True)
 
     def _check_methods(self, methods: Sequence[Method], inputs: ModelInputs) -> None:
-        """Check that methods that run the model again meet the model of this pass.
+        """Check that methods that run the model again, or read its weights, meet the model of this pass.
 
         Raises:
             MethodError: The weights have changed, or the model computes something else in evaluation mode.
         """
         model = self._block.module
-        for method in filter(_runs_model, methods):
-            name = f"method {method.name!r} runs the model again"
+        for method in methods:
+            is_run = _runs_model(method)
+            if not is_run and "a pooled linear head" not in method.needs:
+                continue
+            name = f"method {method.name!r} {'runs the model again' if is_run else 'reads weights of the model'}"
             if self._weights is not None and not self._weights.equal_those_of(list_weights(model, buffers=False)):
                 raise MethodError(
                     f"{name}, but its weights have changed since the forward pass; explain before optimizer.step()."
                 )
-            if self._is_training and not _are_close(run_observed(model, [], inputs, grad=False).output, self._scored):
+            if (
+                is_run
+                and self._is_training
+                and not _are_close(run_observed(model, [], inputs, grad=False).output, self._scored)
+            ):
                 raise MethodError(
                     f"{name}, in evaluation mode, in which it computes something else: the forward pass ran in "
                     "training mode. Call model.eval() before the pass, or use a method of gradients, e.g. 'gradcam'."

@@ -445,8 +445,9 @@ def test_a_freed_graph_and_changed_weights_are_told() -> None:
     expected = cam.explain(1)
     assert_equal(expected, camtool.explain(model, IMAGES, 1))
     torch.optim.SGD(model.parameters(), 0.1).step()
-    with pytest.raises(MethodError, match=r"weights have changed.*before optimizer\.step\(\)"):
-        cam.explain(1, method="ablationcam")
+    for method in ("ablationcam", "cam"):
+        with pytest.raises(MethodError, match=r"weights have changed.*before optimizer\.step\(\)"):
+            cam.explain(1, method=method)
     with pytest.raises(ForwardError, match=r"changed in place.*optimizer\.step\(\)"):
         cam.explain(1)
     cam.explain(1, method="eigencam")
