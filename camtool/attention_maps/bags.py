@@ -23,6 +23,9 @@ from camtool.rendering.views import Photo
 _TILE = 32
 """Side of a tile, in pixels, where nothing else says how to draw it."""
 
+_MOST_PLACES = 2**24
+"""Places of the largest grid; a slide of 100,000 pixels a side has 152,000 tiles of 256."""
+
 _ROUNDING = 1e-4
 
 
@@ -47,7 +50,8 @@ def bag_attention(
     Args:
         model: A module that takes the bag.
         bag: Tiles ``(T, C, H, W)`` or features ``(T, D)`` of tiles, also with an axis ``(1, ...)`` before them.
-        places: Row and column of each tile, T pairs of integers from 0 on.
+        places: Row and column of each tile in the grid of tiles, T pairs of integers from 0 on. Of tiles whose corners
+            are known in pixels these are the corners divided by the side of a tile.
         photo: The image that the grid of tiles covers; by default tiles are drawn themselves, and features as gray.
         branch: Which of several weights of a tile, e.g. one for each class; by default their mean.
         index: Which softmax over the tiles, if the model computes several; 0 is the first.
@@ -66,11 +70,19 @@ def bag_attention(
     if (
         bag.shape[axis] != tiles
         or spots.shape != (tiles, 2)
+        or spots.dtype.kind not in "iu"
         or spots.min() < 0
         or len({*map(tuple, spots.tolist())}) < tiles
     ):
         raise ImageError(
-            f"places: {tiles} different pairs (row, column) for a bag {tuple(bag.shape)}; give one for each tile."
+            f"places: {tiles} different pairs of integers (row, column) for a bag {tuple(bag.shape)}; give one for "
+            "each tile."
+        )
+    rows, columns = (spots.max(0) + 1).tolist()
+    if rows * columns > _MOST_PLACES:
+        raise ImageError(
+            f"places: a grid of {rows:,} rows and {columns:,} columns has more than {_MOST_PLACES:,} places; give the "
+            "row and the column of each tile in the grid of tiles, e.g. y // 256 and x // 256, not its pixels."
         )
     weights, mirrored = (_find_weights(module, given, tiles, index) for given in (bag, bag.flip(axis)))
     if not torch.allclose(weights, mirrored.flip(1), rtol=_ROUNDING, atol=_ROUNDING * float(weights.max())):

@@ -89,6 +89,9 @@ def test_refused_bags() -> None:
     assert first.raw.max() == pytest.approx(max(compute_weights(Pooling(classes=4), bag, 0)))
     with pytest.raises(LayerError, match="branch=2: a tile has 1 weights, 0 to 0"):
         camtool.bag_attention(Pooling(), bag, PLACES, branch=2)
-    for places in ([(0, 0)] * 4, [(0, 0), (0, 1), (0, 2)], [(0, 0), (0, 1), (0, 2), (0, -1)]):
-        with pytest.raises(ImageError, match=r"different pairs \(row, column\) for a bag \(4, 5\)"):
+    with pytest.raises(ImageError, match=r"51,201 rows and 40,193 columns .* e\.g\. y // 256 and x // 256"):
+        camtool.bag_attention(Pooling(), bag, [(51200, 40192), (0, 1), (0, 2), (0, 3)])
+    halves = torch.tensor([[0.0, 0.0], [0.0, 1.0], [0.0, 2.0], [0.5, 0.0]])
+    for places in ([(0, 0)] * 4, [(0, 0), (0, 1), (0, 2)], [(0, 0), (0, 1), (0, 2), (0, -1)], halves):
+        with pytest.raises(ImageError, match=r"different pairs of integers \(row, column\) for a bag \(4, 5\)"):
             camtool.bag_attention(Pooling(), bag, places)
