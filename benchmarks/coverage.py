@@ -52,6 +52,9 @@ _PEER_DIFFERENCE = 1e-3
 
 _FILE = Path(__file__).with_suffix(".json")
 
+_UNWRAPPED = "the same, unwrapped by hand"
+"""The group whose models are in another one, too."""
+
 Maps = Iterator[NDArray[Any]]
 
 
@@ -85,7 +88,7 @@ def list_groups() -> dict[str, dict[str, Model]]:
         "timm, the smallest of each module": {entry.name: entry for entry in catalogue.SMALLEST},
         "timm, further transformers": {entry.name: entry for entry in catalogue.FURTHER},
         "Hugging Face classifiers and towers": from_hub,
-        "the same, unwrapped by hand": {name: Unwrapping(model) for name, model in from_hub.items()},
+        _UNWRAPPED: {name: Unwrapping(model) for name, model in from_hub.items()},
         "segmenters": dense.SEGMENTERS | hugging_face.SEGMENTERS,
         "detectors": dense.DETECTORS | hugging_face.DETECTORS,
     }
@@ -294,6 +297,23 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def describe_groups(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the counts of the groups, those of each library in all of them but one, and the percents of the table."""
+    different = [counts for group, counts in groups.items() if group != _UNWRAPPED]
+    return {
+        "groups": groups,
+        "all": {"models": sum(counts["models"] for counts in different)}
+        | {name: sum(counts[name]["correct"] for counts in different) for name in LIBRARIES},
+        "percent": {
+            f"{group} ({counts['models']})": {
+                name: [round(100 * counts[name][kind] / counts["models"]) for kind in ("map", "correct")]
+                for name in LIBRARIES
+            }
+            for group, counts in groups.items()
+        },
+    }
+
+
 def format_table(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield the lines of a table, in percent of the models: any map / correct."""
     yield f"{'any map / correct':<42}" + "".join(f"{name:>18}" for name in LIBRARIES)
@@ -342,7 +362,7 @@ def _replace_rows(known: list[dict[str, Any]], measured: list[dict[str, Any]]) -
 
 def _write_rows(rows: list[dict[str, Any]], threads: int) -> None:
     versions = {name: version(name) for name in ("timm", "transformers", "ultralytics", "torchcam", "grad-cam")}
-    described = {"machine": describe_machine(threads) | versions, "groups": summarize(rows)}
+    described = {"machine": describe_machine(threads) | versions, **describe_groups(summarize(rows))}
     head = json.dumps(described, indent=1).removesuffix("\n}")
     models = ",\n".join(f"  {json.dumps(row)}" for row in rows)  # one line per model
     _FILE.write_text(f'{head},\n "models": [\n{models}\n ]\n}}\n', encoding="utf-8")

@@ -20,6 +20,7 @@ _ROOT = Path(__file__).parents[1]
 _PAGES = (_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md")))
 _MARK = re.compile(r"^<!-- numbers: (.+) -->$")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?![\w.])")
+_MEASURED = re.compile(r"\s*[-+]?\d[\d,]*(\.\d+| %)")
 _SIGNS = str.maketrans({"\u2212": "-", "±": " ", "`": "", "*": ""})
 
 
@@ -64,6 +65,17 @@ def find_differences(page: Path, text: str) -> Iterator[Difference]:
         for number, row in enumerate(takewhile(lambda below: below.startswith("|"), lines[first:]), first + 1):
             label, *cells = [cell.strip() for cell in row.translate(_SIGNS).strip("|").split("|")]
             yield from _compare_row(page, number, label, cells, stored)
+
+
+def find_unmarked(text: str) -> Iterator[str]:
+    """Yield the first cell of each table without a mark in which most cells begin with a decimal or a percentage."""
+    lines = ["", *text.splitlines()]
+    for place, line in enumerate(lines):
+        if line.startswith("|---") and not _MARK.match(lines[place - 2]):
+            rows = [*takewhile(lambda below: below.startswith("|"), lines[place + 1 :])]
+            cells = [cell for row in rows for cell in row.translate(_SIGNS).strip("|").split("|")[1:]]
+            if 2 * sum(bool(_MEASURED.match(cell)) for cell in cells) > len(cells):
+                yield lines[place - 1].strip("| ").partition("|")[0].strip()
 
 
 def _compare_row(page: Path, line: int, label: str, cells: list[str], stored: list[Any]) -> Iterator[Difference]:

@@ -196,21 +196,22 @@ _LINES = {
 def write_tables(rows: dict[str, Any]) -> str:
     """Return the tables of the page, between their markers."""
     heads = [f"{measure}" for measure in MEASURES]
-    lines = [START, "| network, photos, prior | passes | " + " | ".join(heads) + " | coverage: 16, 49, masks |"]
-    lines.append("|---" * (len(heads) + 3) + "|")
+    mark = f"<!-- numbers: benchmarks/{RESULTS.name} -->"
+    lines = [START, mark, "| network, photos, prior, passes | " + " | ".join(heads) + " | coverage: 16, 49, masks |"]
+    lines.append("|---" * (len(heads) + 2) + "|")
     for (network, name), place, prior in product(TITLES.items(), (_UNSEEN, _SCENES, _CHOSEN), ("faithcam", "gradcam")):
         # Of the other networks the ends of the curve from the best map.
         for passes in PASSES if network in NETWORKS else (PASSES[0], PASSES[-1]) if prior == "faithcam" else ():
             row = rows.get(f"{network}, {place}, refine {prior}, {passes}")
             if row is not None:
-                shown = f"{name}, {row['photos']} {_SHOWN[place]}, `{prior}`"
+                shown = f"{name}, {row['photos']} {_SHOWN[place]}, `{prior}`, {passes}"
                 gains = [f"{row[measure][2]:+.3f} ± {row[measure][3]:.3f}" for measure in MEASURES]
                 coverage = ", ".join(f"{share:.2f}" for share in row["coverage"])
-                lines.append(f"| {shown} | {passes} | {' | '.join(gains)} | {coverage} |")
+                lines.append(f"| {shown} | {' | '.join(gains)} | {coverage} |")
     lines += ["", "*Gains over the map of one pass. The methods themselves, on unseen photos:*", ""]
     shown_measures = [measure for measure in MEASURES if measure != "sizes"]
     for network, name in NETWORKS.items():
-        lines.append(f"| {name} | " + " | ".join(f"{m}: 16, 32, 64, 128 passes" for m in shown_measures) + " |")
+        lines.append(f"{mark}\n| {name} | " + " | ".join(f"{m}: 16, 32, 64, 128 passes" for m in shown_measures) + " |")
         lines.append("|---" * (len(shown_measures) + 1) + "|")
         for method in ("faithcam", "gradcam"):
             row = rows[f"{network}, {_UNSEEN}, {method}, 1"]
@@ -221,14 +222,18 @@ def write_tables(rows: dict[str, Any]) -> str:
             means = [", ".join(f"{row[measure][0]:.3f}" for row in by_passes) for measure in shown_measures]
             lines.append(f"| {label} | {' | '.join(means)} |")
         lines.append("")
-    lines += ["| sum over cells, from 640 passes | " + " | ".join(shown_measures) + " |"]
+    lines += [mark, "| sum over cells, from 640 passes | " + " | ".join(shown_measures) + " |"]
     lines.append("|---" * (len(shown_measures) + 1) + "|")
     for network, name in NETWORKS.items():
         row = rows[f"{network}, {_CHOSEN}, {_CEILING}"]
         gains = [f"{row[measure][2]:+.3f} ± {row[measure][3]:.3f}" for measure in shown_measures]
         lines.append(f"| {name}, {row['photos']} tuned on | {' | '.join(gains)} |")
     lines.append("")
-    lines += ["| map, weights randomized from the output | " + " | ".join(NETWORKS.values()) + " |", "|---|---|---|"]
+    lines += [
+        mark,
+        "| map, weights randomized from the output | " + " | ".join(NETWORKS.values()) + " |",
+        "|---|---|---|",
+    ]
     for row in ("faithcam, 1", "faithcam, 64", "refine gradcam, 64"):
         both = [rows[f"{network}, {_UNSEEN}, randomized, {row}"]["correlation"] for network in NETWORKS]
         lines.append(f"| {row} | " + " | ".join(f"{mean:.3f} ± {error:.3f}" for mean, error in both) + " |")

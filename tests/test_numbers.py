@@ -51,3 +51,16 @@ def test_a_number_that_differs_is_told_with_its_line(
     assert not [*numbers.find_differences(Path("made.md"), PAGE)]
     differences = [*map(str, numbers.find_differences(Path("made.md"), PAGE.replace(printed, changed)))]
     assert differences == ([] if told is None else [told])
+
+
+_UNMARKED = {
+    "checks.md: fault": "counts of 200 folders, in percent",
+    "inputs-and-targets.md: method": "printed by tools/train_demo_captioner.py",
+    "placement.md: layer": "of the weights of one network, by hand",
+}
+"""Tables of measured numbers that are not stored as they are shown."""
+
+
+def test_each_table_of_measured_numbers_names_its_file() -> None:
+    unmarked = {f"{page.name}: {name}" for page in numbers._PAGES for name in numbers.find_unmarked(page.read_text())}
+    assert unmarked == {*_UNMARKED}
