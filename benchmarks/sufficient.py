@@ -121,19 +121,20 @@ def _measure_network(network: Network) -> Iterator[dict[str, Any]]:
             region = trial.result.sufficient(KEEP, passes)
             areas.setdefault(f"{_OURS}, {passes}", []).append(region.share)
             checks.setdefault(f"{_OURS}, {passes}", []).append(trial.check(region))
-        passes = PASSES[-1]
-        for name, area in trial.search_otherwise(passes, seed=number):
-            areas.setdefault(f"{name}, {passes}", []).append(area)
+            for name, area in trial.search_otherwise(passes, seed=number):
+                areas.setdefault(f"{name}, {passes}", []).append(area)
         print(question.index, {name: round(values[-1], 3) for name, values in areas.items()}, flush=True)
         yield _summarize(areas, checks)
 
 
 def _summarize(areas: dict[str, list[float]], checks: dict[str, list[list[float]]]) -> dict[str, Any]:
     """Return the means of areas with their standard errors, the differences to ours, and the sums of the checks."""
-    reference = np.array(areas[f"{_OURS}, {PASSES[-1]}"])
+    ours = {passes: np.array(areas[f"{_OURS}, {passes}"]) for passes in PASSES}
     return {
-        "photos": len(reference),
-        "area": {name: summarize(np.array(values), reference) for name, values in areas.items()},
+        "photos": len(ours[PASSES[-1]]),
+        "area": {
+            name: summarize(np.array(values), ours[int(name.rpartition(", ")[2])]) for name, values in areas.items()
+        },
         "median": {name: round(float(np.median(values)), 3) for name, values in areas.items()},
         "checks": {
             name: dict(zip(_CHECKS, np.array(rows).sum(0).astype(int).tolist(), strict=True))
@@ -280,8 +281,11 @@ def _divide_further(trial: _Trial, part: Cells) -> list[float]:
 def write_tables(rows: dict[str, Any]) -> str:
     """Return the tables of the page."""
     networks = {name: rows[f"{name}, {HELD_OUT}"] for name in TITLES if f"{name}, {HELD_OUT}" in rows}
-    lines = ["<!-- numbers: benchmarks/sufficient.json -->"]
-    lines.append("| area | " + " | ".join(f"{TITLES[n]}, {row['photos']} photos" for n, row in networks.items()) + " |")
+    mark = f"<!-- numbers: benchmarks/{RESULTS.name} -->"
+    lines = [
+        mark,
+        "| area | " + " | ".join(f"{TITLES[n]}, {row['photos']} photos" for n, row in networks.items()) + " |",
+    ]
     lines.append("|---" * (len(networks) + 1) + "|")
     for passes in PASSES:
         for name, title in ROWS.items():
@@ -289,7 +293,7 @@ def write_tables(rows: dict[str, Any]) -> str:
             if all(entries):
                 cells = [f"{e[0]:.3f} ± {e[1]:.3f}{_format_gain(name, passes, e)}" for e in entries]
                 lines.append(f"| {title}, {passes} passes | {' | '.join(cells)} |")
-    lines += ["", "| checked one image at a time | " + " | ".join(TITLES[name] for name in networks) + " |"]
+    lines += ["", mark, "| checked one image at a time | " + " | ".join(TITLES[name] for name in networks) + " |"]
     lines.append("|---" * (len(networks) + 1) + "|")
     for name in (f"{_OURS}, {passes}" for passes in PASSES):
         checks = [(row["photos"], row["checks"][name], row["median"][name]) for row in networks.values()]
