@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from camtool.arguments.checks import check_count, check_integer
 from camtool.arguments.explain_arguments import explain_foreign_arguments
-from camtool.errors import ImageError, ModelError
+from camtool.errors import ImageError, ModelError, TargetError
 from camtool.explaining.explainer import Explainer, predict
 from camtool.explaining.explanation import Explanation
 from camtool.explaining.types import Arrays, Model, OneImage, OneMethod, OneTarget
@@ -65,6 +65,7 @@ def explain_ensemble(
         ImageError: ``img`` is not one image.
         ModelError: There is one model and no sample, a model without dropout is to be sampled, or two models have other
             labels, or the same in another order.
+        TargetError: The members explain other classes, e.g. each that of the highest score at a place.
         CamtoolError: As for :func:`camtool.explain`.
     """
     check_count("samples", samples, least=0)
@@ -79,6 +80,7 @@ def explain_ensemble(
     members = [
         one for model in several for one in _explain_member(model, img, target_class, method, options, samples, seed)
     ]
+    _check_same_target(members)
     first, maps = members[0], [_scale(member.raw) for member in members]
     view, centers = first.view, first.centers
     if any(
@@ -117,6 +119,22 @@ def _check_labels(models: Sequence[Model]) -> None:
             raise ModelError(
                 f"models: class {other[0]} is {other[1]!r} in one model and {other[2]!r} in another; give models of "
                 "the same classes in the same order, or labels= if only the words differ."
+            )
+
+
+def _check_same_target(members: Sequence[Explanation]) -> None:
+    """Check that the members explain the same: each resolves a place, a detection or the top class for itself.
+
+    Raises:
+        TargetError: They do not.
+    """
+    for member in members[1:]:
+        pairs = (members[0].index, member.index), (members[0].label, member.label)
+        # Members without labels name the same class by its number.
+        if pairs[0][0] != pairs[0][1] or (member.index is None and pairs[1][0] != pairs[1][1]):
+            raise TargetError(
+                f"target_class: the members explain {members[0].label!r} and {member.label!r}; give the class, by name "
+                "or index."
             )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, relu
 
 import camtool
-from camtool.errors import ImageError, ModelError
+from camtool.errors import ImageError, ModelError, TargetError
 from camtool.models import Loaded
 from camtool.targets import Top
 from tests.hooks.state.test_no_trace import unchanged
@@ -111,3 +111,12 @@ def test_refused_ensembles() -> None:
     for img, target in ((IMAGE[None].repeat(2, 1, 1, 1), 1), (IMAGE, Top(2))):
         with pytest.raises(ImageError, match="2 maps came; an ensemble explains one target of one image"):
             camtool.explain_ensemble([Net(0), Net(1)], img, target)
+
+
+def test_members_that_explain_other_classes_are_refused() -> None:
+    nets = [Net(seed) for seed in range(8)]
+    tops = [int(net(IMAGE[None]).argmax()) for net in nets]
+    pair = [nets[0], next(net for net, top in zip(nets, tops, strict=True) if top != tops[0])]
+    with pytest.raises(TargetError, match=r"^target_class: the members explain '.*' and '.*'; give the class"):
+        camtool.explain_ensemble(pair, IMAGE, Top(1))
+    assert camtool.explain_ensemble(pair, IMAGE, lambda scores: scores.max()).index is None
