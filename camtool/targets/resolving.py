@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral
+from types import CellType
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -152,9 +154,29 @@ def get_score_key(request: Any) -> Hashable:
     if isinstance(first, Target) and not isinstance(first, Custom):
         return None if first.traits.reads == "scores" or first.list_text_positions() else type(first)
     function: Any = first.function if isinstance(first, Custom) else first
-    function = getattr(function, "func", function)  # of a partial
-    # The code, as a lambda in a loop is another function each time.
-    return getattr(function, "__code__", repr(type(function))) if callable(function) else None
+    return _describe_function(function) if callable(function) else None
+
+
+def _describe_function(function: Any) -> Hashable:
+    """Return the code of a function, as a lambda in a loop is another one each time, and the plain values in it.
+
+    Such values may choose an output of the model. Those of objects in it, e.g. of masks, are taken to be of no matter.
+    """
+    if isinstance(function, partial):
+        return _describe_function(function.func), _list_plain(function.args), _list_plain(function.keywords.values())
+    owner = getattr(function, "__self__", None if hasattr(function, "__code__") else function)
+    cells = getattr(function, "__closure__", None) or ()
+    return (
+        getattr(function, "__code__", type(function).__qualname__),
+        _list_plain(getattr(function, "__defaults__", None) or ()),
+        _list_plain((getattr(function, "__kwdefaults__", None) or {}).values()),
+        _list_plain(cell.cell_contents for cell in cells if cell != CellType()),
+        _list_plain(getattr(owner, "__dict__", {}).values()),
+    )
+
+
+def _list_plain(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(value if isinstance(value, (str, int, float, type(None))) else ... for value in values)
 
 
 def _get_first(request: Any) -> Any:

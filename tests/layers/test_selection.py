@@ -544,7 +544,7 @@ def test_the_layer_is_one_that_the_explained_score_depends_on(target: object, la
     assert found.raw.any()
 
 
-def test_a_function_is_surveyed_once() -> None:
+def test_a_function_is_surveyed_once_for_each_value_in_it() -> None:
     model, image = SeveralHeads().eval(), torch.rand(1, 3, 16, 16)
     passes = 0
 
@@ -554,8 +554,8 @@ def test_a_function_is_surveyed_once() -> None:
 
     model.register_forward_pre_hook(count)
     numbers = []
-    for index in range(3):
+    for index in (0, 0, 1, 1):
         camtool.explain(model, image, lambda output, index=index: output[1][index])
         numbers.append(passes)
         passes = 0
-    assert numbers[1] == numbers[2] == 1 < numbers[0]
+    assert numbers[1] == numbers[3] == 1 < min(numbers[0], numbers[2])

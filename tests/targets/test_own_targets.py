@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -331,3 +332,47 @@ def test_no_code_outside_of_the_package_asks_for_the_class_of_a_target() -> None
                 names |= {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
                 found += [f"{path.name}:{node.lineno}: {name}" for name in sorted(names & kinds)]
     assert not found, f"ask the target with a method of camtool.targets.Target instead: {found}"
+
+
+class Heads(nn.Module):
+    """Two outputs with nothing in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        pool = nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        self.a, self.b = (nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(), *pool, nn.Linear(4, 3)) for _ in "ab")
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {name: getattr(self, name)(x) for name in "ab"}
+
+
+@dataclass
+class OfHead:
+    name: str
+
+    def __call__(self, output: Any) -> Tensor:
+        return output[self.name].max()
+
+
+def make_closure(name: str) -> Any:
+    return lambda output: output[name].max()
+
+
+def make_default(name: str) -> Any:
+    return lambda output, name=name: output[name].max()
+
+
+def make_keyword(name: str) -> Any:
+    return lambda output, *, name=name: output[name].max()
+
+
+def make_partial(name: str) -> Any:
+    return partial(lambda name, output: output[name].max(), name)
+
+
+@pytest.mark.parametrize("make", [make_closure, make_default, make_keyword, make_partial, OfHead])
+@pytest.mark.parametrize("wrap", [lambda function: function, Custom])
+def test_a_function_of_another_output_has_another_layer(make: Any, wrap: Any) -> None:
+    net, image = Heads().eval(), torch.rand(3, 16, 16)
+    assert [camtool.explain(net, image, wrap(make(name))).layer[0] for name in "aba"] == ["a", "b", "a"]
