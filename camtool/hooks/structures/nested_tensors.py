@@ -80,12 +80,14 @@ def find_tensors(structure: Any) -> list[Tensor]:
     return [tensor for part in _get_parts(structure) for tensor in find_tensors(part)]
 
 
-def describe_shapes(inputs: ModelInputs) -> tuple[object, ...]:
-    """Return a key for how the model is called: names of the arguments, and their shapes for one image."""
+def describe_shapes(inputs: Any) -> tuple[object, ...]:
+    """Return a key for how the model is called: names of the arguments, shapes for one image, and plain values."""
     if isinstance(inputs, Tensor):
         return (tuple(inputs.shape[1:]),)
+    if isinstance(inputs, (str, int, float, bool, type(None))):  # may choose a branch of the model
+        return type(inputs).__name__, inputs
     names = inputs if isinstance(inputs, Mapping) else ()
-    return (*names, *(tuple(tensor.shape[1:]) for tensor in find_tensors(inputs)))
+    return (*names, *map(describe_shapes, _get_parts(inputs)))
 
 
 def locate_tensors(structure: Any, path: str = "output") -> list[tuple[str, Tensor]]:
