@@ -35,7 +35,7 @@ from camtool.inputs.accepted_inputs import (
 from camtool.inputs.file_values import build_file_view, choose_kind, transform_values
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
-from camtool.inputs.model_inputs import Inputs, Key, is_unprepared_image, select_image_input
+from camtool.inputs.model_inputs import Inputs, Key, find_shared_entries, is_unprepared_image, select_image_input
 from camtool.inputs.prepared_inputs import (
     InputBatch,
     PreparedInput,
@@ -474,6 +474,8 @@ class InputPreparer:
             value = made[key]
             shared = value.tensor[None] if isinstance(value, PreparedInput) else value
             entries[key] = nested_tensors.SharedInput(shared)
+        for key in find_shared_entries(self._model, entries, image) if is_batch else ():
+            entries[key] = nested_tensors.SharedInput(entries[key])
         single, batch = made[image], main if is_batch else main[None]
         items = [single] if isinstance(single, PreparedInput) else [self._prepare_tensor(one, kind) for one in batch]
         # The main tensor of a mapping is that of its first entry.

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import combinations
 from os import PathLike
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from camtool.arguments.messages import suggest_names
-from camtool.errors import CamtoolError, ImageError, LayerError
+from camtool.errors import CamtoolError, ForwardError, ImageError, LayerError, TargetError
 from camtool.hooks import tracing
+from camtool.hooks.model_call import run_model
+from camtool.hooks.state.guard import guard
 from camtool.hooks.structures import nested_tensors
 from camtool.hooks.structures.caches import remember_for_model
 from camtool.inputs import image_files
 from camtool.inputs.formats.file_image import FileImage
 from camtool.layers.selection import depends_on_image, find_layers
-from camtool.outputs.class_scores import UserScore
+from camtool.outputs.class_scores import UserScore, find_logits
+
+_ROUNDING = 1e-2
+"""Scores of an image alone and in a batch differ by less, relative to the largest, also in half precision."""
 
 Key: TypeAlias = int | str
 """The position or the name of an argument."""
@@ -33,8 +41,9 @@ class Inputs:
 
     A dictionary stands for keyword arguments alone. If the image is a batch ``(N, C, H, W)``, every tensor whose first
     axis has length N is split along with the images; anything else (a number, a text, a table of constants) is passed
-    unchanged. If the image is a single one ``(C, H, W)``, every tensor but a scalar gets a batch axis too. Name in
-    ``shared`` what would be mistaken for a batch, e.g. two texts beside two images. A PIL image, an array of uint8 and
+    unchanged. If the image is a single one ``(C, H, W)``, every tensor but a scalar gets a batch axis too. Two texts
+    beside two images may be shared or a pair with each: the model is run on single images to find out, unless they
+    are named in ``shared``. A PIL image, an array of uint8 and
     the path of an image file are prepared like any image, and so is the argument that ``image`` names.
 
     Attributes:
@@ -126,6 +135,81 @@ def is_unprepared_image(value: object) -> bool:
         return value.dtype == np.uint8 and value.ndim in (2, 3)
     is_file = isinstance(value, (str, PathLike)) and image_files.has_image_suffix(value)
     return is_file or isinstance(value, (Image.Image, FileImage))
+
+
+def find_shared_entries(model: nn.Module, entries: Mapping[Key, Any], image: Key) -> tuple[Key, ...]:
+    """Return the keys of inputs that all images share, although they have as many rows as there are images.
+
+    Two images beside two texts are no pairs, and only the model knows. So the first and the last image run alone, with
+    their row and with all rows: what gives the same scores as all images at once is how the model takes the input. The
+    answer is cached for the model.
+
+    Args:
+        model: Any module.
+        entries: The inputs of a batch.
+        image: The key of the image.
+
+    Raises:
+        ImageError: Neither gives the same scores.
+    """
+    count = len(nested_tensors.find_tensors(entries[image])[0])
+    doubtful = [
+        key
+        for key, value in entries.items()
+        if key != image and any(tensor.ndim and len(tensor) == count for tensor in nested_tensors.find_tensors(value))
+    ]
+    if count < 2 or not doubtful:
+        return ()
+    question = "shared", image, count, nested_tensors.describe_shapes(entries)
+    return remember_for_model(model, question, lambda: _try_shared(model, entries, count, doubtful))
+
+
+def _try_shared(model: nn.Module, entries: Mapping[Key, Any], count: int, doubtful: Sequence[Key]) -> tuple[Key, ...]:
+    choices = [chosen for size in range(len(doubtful) + 1) for chosen in combinations(doubtful, size)]
+    alone = {chosen: _score_alone(model, entries, count, 0, chosen) for chosen in choices}
+    possible = [chosen for chosen, scores in alone.items() if scores is not None]
+    if possible in ([], [()]):
+        return ()
+    whole = _score(model, entries)
+    if whole is None or len(whole) != count:
+        return ()
+    for chosen in possible:
+        last = _score_alone(model, entries, count, count - 1, chosen)
+        if _is_close(alone[chosen], whole[:1]) and _is_close(last, whole[-1:]):
+            return chosen
+    raise ImageError(
+        f"img: it is not certain which of {_format_keys({key: entries[key] for key in doubtful})} have a row for each "
+        f"of the {count} images: an image alone has other scores than in the batch. Name what all images share, "
+        f"camtool.Inputs(..., shared=[{doubtful[0]!r}]), or give one image at a time."
+    )
+
+
+def _score_alone(
+    model: nn.Module, entries: Mapping[Key, Any], count: int, index: int, shared: Sequence[Key]
+) -> Tensor | None:
+    """Return the scores ``(1, ...)`` of one image with its row of all inputs but some; ``None`` if there are none."""
+
+    def select(tensor: Tensor) -> Tensor:
+        return tensor[index : index + 1] if tensor.ndim and len(tensor) == count else tensor
+
+    alone = {
+        key: value if key in shared else nested_tensors.map_tensors(value, select) for key, value in entries.items()
+    }
+    scores = _score(model, alone)
+    return scores if scores is not None and len(scores) == 1 else None
+
+
+def _score(model: nn.Module, inputs: nested_tensors.ModelInputs) -> Tensor | None:
+    # The model may fail on rows that do not fit, or return detections.
+    with suppress(ForwardError, TargetError), guard(model), torch.no_grad():
+        return find_logits(run_model(model, inputs))
+    return None
+
+
+def _is_close(alone: Tensor | None, row: Tensor) -> bool:
+    if alone is None or alone.shape != row.shape:
+        return False
+    return torch.allclose(alone.float(), row.float(), rtol=_ROUNDING, atol=_ROUNDING * float(row.abs().max()))
 
 
 def select_image_input(

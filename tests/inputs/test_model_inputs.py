@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import camtool
-from camtool.errors import LayerError
+from camtool.errors import ImageError, LayerError
 from camtool.evidence.evidence import gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.evidence.rescoring import run_forward, run_tail, score_inputs, score_with_graph
@@ -155,6 +155,56 @@ def test_shared_arguments_are_not_split_with_the_batch(method) -> None:
     assert_close(torch.tensor([result.score for result in results]), expected.detach())
     single = camtool.explain(net, camtool.Inputs(images[1], texts=texts, shared="texts"), 1, method=method, **options)
     assert_same_explanation(single, results[1])
+
+
+class Weighted(Compared):
+    """The same, with a weight of each image."""
+
+    def forward(self, images: Tensor, weights: Tensor, texts: Tensor) -> Tensor:
+        return weights[:, None] * super().forward(images, texts)
+
+
+@pytest.mark.parametrize("method", ["gradcam", "occlusion", "ablationcam"])
+def test_as_many_texts_as_images_are_found_to_be_shared(method) -> None:
+    """Two texts beside two images look like pairs; the weights are pairs."""
+    net, images, texts = Weighted().eval(), torch.randn(2, 3, 16, 16), torch.rand(2, 6)
+    weights, options = torch.tensor([1.0, -3.0]), OPTIONS.get(method, {})
+    expected = net(images, weights, texts.clone())
+    for size in (1, 2):
+        results = camtool.explain(
+            net, camtool.Inputs(images, weights, texts, image=0), 1, method=method, batch_size=size, **options
+        )
+        assert_close(torch.tensor([result.score for result in results]), expected[:, 1].detach())
+        for at, result in enumerate(results):
+            inputs = camtool.Inputs(images[at : at + 1], weights[at : at + 1], texts, image=0, shared=[2])
+            assert_same_explanation(camtool.explain(net, inputs, 1, method=method, **options)[0], result)
+
+
+class Coupled(Compared):
+    """Scores of an image depend on the other images of the batch."""
+
+    def forward(self, images: Tensor, texts: Tensor) -> Tensor:
+        return super().forward(images - images.mean(0), texts)
+
+
+def test_scores_that_depend_on_the_batch_leave_it_open_what_is_shared() -> None:
+    with pytest.raises(ImageError, match=r"not certain which of .*1.* have a row for each of the 2.*shared=\[1\]"):
+        camtool.explain(Coupled().eval(), camtool.Inputs(torch.randn(2, 3, 16, 16), torch.rand(2, 6), image=0), 1)
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = trunk(), trunk()
+
+    def forward(self, images: Tensor, branch: str = "a") -> Tensor:
+        return getattr(self, branch)(images).mean((2, 3))
+
+
+def test_plain_arguments_choose_the_layer() -> None:
+    net, images = Branches().eval(), torch.rand(1, 3, 16, 16)
+    layers = [camtool.explain(net, camtool.Inputs(images, branch=name), 0)[0].layer for name in "aba"]
+    assert [layer[0] for layer in layers] == ["a", "b", "a"]
 
 
 class Dealt(nn.Module):
