@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -68,9 +70,9 @@ def export_model(
     options = map_options.parse_method_options(map_.option, ())
     loaded = loading.load(preprocessing=preprocessing, is_quiet=printed.hides_progress)
     if is_page:
-        _remove_page(path)
         methods = [map_.method, *(name for name in METHODS if name != map_.method)]
-        export_page(loaded, path, methods, map_.layer, sample=sample or None, runtime=runtime, half=half, **options)
+        with _replace_page(path) as made:
+            export_page(loaded, made, methods, map_.layer, sample=sample or None, runtime=runtime, half=half, **options)
     else:
         export(
             loaded,
@@ -97,15 +99,28 @@ def export_model(
             terminal.out.print("Open it by a double click.")
 
 
-def _remove_page(path: Path) -> None:
-    """Remove the page that is replaced: a folder only if it holds nothing but a page."""
+@contextmanager
+def _replace_page(path: Path) -> Iterator[Path]:
+    """Yield where to write a page: beside the one that it replaces, which stays if the block raises.
+
+    A folder is replaced only if it holds nothing but a page.
+    """
     from camtool.app.web_page.building import is_page_file
     from camtool.errors import CamtoolError
 
-    if not path.is_dir():
-        path.unlink(missing_ok=True)
+    if not path.exists():
+        yield path
         return
-    others = sorted(file.name for file in path.iterdir() if not is_page_file(file.name))
+    path = path.resolve()  # a link stays a link
+    others = sorted(file.name for file in path.iterdir() if not is_page_file(file.name)) if path.is_dir() else []
     if others:
         raise CamtoolError(f"{path} has other files than those of a page, e.g. {others[0]}; give another folder.")
-    shutil.rmtree(path)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".camtool-") as folder:
+        made, old = Path(folder, f"new{path.suffix}"), Path(folder, "old")
+        yield made
+        path.rename(old)
+        try:
+            made.rename(path)
+        except BaseException:
+            old.rename(path)
+            raise

@@ -21,6 +21,9 @@ from camtool.demo.camnet import load_bundled_model
 from camtool.demo.scenes import draw_scene
 from camtool.errors import CamtoolError
 from camtool.models import Loaded
+from tests.cli.test_commands import Command, assert_refused, camtool_, posix
+
+__all__ = ["camtool_"]
 
 
 def test_missing_packages_are_named_before_the_runtime_is_got(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +47,42 @@ def test_what_a_page_cannot_show_is_refused_first(tmp_path: Path) -> None:
     with pytest.raises(CamtoolError, match=r"camtool\.export_page"):
         camtool.export(demo, tmp_path / "page.html")
     assert not (tmp_path / "page").exists()
+
+
+@pytest.mark.parametrize("name", ["page", "page.html", pytest.param("link", marks=posix)])
+def test_a_page_is_replaced_when_the_new_one_is_there(
+    camtool_: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The sample may be that of the old page, which stays if there is no new one."""
+
+    def export_page(model: Loaded, path: Path, *_: object, sample: list[Path] | None, **__: object) -> None:
+        if sample is None:
+            raise CamtoolError("npm is not installed.")
+        content = sample[0].read_bytes()
+        if path.suffix:
+            path.write_bytes(content)
+        else:
+            path.mkdir()
+            (path / "index.html").write_bytes(content)
+
+    monkeypatch.setattr("camtool.app.web_page.building.export_page", export_page)
+    path = Path(name)
+    old = file = path if path.suffix else path / "index.html"
+    if name == "link":
+        Path("kept").mkdir()
+        path.symlink_to("kept")
+    elif not path.suffix:
+        path.mkdir()
+    if not path.suffix:
+        file = path / "sample.png"
+        old.write_text("old")
+    file.write_text("sample")
+    assert_refused(camtool_("export", "demo", name, "--overwrite"), "npm is not installed")
+    assert file.read_text() == "sample"
+    assert camtool_("export", "demo", name, "--overwrite", "--sample", file, "--quiet").code == 0
+    assert old.read_text() == "sample"
+    assert {each.name for each in tmp_path.iterdir()} == {name} | ({"kept"} if name == "link" else set())
+    assert path.is_symlink() == (name == "link")
 
 
 @pytest.mark.slow
