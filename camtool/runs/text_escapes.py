@@ -30,6 +30,27 @@ def escape_formula(value: Any) -> Any:
     return _FORMULA.sub(r"\1'\2", escape_hidden(value))  # a tab or a line end before "=" would be skipped
 
 
+def escape_bytes(text: str) -> str:
+    """Return the name of a file with ``%FF`` for each byte that is no UTF-8, which no JSON or archive can hold."""
+    return _NO_CHARACTER.sub(lambda match: "".join(f"%{byte:02X}" for byte in _encode(match[0])), text)
+
+
+def unescape_bytes(text: str) -> str:
+    """Return the name of a file of which :func:`escape_bytes` made this, unless it has such escapes itself."""
+    return re.sub("%([89A-F][0-9A-F])", lambda match: chr(_FIRST_BYTE + int(match[1], 16)), text)
+
+
+_NO_CHARACTER = re.compile("[\ud800-\udfff]")
+
+_FIRST_BYTE = 0xDC00
+"""What Python adds to a byte that is no UTF-8 in the name of a file."""
+
+
+def _encode(character: str) -> bytes:
+    byte = ord(character) - _FIRST_BYTE
+    return bytes([byte]) if 0x80 <= byte <= 0xFF else character.encode("utf-8", "surrogatepass")
+
+
 # Full-width signs are formulas in spreadsheets in Chinese and Japanese.
 _FORMULA = re.compile(r'(^|[;|])(\s*"*\s*[=+\-@＝＋－＠])')  # noqa: RUF001
 """The start of a cell, and of a formula in it."""

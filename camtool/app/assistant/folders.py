@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from camtool.app.stores import ImageFolder
 from camtool.arguments.messages import suggest_names
 from camtool.errors import ImageError
-from camtool.runs.file_names import is_encodable, resolve
+from camtool.inputs.image_files import has_image_suffix
+from camtool.runs.file_names import fold_name, is_encodable, make_distinct, resolve
+from camtool.runs.text_escapes import escape_bytes, unescape_bytes
 
 
 class ReadableFolders:
     """Folders whose images may be read, with the folders below them.
+
+    An image is named by its path in its folder; with several folders this follows the prefix of the folder.
 
     Args:
         paths: The folders, one or more.
@@ -25,24 +30,22 @@ class ReadableFolders:
     def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
         if not paths:
             raise ImageError("FOLDER: give one or more folders of images that may be read.")
-        self._folders = [ImageFolder(path) for path in paths]
-        self._roots = [resolve(folder.path) for folder in self._folders]
+        self._folders = {resolve(folder.path): folder for folder in map(ImageFolder, paths)}
+        self.prefixes = _choose_prefixes([*self._folders]) if len(self._folders) > 1 else {}
 
     @property
     def names(self) -> list[str]:
         """The paths of the folders, absolute and without links."""
-        return [str(root) for root in self._roots]
+        return [str(root) for root in self._folders]
 
     def list_photos(self, folder: str | None = None) -> list[Path]:
         """Return the images of all folders, or in one folder and below it, 5000 of each at most.
 
         Raises:
-            ImageError: The folder is none, lies outside, or has no images.
+            ImageError: The folder is none, lies outside, is hidden, or has no images.
         """
         start = None if folder is None else self._find(folder, "folder")
-        photos = [
-            root / name for root, images in zip(self._roots, self._folders, strict=True) for name in images.list_names()
-        ]
+        photos = [root / name for root, images in self._folders.items() for name in images.list_names()]
         photos = [photo for photo in dict.fromkeys(photos) if start is None or photo.is_relative_to(start)]
         if not photos:
             raise ImageError(f"folder {folder or self.names[0]!r} has no images; name one that has.")
@@ -52,28 +55,67 @@ class ReadableFolders:
         """Return the path of an image, without links.
 
         Args:
-            name: A path that is absolute, or relative to one of the folders or to the folder around it.
+            name: A path that is absolute, as :meth:`get_name` returns it, or relative to one of the folders or to the
+                folder around it.
 
         Raises:
-            ImageError: There is no such file, or it lies outside.
+            ImageError: There is no such image, it lies outside or is hidden, or several folders have one.
         """
         return self._find(name, "photo")
 
     def get_name(self, photo: Path) -> str:
-        """Return the path of an image relative to its folder."""
-        return next(photo.relative_to(root).as_posix() for root in self._roots if photo.is_relative_to(root))
+        """Return the path of an image relative to its folder, behind the prefix of the folder if there are several."""
+        root = next(root for root in self._folders if photo.is_relative_to(root))
+        prefixes = [prefix for prefix, folder in self.prefixes.items() if folder == root]
+        return escape_bytes("/".join([*prefixes, photo.relative_to(root).as_posix()]))
 
     def _find(self, name: str, kind: str) -> Path:
-        bases = [place for root in self._roots for place in (root, root.parent)] if is_encodable(name) else []
-        paths = [resolve(base / name) for base in bases]
-        inside = [path for path in paths if any(path.is_relative_to(root) for root in self._roots)]
+        groups = [[*filter(self._is_inside, map(resolve, group))] for group in self._list_meanings(name)]
+        inside = [path for group in groups for path in group]
         if not inside:
             raise ImageError(
                 f"{kind} {name!r} is outside of the folders that may be read: {', '.join(self.names)}. Start camtool "
                 "mcp with its folder to allow it."
             )
-        for path in inside:
-            if path.is_dir() if kind == "folder" else path.is_file():
-                return path
+        if all(map(self._is_hidden, inside)):
+            raise ImageError(f"{kind} {name!r} is hidden by a dot before its name, or that of a folder; name another.")
+        for group in groups:
+            found = [path for path in dict.fromkeys(group) if not self._is_hidden(path) and _is_kind(path, kind)]
+            if len(found) > 1:
+                names = " or ".join(repr(self.get_name(path)) for path in found)
+                raise ImageError(f"{kind} {name!r} is in more than one folder; name {names}.")
+            if found:
+                return found[0]
         known = [self.get_name(photo) for photo in self.list_photos()]
-        raise ImageError(f"{kind} {name!r} does not exist.{suggest_names(name, known)} The tool photos lists all.")
+        reason = "does not exist" if kind == "folder" else "does not exist, or has no suffix of an image"
+        raise ImageError(f"{kind} {name!r} {reason}.{suggest_names(name, known)} The tool photos lists all.")
+
+    def _list_meanings(self, name: str) -> list[list[Path]]:
+        """Return the paths that a name may mean; a path counts only if none of an earlier list exists."""
+        spellings = [text for text in (name, unescape_bytes(name)) if is_encodable(text)]
+        parts = [(self.prefixes.get(text.partition("/")[0]), text.partition("/")[2]) for text in spellings]
+        listed = [root / rest for root, rest in parts if root is not None]
+        if listed:
+            return [listed]
+        groups = [[base / text for text in spellings] for root in self._folders for base in (root, root.parent)]
+        return [[path for group in groups for path in group]] if self.prefixes else groups
+
+    def _is_inside(self, path: Path) -> bool:
+        return any(path.is_relative_to(root) for root in self._folders)
+
+    def _is_hidden(self, path: Path) -> bool:
+        """Return True if a folder's path to a file inside has a part that begins with a dot, in all folders around."""
+        parts = (path.relative_to(root).parts for root in self._folders if path.is_relative_to(root))
+        return all(any(part.startswith(".") for part in each) for each in parts)
+
+
+def _is_kind(path: Path, kind: str) -> bool:
+    return path.is_dir() if kind == "folder" else path.is_file() and has_image_suffix(path)
+
+
+def _choose_prefixes(roots: Sequence[Path]) -> dict[str, Path]:
+    """Return prefix → folder: its name, with a number if several have it, as none is the first that comes to mind."""
+    names = [root.name or "root" for root in roots]
+    counts = Counter(map(fold_name, names))
+    numbered = (name if counts[fold_name(name)] == 1 else f"{name}-{at}" for at, name in enumerate(names, 1))
+    return dict(zip(make_distinct([*numbered]), roots, strict=True))

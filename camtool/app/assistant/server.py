@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -17,6 +18,9 @@ import camtool
 from camtool.app.assistant.tools import Answer, Tools
 from camtool.app.sentences import to_sentence
 from camtool.errors import CamtoolError
+from camtool.runs.text_escapes import escape_bytes
+
+_log = logging.getLogger(__name__)
 
 _INSTRUCTIONS = """camtool explains image models by class activation maps. Call photos first: it lists models and \
 images. A map shows which regions raised the score of a class, not why. Tell the user every warning with its remedy. \
@@ -50,12 +54,24 @@ def _wrap(tool: Callable[..., Answer], lock: threading.Lock) -> Callable[..., Ca
         try:
             with lock:
                 answer = tool(**arguments)
-        except (CamtoolError, OSError) as error:
-            raise ToolError(to_sentence(error)) from error
-        content: list[Any] = [TextContent(type="text", text=json.dumps(answer.fields, ensure_ascii=False))]
+        except Exception as error:
+            if not isinstance(error, (CamtoolError, OSError)):
+                _log.exception("The tool %s failed.", tool.__name__)
+            raise ToolError(escape_bytes(to_sentence(error))) from error
+        fields = _escape(answer.fields)
+        content: list[Any] = [TextContent(type="text", text=json.dumps(fields, ensure_ascii=False))]
         for title, picture in answer.pictures.items():
-            content.append(TextContent(type="text", text=title))
+            content.append(TextContent(type="text", text=escape_bytes(title)))
             content.append(ImageContent(type="image", data=base64.b64encode(picture).decode(), mime_type="image/jpeg"))
-        return CallToolResult(content=content, structured_content=answer.fields)
+        return CallToolResult(content=content, structured_content=fields)
 
     return call
+
+
+def _escape(value: Any) -> Any:
+    """Return values of JSON with :func:`~camtool.runs.text_escapes.escape_bytes` of all texts in them."""
+    if isinstance(value, Mapping):
+        return {_escape(name): _escape(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_escape(entry) for entry in value]
+    return escape_bytes(value) if isinstance(value, str) else value

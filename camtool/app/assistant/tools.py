@@ -89,10 +89,15 @@ class Tools:
         self._models: dict[str, camtool.Loaded] = {}
 
     def photos(self, folder: FolderName = None) -> Answer:
-        """List the models, the folders that may be read, and their images, with the number in each subfolder."""
+        """List the models, the folders that may be read, and their images, with the number in each subfolder.
+
+        With several folders, ``prefixes`` says how the names of the images of each begin.
+        """
         photos = [self._folders.get_name(photo) for photo in self._folders.list_photos(folder)]
         counts = Counter(photo.rpartition("/")[0] or "." for photo in photos)
-        fields = {"folders": self._folders.names, "models": list(self._files), "count": len(photos)}
+        prefixes = {prefix: str(folder) for prefix, folder in self._folders.prefixes.items()}
+        fields: dict[str, Any] = {"folders": self._folders.names, "models": list(self._files), "count": len(photos)}
+        fields |= {"prefixes": prefixes} if prefixes else {}
         return Answer({**fields, "subfolders": dict(sorted(counts.items())), "photos": photos[:_MAX_NAMES]}, {})
 
     def explain(

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,9 +87,53 @@ def test_only_files_are_photos_and_only_folders_are_folders(folder: Path) -> Non
     for name in ("pipe.png", "below", "b.pmg"):
         with pytest.raises(ImageError, match="does not exist"):
             readable.find_photo(name)
-    with pytest.raises(ImageError, match=r"folder 'a\.png' does not exist"):
+    with pytest.raises(ImageError, match=r"folder 'a\.png' does not exist\. "):
         readable.list_photos("a.png")
+    (folder / "notes.txt").touch()
+    with pytest.raises(ImageError, match="has no suffix of an image"):
+        readable.find_photo("notes.txt")
     assert readable.find_photo("t.png").name == "t.png"
+
+
+def test_each_name_of_several_folders_means_one_image(folder: Path) -> None:
+    """Two are called photos; one is named twice, once by a link if there can be one; one lies in another."""
+    for name in ("other/photos/a.png", "other/photos/photos2/t.png", "photos-1/a.png"):
+        (folder.parent / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / "a.png", folder.parent / name)
+    roots = [folder, folder.parent / "other" / "photos", folder.parent / "photos2", folder, folder.parent / "photos-1"]
+    readable = ReadableFolders([*roots, roots[1] / "photos2"])
+    photos = [path.resolve() for root in roots[:3] + roots[4:] for path in sorted(root.rglob("*.png"))]
+    assert readable.list_photos() == photos
+    names = [readable.get_name(photo) for photo in photos]
+    assert len({*names}) == len(photos) == 6
+    assert [readable.find_photo(name) for name in names] == photos
+    assert names[:2] == ["photos-1/a.png", "photos-1/below/b.png"]
+    assert readable.list_photos("photos-1/below") == [photos[1]]
+    for name in ("a.png", "photos/a.png", "photos2/t.png"):
+        with pytest.raises(ImageError, match=r"is in more than one folder; name '[^']+' or '[^']+'"):
+            readable.find_photo(name)
+    assert readable.find_photo(str(roots[1] / "a.png")) == photos[2]
+    assert readable.find_photo("photos/below/b.png") == photos[1]
+
+
+@pytest.mark.parametrize("name", [".env", ".git/x.png", "below/.x.png", "below/../.git/x.png", "within.png"])
+def test_hidden_files_are_refused_whether_they_exist_or_not(folder: Path, name: str) -> None:
+    readable = ReadableFolders([folder])
+    if name == "within.png":
+        if os.name != "posix":
+            pytest.skip("links")
+        (folder / name).symlink_to(folder / ".git" / "x.png")
+    for _ in range(2):
+        with pytest.raises(ImageError, match=r"is hidden by a dot before its name"):
+            readable.find_photo(name)
+        with pytest.raises(ImageError, match="is hidden"):
+            readable.list_photos(".git")
+        (folder / ".git").mkdir(exist_ok=True)
+        for hidden in (".env", ".git/x.png", "below/.x.png"):
+            shutil.copy(folder / "a.png", folder / hidden)
+    assert readable.list_photos() == [(folder / "a.png").resolve(), (folder / "below" / "b.png").resolve()]
+    assert len(ReadableFolders([folder / ".git"]).list_photos()) == 1
+    assert ReadableFolders([folder, folder / ".git"]).find_photo(".git/x.png").name == "x.png"
 
 
 def test_a_folder_must_be_one(folder: Path) -> None:
@@ -131,6 +176,38 @@ def call(tools: Tools, name: str, **arguments: object) -> list[object]:
             return (await client.call_tool(name, arguments)).content
 
     return anyio.run(run)
+
+
+def test_an_unexpected_error_is_a_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, sentence in (
+        (MemoryError(), "There is not enough memory."),
+        (RuntimeError("size mismatch\nfor x"), "RuntimeError: size mismatch for x."),
+        (UnicodeError("no text: \udcff"), "UnicodeError: no text: %FF."),
+    ):
+
+        def load(*_: object, error: Exception = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(camtool, "load", load)
+        (content,) = call(Tools(ReadableFolders([folder]), {"demo": None}), "explain", photo="a.png")
+        assert content.text == f"Error executing tool explain: {sentence}"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_names_that_are_no_text_are_listed_and_found(tmp_path: Path) -> None:
+    below = tmp_path / os.fsdecode(b"\xe9t\xe9")
+    below.mkdir()
+    Image.effect_noise((40, 30), 60).convert("RGB").save(below / os.fsdecode(b"\xff 100%.png"))
+    for roots, name in (([tmp_path], "%E9t%E9/%FF 100%.png"), ([below], "%FF 100%.png")):
+        tools = Tools(ReadableFolders(roots), {"demo": None})
+        (listed,) = call(tools, "photos")
+        assert json.loads(listed.text)["photos"] == [name]
+        assert json.loads(call(tools, "explain", photo=name)[0].text)["photo"] == name
+    (refused,) = call(tools, "explain", photo="nothing.png")
+    assert "%E9t%E9" in call(tools, "explain", photo="../x.png")[0].text
+    (below / "%FF 100%.png").write_bytes(b"")
+    (refused,) = call(tools, "explain", photo=name)
+    assert "is in more than one folder" in refused.text
 
 
 def test_the_picture_is_the_overlay_reduced_to_1024_pixels(tmp_path: Path) -> None:
