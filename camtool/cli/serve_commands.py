@@ -157,12 +157,20 @@ def serve_tools(
     server = build_server(tools)
     if sys.stdin.isatty():
         terminal.print_notice("Waiting for an assistant, which starts this command itself. Stop it with Ctrl-C.")
-    # The thread that waits for input cannot be interrupted: with Python's own handler, Ctrl-C would wait for it.
-    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    def end(number: int, _: object) -> None:
+        tools.discard_files()
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    # The threads that wait for input and run a tool cannot be interrupted: with Python's own handler, Ctrl-C would wait
+    # for them. Programs for assistants end the server by SIGTERM.
+    handlers = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         server.run()
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _match_weights(names: Sequence[str], weights: Sequence[Path] | None) -> dict[str, str | None]:

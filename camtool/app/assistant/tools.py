@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +90,7 @@ class Tools:
     ) -> None:
         self._folders, self._files, self._device = folders, dict(models), device
         self._models: dict[str, camtool.Loaded] = {}
+        self._unfinished: Path | None = None
 
     def photos(self, folder: FolderName = None) -> Answer:
         """List the models, the folders that may be read, and their images, with the number in each subfolder.
@@ -238,7 +242,7 @@ class Tools:
         """
         photos = _choose_evenly(self._folders.list_photos(folder), limit)
         classes = [photo.parent.name for photo in photos] if labels == "folders" else None
-        with tempfile.TemporaryDirectory(prefix="camtool-audit-") as out:
+        with self._open_folder() as out:
             result = camtool.audit(
                 self._load(model), photos, classes, kinds=kinds, passes=passes, controls=controls, out=out
             )
@@ -246,7 +250,7 @@ class Tools:
                 f"{number}. {finding.name}: {title}": file.read_bytes()
                 for number, finding in enumerate(result.findings, 1)
                 for title, name in (("covered", "covered-1-after"), ("pasted", "pasted-1-after"))
-                if (file := Path(out, "index_files", f"{number}-{name}.jpg")).is_file()
+                if (file := out / "index_files" / f"{number}-{name}.jpg").is_file()
             }
         record = json.loads(result.to_json())
         findings = [
@@ -255,6 +259,21 @@ class Tools:
         ]
         names = ("untested", "not_tested", "notes", "image_count", "level", "surviving_decoys", "false_discovery_rate")
         return Answer({"findings": findings, **{name: record[name] for name in names}}, pictures)
+
+    @contextmanager
+    def _open_folder(self) -> Iterator[Path]:
+        """Yield a temporary folder for an audit. Its path is known before it is made, so a signal never misses it."""
+        self._unfinished = Path(tempfile.gettempdir(), f"camtool-audit-{uuid4().hex}")
+        self._unfinished.mkdir(mode=0o700)
+        try:
+            yield self._unfinished
+        finally:
+            self.discard_files()
+
+    def discard_files(self) -> None:
+        """Remove the files of an audit that is running, for a signal that ends the process without its threads."""
+        if self._unfinished is not None:
+            shutil.rmtree(self._unfinished, ignore_errors=True)
 
     def _load(self, name: str | None) -> camtool.Loaded:
         """Return a model; it stays in memory.

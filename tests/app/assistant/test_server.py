@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from io import BytesIO
 from pathlib import Path
 
@@ -294,6 +295,32 @@ def test_ctrl_c_ends_the_server_while_it_waits(folder: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (-signal.SIGINT, "")
+
+
+@posix
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_an_audit_leaves_nothing(scenes: Path, tmp_path: Path, number: signal.Signals) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(camtool.__file__).parents[1])}
+    process = start_process("mcp", scenes, is_fresh=True, stdin=subprocess.PIPE, env=environment)
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    audit = {"name": "audit", "arguments": {"folder": "shapes", "passes": 100_000, "controls": 200}}
+    for message in (
+        {"id": 1, "method": "initialize", "params": hello},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": audit},
+    ):
+        process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    process.stdin.flush()
+    deadline = time.monotonic() + 120
+    while not [*tmp_path.glob("camtool-audit-*")]:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == -number
+    assert [*tmp_path.glob("camtool-*")] == []
 
 
 def test_a_list_of_layers_is_short_unless_all_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
