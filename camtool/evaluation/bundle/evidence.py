@@ -65,7 +65,11 @@ def gather_evidence(folder: Path) -> dict[str, Any]:
         "preprocessing": {
             "transform": transform,
             "sha256": hash_text(transform),
-            "options": {name: command[name] for name in _PREPROCESSING if command.get(name)},
+            "options": {
+                name: value
+                for name in _PREPROCESSING
+                if (value := command.get(name)) is not None and value is not False  # the first frame is 0
+            },
             "code_sha256": description.get("code", {}),
         },
         "data": counts.data,

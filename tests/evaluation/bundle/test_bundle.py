@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
+import numpy as np
 import pytest
 from safetensors.torch import save_file
 
@@ -220,6 +221,20 @@ def test_markup_in_names_is_escaped(camtool_: Command, tmp_path: Path) -> None:
     write_bundle("out", "evidence.zip")
     card = read(Path("evidence.zip"), "model-card-section.md")
     assert "heat in x\\|\\<b\\>, gradcam" in card
+
+
+def test_an_option_of_the_preprocessing_may_be_zero(camtool_: Command, tmp_path: Path) -> None:
+    """Off are those without a value, and flags that are not given."""
+    tifffile = pytest.importorskip("tifffile")
+    noise = np.random.default_rng(0).integers(0, 255, (2, 40, 50), dtype=np.uint8)
+    (tmp_path / "photos").mkdir()
+    tifffile.imwrite(tmp_path / "photos" / "stack.tif", noise, imagej=True, metadata={"axes": "TYX"})
+    assert camtool_("photos", "--model", TINY, "--frame", "0", "--max-side", "30").code == 0
+    write_bundle("out", "evidence.zip")
+    assert read(Path("evidence.zip"), "evidence.json")["preprocessing"]["options"] == {"max_side": 30, "frame": 0}
+    assert "| options of the preprocessing | max\\_side 30, frame 0 |" in read(
+        Path("evidence.zip"), "model-card-section.md"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- faults
