@@ -20,6 +20,7 @@ from camtool.runs.manifest import MANIFEST
 from camtool.runs.run_folder.cleaning import FAILURES
 from camtool.runs.run_folder.description import DESCRIPTION
 from camtool.runs.run_folder.photo_records import PHOTOS, check_records
+from camtool.runs.text_escapes import escape_bytes
 
 EVIDENCE, CARD, SUMS = "evidence.json", "model-card-section.md", "SHA256SUMS"
 """Files of the bundle beside the copy of the run, which is in ``run/``."""
@@ -126,19 +127,32 @@ class _Writer:
             CamtoolError: It is missing, or its hash is not the recorded one.
         """
         check_inside(folder, Path(name))
+        packed = f"run/{escape_bytes(name)}"
+        if packed in self.sums:
+            raise CamtoolError(
+                f"{folder / name} has the name of another file in the bundle, {packed}; rename its photo."
+            )
         try:
             with open_regular(folder / name) as stream:
-                self.add(f"run/{name}", iter(lambda: stream.read(_CHUNK), b""))
+                self.add(packed, iter(lambda: stream.read(_CHUNK), b""))
         except FileNotFoundError:
-            self.sums[f"run/{name}"] = "missing"
-        if sha256 not in (None, self.sums[f"run/{name}"]):
+            self.sums[packed] = "missing"
+        if sha256 not in (None, self.sums[packed]):
             raise CamtoolError(
                 f"{folder / name} was changed or removed after the run; start the same command of camtool run again."
             )
 
     def encode_sums(self) -> bytes:
         """Return the hashes as ``sha256sum --check`` reads them."""
-        return "".join(f"{sha256}  {name}\n" for name, sha256 in self.sums.items()).encode("utf-8", "surrogateescape")
+        return "".join(_format_sum(sha256, name) for name, sha256 in self.sums.items()).encode()
+
+
+def _format_sum(sha256: str, name: str) -> str:
+    """Return the line of a file: a backslash before it says that its name, which has a line end, is escaped."""
+    if "\n" not in name:
+        return f"{sha256}  {name}\n"
+    escaped = name.replace("\\", "\\\\").replace("\n", "\\n")
+    return f"\\{sha256}  {escaped}\n"
 
 
 def _hash(stream: BinaryIO) -> str:

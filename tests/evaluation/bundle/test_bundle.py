@@ -5,6 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import shutil
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -221,6 +225,28 @@ def test_markup_in_names_is_escaped(camtool_: Command, tmp_path: Path) -> None:
     write_bundle("out", "evidence.zip")
     card = read(Path("evidence.zip"), "model-card-section.md")
     assert "heat in x\\|\\<b\\>, gradcam" in card
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_names_that_are_no_text_are_escaped(camtool_: Command, tmp_path: Path) -> None:
+    for name in (b"\xe9\xff.png", b"two\nlines\\.png", b"back\\slash.png"):
+        write_photo(tmp_path / "photos" / os.fsdecode(name))
+    assert camtool_("photos", "--model", TINY).code == 0
+    build_audit(build_finding()).save(tmp_path / "out" / os.fsdecode(b"\xff"))
+    write_bundle("out", "evidence.zip")
+    with ZipFile("evidence.zip") as archive:
+        archive.extractall("packed")
+    pictures = {path.name.partition(".gradcam")[0]: path for path in Path("packed", "run").glob("*.png")}
+    assert pictures.keys() == {"%E9%FF", "two\nlines\\", "back\\slash"}
+    stored = next(path for path in Path("out").glob("*.png") if path.name.startswith(os.fsdecode(b"\xe9\xff")))
+    assert pictures["%E9%FF"].read_bytes() == stored.read_bytes()
+    assert Path("packed", "run", "%FF", "audit.json").is_file()
+    command = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
+    checked = subprocess.run(command, cwd="packed", capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    shutil.copytree(Path("out", os.fsdecode(b"\xff")), Path("out", "%FF"))
+    with pytest.raises(CamtoolError, match=r"has the name of another file in the bundle, run/%FF/audit\.json"):
+        write_bundle("out", "evidence.zip")
 
 
 def test_an_option_of_the_preprocessing_may_be_zero(camtool_: Command, tmp_path: Path) -> None:
