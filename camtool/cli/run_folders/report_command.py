@@ -52,6 +52,10 @@ def report(
     printed: PrintOptions,
 ) -> None:
     """Write index.html in the folder of a run: a page with all explanations, to open in a browser."""
+    if bundle is not None and run.exists():  # the page takes long, so it is not written first
+        from camtool.evaluation.bundle import check_bundle
+
+        check_bundle(run, bundle)
     written = _write(run, photos=photos, copy_photos=copy_photos, quiet=printed.hides_progress)
     packed = None if bundle is None else _pack(run, bundle, is_quiet=printed.hides_progress)
     if printed.as_json:

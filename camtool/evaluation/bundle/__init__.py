@@ -1,5 +1,5 @@
 """Evidence bundle: what a run was made of and what it measured, as one ZIP file. Supporting evidence, and no more."""
 
-from camtool.evaluation.bundle.writing import WrittenBundle, write_bundle
+from camtool.evaluation.bundle.writing import WrittenBundle, check_bundle, write_bundle
 
-__all__ = ["WrittenBundle", "write_bundle"]
+__all__ = ["WrittenBundle", "check_bundle", "write_bundle"]

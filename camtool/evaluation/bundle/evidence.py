@@ -51,7 +51,7 @@ def gather_evidence(folder: Path) -> dict[str, Any]:
     Raises:
         CamtoolError: The folder holds no run that has ended, or a file in it is damaged.
     """
-    description = _read_complete(folder)
+    description = read_complete(folder)
     counts = _count(check_records(folder / PHOTOS))
     model, command, sha256 = (description.get(name, {}) for name in ("model", "command", "sha256"))
     transform = str(model.get("transform"))
@@ -102,7 +102,7 @@ def find_beside(folder: Path, name: str) -> list[Path]:
     return sorted(path.relative_to(folder) for path in (folder / name, *folder.glob(f"*/{name}")) if path.is_file())
 
 
-def _read_complete(folder: Path) -> dict[str, Any]:
+def read_complete(folder: Path) -> dict[str, Any]:
     """Return the description of a run that has ended.
 
     Raises:

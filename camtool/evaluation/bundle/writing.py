@@ -13,7 +13,7 @@ from camtool.arguments.regular_files import open_regular
 from camtool.errors import CamtoolError
 from camtool.evaluation.audit.result import JSON_NAME, MARKDOWN_NAME, VERDICTS_NAME, encode_json
 from camtool.evaluation.bundle.card import write_card
-from camtool.evaluation.bundle.evidence import LEADERBOARD, find_beside, gather_evidence
+from camtool.evaluation.bundle.evidence import LEADERBOARD, find_beside, gather_evidence, read_complete
 from camtool.rendering.image_writing import open_atomically
 from camtool.runs.file_names import check_inside
 from camtool.runs.manifest import MANIFEST
@@ -64,10 +64,7 @@ def write_bundle(folder: str | Path, path: str | Path) -> WrittenBundle:
         OSError: A file cannot be read or written.
     """
     folder, path = Path(folder), Path(path)
-    if path.suffix.lower() != ".zip":
-        raise CamtoolError(f"bundle {str(path)!r} must end in .zip, e.g. {str(path.with_suffix('.zip'))!r}.")
-    if path.exists() and not _is_bundle(path):
-        raise CamtoolError(f"bundle {str(path)!r} exists and is no evidence bundle; move it, or give another name.")
+    check_bundle(folder, path)
     evidence = gather_evidence(folder)
     with open_atomically(path) as stream, ZipFile(stream, "w") as archive:
         writer = _Writer(archive)
@@ -78,6 +75,19 @@ def write_bundle(folder: str | Path, path: str | Path) -> WrittenBundle:
         writer.add(SUMS, [writer.encode_sums()])
     with open_regular(path) as written:
         return WrittenBundle(path, len(writer.sums), _hash(written))
+
+
+def check_bundle(folder: Path, path: Path) -> None:
+    """Check what can be told at once: that the run has ended, and that a bundle may be written to the path.
+
+    Raises:
+        CamtoolError: It may not, or the folder holds no run that has ended.
+    """
+    if path.suffix.lower() != ".zip":
+        raise CamtoolError(f"bundle {str(path)!r} must end in .zip, e.g. {str(path.with_suffix('.zip'))!r}.")
+    if path.exists() and not _is_bundle(path):
+        raise CamtoolError(f"bundle {str(path)!r} exists and is no evidence bundle; move it, or give another name.")
+    read_complete(folder)
 
 
 def _is_bundle(path: Path) -> bool:

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from camtool.errors import CamtoolError
 from camtool.evaluation.bundle import write_bundle, writing
 from camtool.evaluation.bundle.evidence import gather_evidence
-from tests.cli.test_commands import Command, camtool_, write_photo
+from tests.cli.test_commands import Command, assert_refused, camtool_, write_photo
 from tests.evaluation.audit.results import build_audit, build_finding
 from tests.helpers.tiny_models import LABELS, TINY, Net
 
@@ -332,14 +332,20 @@ def test_what_cannot_be_vouched_for_is_refused_and_the_old_bundle_stays(
     assert [*Path().glob(".camtool-*")] == []
 
 
-def test_another_file_is_not_replaced(run: Path) -> None:
+def test_another_file_is_not_replaced(run: Path, camtool_: Command) -> None:
+    (run / "index.html").unlink()
     with ZipFile("mine.zip", "w") as archive:
         archive.writestr("thesis.txt", "years of work")
     before = hash_file(Path("mine.zip"))
     for name, words in (("mine.zip", "is no evidence bundle"), ("evidence", "must end in .zip"), ("photos", ".zip")):
         with pytest.raises(CamtoolError, match=words):
             write_bundle(run, name)
+        assert_refused(camtool_("report", "out", "--bundle", name), words)
+    go_on(run)
+    assert_refused(camtool_("report", "out", "--bundle", "new.zip"), "has not ended")
+    assert_refused(camtool_("report", "ou", "--bundle", "new.zip"), "Did you mean 'out'")
     assert hash_file(Path("mine.zip")) == before
+    assert not (run / "index.html").exists(), "it takes long, so it is not written first"
 
 
 def test_large_files_are_streamed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
