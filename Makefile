@@ -31,12 +31,12 @@ pythons:  ## build a release, install it alone on each Python, and run its demo
 release:  ## build wheel and sdist into dist/, and check them
 	python tools/build_release.py dist
 
-demo-page:  ## write a page that needs no server, site/demo; with WEIGHTS=mobilenet_v2.safetensors another of that model
-	rm -rf site/demo site/mobilenet_v2
-	python tools/make_demo_page.py site $(if $(WEIGHTS),--weights $(WEIGHTS))
+demo-page:  ## write a page that needs no server, build/pages/demo; with WEIGHTS=mobilenet_v2.safetensors another of that model
+	rm -rf build/pages
+	python tools/make_demo_page.py build/pages $(if $(WEIGHTS),--weights $(WEIGHTS))
 
 docs:  ## build the documentation site, site/index.html; warnings are errors
 	python -m tools.docs_site site
 
-note:  ## fill in the numbers of docs/note.md, draw its figures, and print it, site/note.pdf
+note:  ## fill in the numbers of docs/note.md, draw its figures, and print it, build/note.pdf
 	python -m tools.note

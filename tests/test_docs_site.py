@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from tools.docs_site import building, pages
 from tools.docs_site.checking import find_faults, read_pages
 from tools.docs_site.reference import add_reference
 from tools.docs_site.twins import draw_list
+from tools.note import __main__ as note
 
 ROOT = Path(__file__).parents[1]
 
@@ -81,6 +84,28 @@ def test_a_folder_of_the_user_is_not_emptied(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(SystemExit, match="holds files that are no site"):
         building.build(tmp_path, tmp_path / "staged")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.md"]
+
+
+def test_an_older_site_stays_until_there_is_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "find_spec", lambda name: name)
+    monkeypatch.setattr(building, "add_gallery", lambda *_: None)
+    monkeypatch.setattr(
+        building.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1, "", "")
+    )
+    monkeypatch.setattr(building.shutil, "which", lambda name: None)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "searchindex.js").write_text("old")
+    with pytest.raises(SystemExit, match="Sphinx failed"):
+        building.build(tmp_path / "site", tmp_path / "staged")
+    assert (tmp_path / "site" / "searchindex.js").read_text() == "old"
+
+
+def test_no_other_command_writes_into_the_site() -> None:
+    """It is emptied, and a folder with other files is refused."""
+    rules = re.findall(r"^([a-z-]+):.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [name for name, commands in rules if re.search(r"\ssite\b", commands)] == ["docs"]
+    default = inspect.signature(note.main).parameters["out"].default
+    assert not default.is_relative_to(ROOT / "site")
 
 
 def test_links_hold_on_the_site() -> None:

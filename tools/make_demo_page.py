@@ -1,6 +1,6 @@
 """Write pages that need no server: the bundled model with drawn scenes, and with weights MobileNetV2 with photos.
 
-Usage: ``python tools/make_demo_page.py site --weights mobilenet_v2.safetensors``; the pages must not exist.
+Usage: ``python tools/make_demo_page.py build/pages --weights mobilenet_v2.safetensors``; the pages must not exist.
 """
 
 from __future__ import annotations

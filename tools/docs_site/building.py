@@ -21,7 +21,7 @@ _DEMO = '<iframe class="demo" src="demo/index.html" loading="lazy" title="The bu
 
 
 def build(out: Path, staged: Path = STAGED) -> None:
-    """Build the site in the folder ``out``, which is emptied. ``staged`` keeps what Sphinx read.
+    """Build the site in the folder ``out``, which is emptied when Sphinx is done. ``staged`` keeps what Sphinx read.
 
     Raises:
         SystemExit: Sphinx is missing, warned or failed, ``out`` holds something else than a site, or
@@ -29,7 +29,7 @@ def build(out: Path, staged: Path = STAGED) -> None:
     """
     if find_spec("sphinx") is None:
         raise SystemExit("Sphinx is not installed: pip install -e '.[docs]'")
-    if out.is_dir() and not (out / "searchindex.js").is_file() and {path.name for path in out.iterdir()} - {"demo"}:
+    if out.is_dir() and not (out / "searchindex.js").is_file() and any(out.iterdir()):
         raise SystemExit(f"{out} holds files that are no site; name another folder.")
     site = stage_repository()
     add_reference(site)
@@ -37,12 +37,12 @@ def build(out: Path, staged: Path = STAGED) -> None:
     has_demo = _add_demo(site, staged / "demo")
     write_sources(site, staged / "pages")
     html = staged / "html"  # MyST-NB leaves files beside it
-    for folder in (html, out):
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(html, ignore_errors=True)
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-E", "-b", "html", "-c", str(ROOT / "docs")]
     command += ["-d", str(staged / "doctrees"), str(staged / "pages"), str(html)]
     if subprocess.run(command, check=False).returncode:
         raise SystemExit("Sphinx failed, or warned.")
+    shutil.rmtree(out, ignore_errors=True)
     shutil.move(html, out)
     if has_demo:
         shutil.copytree(staged / "demo", out / "demo")

@@ -13,7 +13,7 @@ from tools.note.printing import print_page
 
 
 def main(
-    out: Annotated[Path, typer.Argument(help="PDF file to write.")] = ROOT / "site" / "note.pdf",
+    out: Annotated[Path, typer.Argument(help="PDF file to write.")] = ROOT / "build" / "note.pdf",
     weights: Annotated[
         Path | None, typer.Option(help="ImageNet weights of MobileNetV2; draws the figures of photos, too.")
     ] = None,
