@@ -100,6 +100,33 @@ def test_an_older_site_stays_until_there_is_a_new_one(tmp_path: Path, monkeypatc
     assert (tmp_path / "site" / "searchindex.js").read_text() == "old"
 
 
+def test_a_demo_that_cannot_be_exported_is_an_error_unless_npm_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, code, "", "It needs a runtime.\n")
+
+    monkeypatch.setattr(building.subprocess, "run", run)
+    monkeypatch.setattr(building.shutil, "which", lambda name: npm)
+    site, code, npm = pages.Site({"index": "no place"}), 2, "/usr/bin/npm"
+    with pytest.raises(SystemExit, match=r"The site has no live demo\. It needs a runtime\."):
+        building._add_demo(site, tmp_path)
+    code = 0
+    with pytest.raises(SystemExit, match=r"docs/index\.md lacks <!-- demo -->"):
+        building._add_demo(site, tmp_path)
+    code, npm = 2, None
+    assert not building._add_demo(site, tmp_path)
+    assert capsys.readouterr().err == "The site has no live demo. It needs a runtime.\n"
+
+
+@pytest.mark.slow
+def test_the_first_page_has_the_live_demo(built: Path) -> None:
+    if shutil.which("npm") is None:
+        pytest.skip("needs npm: apt-get install npm")
+    assert "demo/index.html" in read_pages(built)[built / "index.html"].loads
+    assert {"index.html", "model.onnx", "runtime.wasm"} <= {path.name for path in (built / "demo").iterdir()}
+
+
 def test_no_other_command_writes_into_the_site() -> None:
     """It is emptied, and a folder with other files is refused."""
     rules = re.findall(r"^([a-z-]+):.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)

@@ -24,8 +24,8 @@ def build(out: Path, staged: Path = STAGED) -> None:
     """Build the site in the folder ``out``, which is emptied when Sphinx is done. ``staged`` keeps what Sphinx read.
 
     Raises:
-        SystemExit: Sphinx is missing, warned or failed, ``out`` holds something else than a site, or
-            :func:`~tools.docs_site.checking.find_faults` found something.
+        SystemExit: Sphinx is missing, warned or failed, the demo cannot be exported, ``out`` holds something else than
+            a site, or :func:`~tools.docs_site.checking.find_faults` found something.
     """
     if find_spec("sphinx") is None:
         raise SystemExit("Sphinx is not installed: pip install -e '.[docs]'")
@@ -53,12 +53,21 @@ def build(out: Path, staged: Path = STAGED) -> None:
 
 
 def _add_demo(site: Site, folder: Path) -> bool:
-    """Export the page of the demo and frame it on the first page; without its runtime the first page has none."""
+    """Export the page of the demo and frame it on the first page, which has none if there is no npm to get its runtime.
+
+    Raises:
+        SystemExit: It cannot be exported, though npm is there, or the first page has no place for it.
+    """
     command = [sys.executable, "-m", "camtool", "export", "demo", str(folder), "--overwrite", "--quiet"]
     exported = subprocess.run(command, check=False, capture_output=True, text=True)
     if exported.returncode:
-        sys.stderr.write(f"The site has no live demo. {exported.stderr.strip()}\n")
+        problem = f"The site has no live demo. {exported.stderr.strip()}"
+        if shutil.which("npm"):
+            raise SystemExit(problem)
+        sys.stderr.write(f"{problem}\n")
         return False
+    if _DEMO_PLACE not in site.texts["index"]:
+        raise SystemExit(f"docs/index.md lacks {_DEMO_PLACE}, which says where the live demo is.")
     site.twins["index"] = site.texts["index"]
     site.texts["index"] = site.texts["index"].replace(_DEMO_PLACE, _DEMO)
     return True
