@@ -164,6 +164,15 @@ def test_each_page_of_the_repository_is_in_one_table_of_contents() -> None:
     assert all(f"({name}.md)" in draw_list(site) for name in site.names)
 
 
+def test_no_paragraph_stands_twice_in_a_page() -> None:
+    """Two versions of one begin alike, as after a merge."""
+    for name, path in pages.list_sources().items():
+        if path.suffix == ".md":
+            prose = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+            starts = [line[:60] for line in prose.splitlines() if len(line) > 60 and not line.startswith(("|", "<!--"))]
+            assert len({*starts}) == len(starts), name
+
+
 def test_the_page_of_a_method_has_what_the_repository_says_of_it() -> None:
     site = pages.stage_repository()
     add_reference(site)
