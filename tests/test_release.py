@@ -23,6 +23,15 @@ def test_all_files_name_one_version() -> None:
     assert {camtool.__version__, build_release.read_version(), package["version"]} == {newest}
 
 
+def test_the_site_that_a_tag_publishes_is_built_before_a_merge() -> None:
+    checked, published = (
+        (ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8") for name in ("ci", "site")
+    )
+    commands = re.findall(r"run: (.*make docs.*)", published)
+    assert len(commands) == 1
+    assert f"run: {commands[0]}\n" in checked
+
+
 def test_links_to_files_become_addresses() -> None:
     text = (
         "![A dog](assets/a.jpg) and [the page](docs/a.md#part), [there](https://x.org), [here](#develop)\n"
