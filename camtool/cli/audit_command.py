@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
     from camtool.evaluation.audit import Audit
     from camtool.evaluation.diff import CamDiff
+    from camtool.models import Loaded
     from camtool.runs.job_list import Plan
 
-_IMAGE_FOLDER = "imagefolder"
+IMAGE_FOLDER = "imagefolder"
 
 
 Passes = Annotated[int, typer.Option(metavar="N", min=1, help="Most forward passes.")]
@@ -133,11 +134,11 @@ def audit_model(
     plan = photo_options.plan_folder(
         folder, out, recursive=recursive or truth is not None, limit=limit if truth is None else None
     )
-    table = metadata if metadata is not None or truth in (None, _IMAGE_FOLDER) else Path(truth)
+    table = metadata if metadata is not None or truth in (None, IMAGE_FOLDER) else Path(truth)
     if table is not None and table.is_file():
         _read_metadata(table, plan)  # before the model, which may take long
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
-    classes = read_classes(truth, plan, [Path(job.source) for job in plan.jobs], loaded.labels)
+    classes = read_classes(truth, plan, loaded)
     if classes is not None:
         rows = choose_evenly(classes, limit)
         plan, classes = replace(plan, jobs=[plan.jobs[row] for row in rows]), [classes[row] for row in rows]
@@ -237,8 +238,8 @@ def write_result(
         terminal.print_line(f"{lines[-1]}: [bold]{terminal.escape(str(out / 'index.html'))}[/]")
 
 
-def read_classes(truth: str | None, plan: Plan, photos: list[Path], labels: Any) -> list[int] | None:
-    """Return the class of each photo, or None if the model's answers are the classes.
+def read_classes(truth: str | None, plan: Plan, loaded: Loaded) -> list[int] | None:
+    """Return the class of each photo of a folder, or None if the model's answers are the classes.
 
     Raises:
         CamtoolError: The classes cannot be read, or a photo has none.
@@ -248,21 +249,40 @@ def read_classes(truth: str | None, plan: Plan, photos: list[Path], labels: Any)
 
     if truth is None:
         return None
-    if truth == _IMAGE_FOLDER:
-        return find_classes(photos, labels)
+    photos = [Path(job.source) for job in plan.jobs]
+    class_count = None if loaded.labels is not None else _count_classes(loaded, photos)
+    if truth == IMAGE_FOLDER:
+        root = next((Path(folder) for folder in plan.folders), photos[0].parent)
+        return find_classes(photos, loaded.labels, root, class_count)
     if not Path(truth).is_file():
         raise CamtoolError(
             f"--truth {truth}: there is no such file; give imagefolder, or a table of image and label."
-            f"{suggest_names(truth, [_IMAGE_FOLDER])}"
+            f"{suggest_names(truth, [IMAGE_FOLDER])}"
         )
     try:
-        known = read_true_classes(Path(truth), plan, labels).by_photo
+        known = read_true_classes(Path(truth), plan, loaded.labels, class_count).by_photo
     except CamtoolError as error:
         raise CamtoolError(str(error).replace("--labels-csv", "--truth")) from None
     missing = [photo for photo in photos if photo not in known]
     if missing:
         raise CamtoolError(f"--truth {truth} has no row for {missing[0]}; add one, or leave the photo out.")
     return [known[photo].index for photo in photos]
+
+
+def _count_classes(loaded: Loaded, photos: Sequence[Path]) -> int | None:
+    """Return the number of classes that a model declares, or else that of its answers to a photo that can be read."""
+    from camtool.errors import ImageError
+    from camtool.evaluation.subject import Subject
+    from camtool.outputs.class_count import get_class_count
+
+    count = get_class_count(loaded.model)
+    for photo in photos if count is None else ():
+        with suppress(ImageError):  # the command lists it among those that could not be read
+            subject = Subject(loaded)
+            batch = next(subject.iterate_batches([str(photo)], [None], 1))
+            count = subject.score_classes(batch.images).shape[1]
+            break
+    return None if count is None else max(count, 2)  # a single logit tells two classes apart
 
 
 def _find_masks(masks: Path, photos: list[Path], folder: Path) -> list[Path | None]:

@@ -10,7 +10,7 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.audit_command import Level, Passes, build_truth_option, read_classes, write_result
+from camtool.cli.audit_command import IMAGE_FOLDER, Level, Passes, build_truth_option, read_classes, write_result
 from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, PrintOptions
@@ -75,20 +75,22 @@ def compare_models(
     events = map_options.split_names(fail_on or [])
     for event in events:
         check_choice("--fail-on", event, ("moved", "answers"), error=CamtoolError)
-    plan = photo_options.plan_folder(folder, out, recursive=recursive or truth is not None, limit=limit)
-    photos = [Path(job.source) for job in plan.jobs]
+    # Which folders are there decides about the classes, so the first photos are taken after that.
+    first = None if truth == IMAGE_FOLDER else limit
+    plan = photo_options.plan_folder(folder, out, recursive=recursive or truth is not None, limit=first)
     before, after = (
         _load(name, value, model, device, naming, preparing, is_quiet=printed.hides_progress)
         for name, value in (("OLD", old), ("NEW", new))
     )
-    classes = read_classes(truth, plan, photos, before.labels)
+    classes = read_classes(truth, plan, before)
+    photos = [Path(job.source) for job in plan.jobs][:limit]
     try:
         with stop_at_sigterm(), FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
             result = diff(
                 before,
                 after,
                 photos,
-                classes,
+                classes and classes[:limit],
                 passes=passes,
                 level=level,
                 controls=controls,

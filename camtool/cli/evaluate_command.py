@@ -10,6 +10,7 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
+from camtool.cli.audit_command import IMAGE_FOLDER, read_classes
 from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, PrintOptions
@@ -18,8 +19,6 @@ from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
     from camtool.evaluation.leaderboard import Evaluation
-
-_IMAGE_FOLDER = "imagefolder"
 
 
 @takes_options
@@ -68,11 +67,12 @@ def evaluate_methods(
     from camtool.runs.file_names import check_inside
 
     check_inside(out, Path("checkpoint.jsonl"))
-    is_sorted = truth == _IMAGE_FOLDER
-    listed = photo_options.plan_folder(folder, out, recursive=is_sorted, limit=limit)
-    photos = [Path(job.source) for job in listed.jobs]
+    # Which folders and names are there decides about the truth, so the first photos are taken after that.
+    plan = photo_options.plan_folder(folder, out, recursive=truth == IMAGE_FOLDER, limit=None)
+    photos = [Path(job.source) for job in plan.jobs][:limit]
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
-    classes, annotations = _read_truth(truth, photos, loaded.labels)
+    classes = read_classes(truth, plan, loaded) if truth == IMAGE_FOLDER else None
+    annotations = None if truth in (None, IMAGE_FOLDER) else _read_objects(truth, photos)
     with FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
         table = evaluate(
             loaded,
@@ -81,7 +81,7 @@ def evaluate_methods(
             map_options.split_names(layer) if layer else None,
             _parse_names(metric, None),
             annotations,
-            target_class=classes,
+            target_class=classes and classes[:limit],
             batch_size=batch_size,
             seed=seed,
             checkpoint=out / "checkpoint.jsonl",
@@ -100,20 +100,16 @@ def _parse_names(texts: list[str] | None, default: str | None) -> Any:
     return names[0] if names in (["all"], ["fast"], [None]) else names
 
 
-def _read_truth(truth: str | None, photos: list[Path], labels: Any) -> tuple[Any, Any]:
-    """Return the classes of the photos, and what is known of their objects."""
-    from camtool.evaluation.annotations import find_classes, read_boxes, read_masks
+def _read_objects(truth: str, photos: list[Path]) -> list[Any]:
+    """Return where the objects of the photos are."""
+    from camtool.evaluation.annotations import read_boxes, read_masks
 
-    if truth is None:
-        return None, None
-    if truth == _IMAGE_FOLDER:
-        return find_classes(photos, labels), None
     path = Path(truth)
     if path.is_dir():
-        return None, read_masks(path, photos)
+        return [*read_masks(path, photos)]
     if not path.is_file():
         raise CamtoolError(f"--truth {truth}: there is no such folder or file; give masks/, boxes.csv or imagefolder.")
-    return None, read_boxes(path, photos)
+    return [*read_boxes(path, photos)]
 
 
 def _print_table(table: Evaluation) -> None:

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.messages import format_count, suggest_names
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import MetricError
 from camtool.geometry.crop_and_resize import Geometry
@@ -170,29 +170,52 @@ def _read_box(row: dict[str, str], place: str) -> list[float]:
         raise MetricError(f"truth: {place} holds no box: {error}.") from error
 
 
-def find_classes(photos: Sequence[Path], labels: Sequence[str] | None) -> list[Any]:
-    """Return the class of each photo, by the name of its folder: a label, or an index.
+def find_classes(
+    photos: Sequence[Path], labels: Sequence[str] | None, root: Path, class_count: int | None = None
+) -> list[int]:
+    """Return the class of each photo, by the name of the folder in ``root`` that holds it: a label, or an index.
 
     Without labels the folders in alphabetical order are the classes 0, 1, 2, as in torchvision's ``ImageFolder``. With
     labels that holds for WordNet's ids alone, as ``n01440764``, which number ImageNet's classes in this order.
 
+    Args:
+        photos: The photos of all classes.
+        labels: The names of the classes.
+        root: The folder with a folder for each class.
+        class_count: The number of classes, if it is known without the names.
+
     Raises:
-        MetricError: The folders are not the model's classes.
+        MetricError: A photo is in none of the folders, or they are not the model's classes.
     """
-    names = sorted({photo.parent.name for photo in photos})
-    known = {label.strip().lower(): index for index, label in reversed([*enumerate(labels or ())])}
-    if all(name.lower() in known for name in names):
-        return [known[photo.parent.name.lower()] for photo in photos]
-    if all(name.isdecimal() for name in names):
-        return [int(photo.parent.name) for photo in photos]
-    is_numbered = labels is None or (len(labels) == len(names) and all(map(_WORDNET_ID.fullmatch, names)))
-    if not is_numbered:
-        unknown = next(name for name in names if name.lower() not in known)
+    stray = next((photo for photo in photos if photo.parent == root), None)
+    if stray is not None:
         raise MetricError(
-            f"truth: folder {unknown!r} is no label of the model; name the folders by label or by "
-            f"index.{suggest_names(unknown, labels or ())}"
+            f"truth: {stray} is in {root} itself, which is no class; move it into a folder named by its class, or give "
+            "the folder above, that of all classes."
         )
-    return [names.index(photo.parent.name) for photo in photos]
+    folders = [photo.relative_to(root).parts[0] for photo in photos]
+    names, tables = sorted({*folders}), _index_names(labels)
+    known = {name: index for name in names if (index := _find_folder(name, tables)) is not None}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        is_numbered = labels is None or (len(labels) == len(names) and all(map(_WORDNET_ID.fullmatch, names)))
+        if not is_numbered:
+            raise MetricError(
+                f"truth: folder {unknown[0]!r} is no label of the model; name the folders by label or by "
+                f"index.{suggest_names(unknown[0], labels or ())}"
+            )
+        if class_count not in (None, len(names)):
+            raise MetricError(
+                f"truth: {root} has {format_count(len(names), 'folder')} with photos, and the model {class_count} "
+                "classes without names; name the folders by index, or give the names with --labels FILE."
+            )
+        known = {name: index for index, name in enumerate(names)}
+    return [known[name] for name in folders]
+
+
+def _find_folder(name: str, tables: Sequence[Mapping[str, list[int]]]) -> int | None:
+    index = _find_named(name, tables, "truth: folder")
+    return int(name) if index is None and name.isdecimal() else index
 
 
 def find_targets(
@@ -201,7 +224,7 @@ def find_targets(
     """Return the indices of the classes of each image, None without labels; and True if sets of labels were given.
 
     Raises:
-        MetricError: There are more or fewer labels than images, or one is no class of the model.
+        MetricError: There are more or fewer labels than images, or one is no class of the model, or names several.
     """
     if not count:
         raise MetricError("images is empty; give 16 or more of each of two classes.")
@@ -209,24 +232,44 @@ def find_targets(
         return None, False
     if len(labels) != count:
         raise MetricError(f"labels has {len(labels)} entries for {count} images; give one for each.")
-    known = {name: index for index, name in reversed([*enumerate(names or ())])}
+    tables = _index_names(names)
     several = [isinstance(label, (list, tuple, set, frozenset)) for label in labels]
     targets = []
     for label, is_set in zip(labels, several, strict=True):
-        own = {_find_index(one, known) for one in (label if is_set else (label,))}
+        own = {_find_index(one, names, tables) for one in (label if is_set else (label,))}
         targets.append(tuple(sorted(own)))
     return targets, any(several)
 
 
-def _find_index(label: Any, known: Mapping[str, int]) -> int:
-    index = known.get(label, -1) if isinstance(label, str) else -1
+def _find_index(label: Any, names: Sequence[str] | None, tables: Sequence[Mapping[str, list[int]]]) -> int:
+    index = _find_named(label, tables, "labels:") if isinstance(label, str) else None
     with suppress(TypeError, ValueError):  # e.g. None or NaN
         index = int(label) if not isinstance(label, str) and int(label) == label else index
-    if index < 0 and isinstance(label, str) and not known:
+    if index is None and isinstance(label, str) and not names:
         raise MetricError(f"labels: {label!r} is a name; give class_names, or labels by index.")
-    if index < 0:
-        raise MetricError(f"labels: {label!r} is no class of the model.{suggest_names(str(label), known)}")
+    if index is None or index < 0:
+        raise MetricError(f"labels: {label!r} is no class of the model.{suggest_names(str(label), names or ())}")
     return index
+
+
+def _index_names(names: Sequence[str] | None) -> list[dict[str, list[int]]]:
+    """Return name → classes twice: as the names are written, and without the difference of upper and lower case."""
+    tables: list[dict[str, list[int]]] = [{}, {}]
+    for index, name in enumerate(names or ()):
+        text = str(name).strip()
+        for table, key in zip(tables, (text, text.casefold()), strict=True):
+            table.setdefault(key, []).append(index)
+    return tables
+
+
+def _find_named(name: str, tables: Sequence[Mapping[str, list[int]]], place: str) -> int | None:
+    """Return the class of this name; upper and lower case matter only where they tell classes apart."""
+    exact, folded = tables
+    indices = exact.get(name.strip()) or folded.get(name.strip().casefold(), [])
+    if len(indices) > 1:
+        listed = " and ".join(map(str, indices))
+        raise MetricError(f"{place} {name!r} is the name of the classes {listed}; give one of these indices instead.")
+    return indices[0] if indices else None
 
 
 def check_targets(targets: Sequence[tuple[int, ...]] | None, count: int) -> None:

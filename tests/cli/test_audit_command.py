@@ -15,7 +15,7 @@ from camtool.cli import app
 from camtool.cli.audit_command import choose_evenly
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import MetricError
-from camtool.evaluation.annotations import find_classes
+from camtool.evaluation.annotations import find_classes, find_targets
 from camtool.evaluation.audit.running import KINDS
 from camtool.inputs.formats.dicom import TAGS
 from tests.evaluation.audit.results import build_audit, build_finding
@@ -38,8 +38,8 @@ def run_command(monkeypatch, capsys, tmp_path):
     (tmp_path / "labels.txt").write_text("photo,site\n0.png,a\n")
     (tmp_path / "unknown.csv").write_text("image,label\n0.png,arow\n")
 
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["camtool", "audit", *args])
+    def run(*args, command=("audit",)):
+        monkeypatch.setattr(sys, "argv", ["camtool", *command, *args])
         with pytest.raises(SystemExit) as end:
             app.main()
         said = capsys.readouterr()
@@ -247,20 +247,96 @@ def test_the_help_names_the_kinds_and_breaks_no_sentence(run_command, monkeypatc
     assert "demo-cheat" in text
 
 
+def find_classes_of(folders, labels, **known):
+    return find_classes([Path("photos") / folder / "0.png" for folder in folders], labels, Path("photos"), **known)
+
+
 def test_a_folder_that_is_no_label_gets_near_names():
     for names in (("arrow", "sstar"), ("arrow", "heart", "sstar")):
-        photos = [Path("photos") / name / "0.png" for name in names]
         with pytest.raises(MetricError, match=r"folder 'sstar' is no label .* Did you mean 'star'"):
-            find_classes(photos, ["arrow", "heart", "star"])
+            find_classes_of(names, ["arrow", "heart", "star"])
 
 
 def test_folders_are_numbered_without_labels_or_by_ids_of_wordnet_alone():
-    photos = [Path("photos") / name / "0.png" for name in ("n02", "n01")]
-    assert find_classes(photos, None) == [1, 0]
+    assert find_classes_of(("n02", "n01"), None) == [1, 0]
     with pytest.raises(MetricError, match="folder 'n01' is no label"):
-        find_classes(photos, ["tench", "goldfish"])
-    photos = [Path("photos") / name / "0.png" for name in ("n01443537", "n01440764")]
-    assert find_classes(photos, ["tench", "goldfish"]) == [1, 0]
+        find_classes_of(("n02", "n01"), ["tench", "goldfish"])
+    assert find_classes_of(("n01443537", "n01440764"), ["tench", "goldfish"]) == [1, 0]
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("folders", "classes"),
+    [
+        (("cardigan", "Cardigan"), [2, 0]),  # as two of ImageNet's labels
+        (("Crab", "crab"), [4, 4]),
+        (("cat/2019", "dog/2020", "cat"), [5, 6, 5]),
+        (("cat", "1", "3"), [5, 1, 3]),
+    ],
+)
+def test_the_class_is_the_folder_below_that_of_all_photos(folders, classes):
+    assert find_classes_of(folders, ["Cardigan", "crane", "cardigan", "crane", "crab", "cat", "dog"]) == classes
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"), [("crane", ["crane", "crab", "crane"]), ("CRANE", ["Crane", "x", "crane"])]
+)
+def test_a_name_of_several_classes_is_refused_with_their_indices(name, labels):
+    with pytest.raises(MetricError, match=f"truth: folder '{name}' is the name of the classes 0 and 2; give one"):
+        find_classes_of((name,), labels)
+    with pytest.raises(MetricError, match=f"labels: '{name}' is the name of the classes 0 and 2; give one"):
+        find_targets([1, name], labels, 2)
+
+
+def test_labels_are_found_as_written_first():
+    assert find_targets(["cardigan", "Cardigan", "CRAB"], ["Cardigan", "crab", "cardigan"], 3)[0] == [(2,), (0,), (1,)]
+
+
+def test_a_photo_beside_the_folders_of_classes_is_refused():
+    with pytest.raises(
+        MetricError, match=r"photos/0.png is in photos itself, which is no class; move it into a folder"
+    ):
+        find_classes_of(("", "cat", "zebra"), None)
+
+
+def test_numbered_folders_are_as_many_as_the_classes():
+    assert find_classes_of(("cat", "zebra"), None, class_count=2) == [0, 1]
+    with pytest.raises(MetricError, match="photos has 2 folders with photos, and the model 10 classes without names"):
+        find_classes_of(("cat", "zebra"), None, class_count=10)
+    assert find_classes_of(("9", "3"), None, class_count=10) == [9, 3]
+
+
+NETS = """
+import torch
+import camtool
+from torchvision.transforms import functional
+def make():
+    torch.manual_seed(0)
+    body = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
+    net = torch.nn.Sequential(body, torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    return camtool.Loaded(net.eval(), lambda image: functional.to_tensor(image.resize((32, 32))))
+"""
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("command", ["audit", "diff", "evaluate"])
+def test_the_folders_of_all_photos_are_counted(run_command, monkeypatch, tmp_path, command):
+    """The model declares no number of classes; its answers to the first photo that can be read show it."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"nets_of_{command}.py").write_text(NETS)
+    (tmp_path / "photos/arrow/00.png").write_bytes(b"no image")
+    model, options = f"nets_of_{command}:make", ("--truth", "imagefolder", "--limit", "2")
+    named = (model, model) if command == "diff" else ()
+    args = (command, *named, "photos", *(() if named else ("--model", model)), *options)
+    finished = run_command(*args, command=())
+    assert finished.code == 2
+    assert "photos has 2 folders with photos, and the model 3 classes without names" in " ".join(finished.err.split())
+    (tmp_path / "photos/arrow/00.png").unlink()
+    (tmp_path / "photos/zebra/2019").mkdir(parents=True)
+    Image.new("RGB", (40, 40)).save(tmp_path / "photos/zebra/2019/0.png")
+    method = ("--method", "gradcam")
+    assert run_command(*args, *method, command=()).code == 0
 
 
 def test_the_documentation_lists_the_tags_that_are_columns():
