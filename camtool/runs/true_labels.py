@@ -137,8 +137,7 @@ def _read_rows(path: Path) -> tuple[list[_Row], bool]:
 
 
 def _parse_rows(path: Path, text: str) -> tuple[list[_Row], bool]:
-    first = text.split("\\n", 1)[0]
-    delimiter = max(_DELIMITERS, key=first.count)
+    delimiter = max(_DELIMITERS, key=text.partition("\n")[0].count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     header = [name.strip().casefold() for name in next(reader, [])]
     place = find_image_column(header)

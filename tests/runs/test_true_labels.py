@@ -41,6 +41,8 @@ def by_name(plan: Plan, found: TrueClasses) -> dict[str, int]:
         ("label,more,image\nbee,x,b.png\n", {"b.png": 1}),
         (" Image ; LABEL \r\n b.png ; bee \r\n\r\n", {"b.png": 1}),
         ("image\tlabel\nb.png\tbee", {"b.png": 1}),
+        ("image\tlabel\tnote\nb.png\tbee\ta, b, c, d, e, f", {"b.png": 1}),
+        ("image;label;note\r\nb.png;bee;a, b, c, d, e, f\r\n", {"b.png": 1}),
         ('\ufeffimage,label\n"b.png","bee"\n', {"b.png": 1}),
         ("image,label\nb.png,BEE\na.png,4\nc.png,käfer", {"b.png": 1, "a.png": 4, "sub/c.png": 4}),
         ("image,label\nb.png,bee\nb.png,1\n", {"b.png": 1}),
