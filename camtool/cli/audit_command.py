@@ -131,32 +131,28 @@ def audit_model(
 
     if fail_on is not None:
         check_choice("--fail-on", fail_on, ["finding"], error=CamtoolError)
-    plan = photo_options.plan_folder(
-        folder, out, recursive=recursive or truth is not None, limit=limit if truth is None else None
-    )
+    plan = photo_options.plan_folder(folder, out, recursive=recursive or truth is not None, limit=None)
     table = metadata if metadata is not None or truth in (None, IMAGE_FOLDER) else Path(truth)
-    if table is not None and table.is_file():
-        _read_metadata(table, plan)  # before the model, which may take long
+    # Tables and masks are read before the model, which may take long, and for all photos, as names may be ambiguous.
+    columns = None if table is None or not table.is_file() else _read_metadata(table, plan)
+    regions = None if masks is None else _find_masks(masks, plan)
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
     classes = read_classes(truth, plan, loaded)
-    if classes is not None:
-        rows = choose_evenly(classes, limit)
-        plan, classes = replace(plan, jobs=[plan.jobs[row] for row in rows]), [classes[row] for row in rows]
-    photos = [Path(job.source) for job in plan.jobs]
-    columns = None if table is None or not table.is_file() else _read_metadata(table, plan)
+    rows = [*range(len(plan.jobs))][:limit] if classes is None else choose_evenly(classes, limit)
+    photos = [Path(plan.jobs[row].source) for row in rows]
     with end_at_interrupt(), FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
         result = audit(
             loaded,
             photos,
-            classes,
-            columns,
+            classes and [classes[row] for row in rows],
+            columns and {name: [values[row] for row in rows] for name, values in columns.items()},
             group=group,
             passes=passes,
             level=level,
             controls=controls,
             method=method,
             kinds=map_options.split_names(kind) if kind else None,
-            masks=None if masks is None else _find_masks(masks, photos, Path(folder)),
+            masks=regions and [regions[row] for row in rows],
             verdicts=verdicts,
             out=out,
             batch_size=batch_size,
@@ -285,23 +281,20 @@ def _count_classes(loaded: Loaded, photos: Sequence[Path]) -> int | None:
     return None if count is None else max(count, 2)  # a single logit tells two classes apart
 
 
-def _find_masks(masks: Path, photos: list[Path], folder: Path) -> list[Path | None]:
-    """Return the file of each photo's mask, of the same path without its ending below the folder; None without one.
+def _find_masks(masks: Path, plan: Plan) -> list[Path | None]:
+    """Return the file of each photo's mask; None without one.
 
     Raises:
-        CamtoolError: No photo has a mask, or one has several.
+        CamtoolError: No photo has a mask, one has several, or a mask fits several photos.
     """
-    files: dict[str, Path] = {}
-    for path in sorted(path for path in masks.rglob("*") if path.is_file()):
-        name = path.relative_to(masks).with_suffix("").as_posix()
-        if name in files:
-            raise CamtoolError(f"--masks {masks} has two files for {name}, {files[name].name} and {path.name}.")
-        files[name] = path
-    matched = [files.get(photo.relative_to(folder).with_suffix("").as_posix()) for photo in photos]
-    if not any(matched):
-        example = photos[0].relative_to(folder).with_suffix(".png")
-        raise CamtoolError(f"--masks {masks} has no mask of any photo; name them as the photos are, e.g. {example}.")
-    return matched
+    from camtool.runs.true_labels import match_masks
+
+    matched = match_masks(masks, plan, f"--masks {masks}")
+    if not matched:
+        raise CamtoolError(
+            f"--masks {masks} has no mask of any photo; name them as the photos are, e.g. {plan.jobs[0].stem}.png."
+        )
+    return [matched.get(job.source) for job in plan.jobs]
 
 
 def _read_metadata(path: Path, plan: Plan) -> dict[str, list[str | None]]:

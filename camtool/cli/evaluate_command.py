@@ -19,6 +19,7 @@ from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
     from camtool.evaluation.leaderboard import Evaluation
+    from camtool.runs.job_list import Plan
 
 
 @takes_options
@@ -72,7 +73,7 @@ def evaluate_methods(
     photos = [Path(job.source) for job in plan.jobs][:limit]
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
     classes = read_classes(truth, plan, loaded) if truth == IMAGE_FOLDER else None
-    annotations = None if truth in (None, IMAGE_FOLDER) else _read_objects(truth, photos)
+    annotations = None if truth in (None, IMAGE_FOLDER) else _read_objects(truth, plan, photos)
     with FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
         table = evaluate(
             loaded,
@@ -100,16 +101,16 @@ def _parse_names(texts: list[str] | None, default: str | None) -> Any:
     return names[0] if names in (["all"], ["fast"], [None]) else names
 
 
-def _read_objects(truth: str, photos: list[Path]) -> list[Any]:
+def _read_objects(truth: str, plan: Plan, photos: list[Path]) -> list[Any]:
     """Return where the objects of the photos are."""
     from camtool.evaluation.annotations import read_boxes, read_masks
 
     path = Path(truth)
     if path.is_dir():
-        return [*read_masks(path, photos)]
+        return [*read_masks(path, plan, photos)]
     if not path.is_file():
         raise CamtoolError(f"--truth {truth}: there is no such folder or file; give masks/, boxes.csv or imagefolder.")
-    return [*read_boxes(path, photos)]
+    return [*read_boxes(path, plan, photos)]
 
 
 def _print_table(table: Evaluation) -> None:

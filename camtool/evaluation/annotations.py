@@ -30,6 +30,8 @@ from camtool.inputs.formats.dicom import TAGS, read_tags
 from camtool.inputs.image_files import read_image
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.rendering import regions as drawing
+from camtool.runs.job_list import Plan
+from camtool.runs.true_labels import match_masks, match_photos
 
 Region: TypeAlias = "str | Sequence[float] | Sequence[slice] | NDArray[Any] | Tensor | Path"
 """A part of a photo: a name or box in text as for :meth:`camtool.Explanation.heat_in`; a box ``(x0, y0, x1, y1)`` in
@@ -115,44 +117,53 @@ def _find_box(mask: Tensor) -> Tensor:
     return torch.tensor([[columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]], device="cpu").float()
 
 
-def read_masks(folder: Path, photos: Sequence[Path]) -> list[NDArray[np.bool_]]:
-    """Return the mask of each photo, ``(H, W)``: an image of the same name and size, not black where the object is.
+def read_masks(folder: Path, plan: Plan, photos: Sequence[Path]) -> list[NDArray[np.bool_]]:
+    """Return the mask of each photo, ``(H, W)``: an image named as the photo, not black where the object is.
+
+    Args:
+        folder: The folder of the masks.
+        plan: All photos of the user, among which names are looked for.
+        photos: Those of them that are asked for.
 
     Raises:
-        MetricError: A photo has no mask, or more than one.
+        CamtoolError: A photo has no mask, or more than one, or a mask fits several photos.
     """
-    by_stem: dict[str, list[Path]] = {}
-    for path in sorted(folder.iterdir()):
-        by_stem.setdefault(path.stem, []).append(path)
-    masks = []
-    for photo in photos:
-        files = by_stem.get(photo.stem, [])
-        if len(files) != 1:
-            came = "has no mask" if not files else f"has {len(files)} masks"
-            raise MetricError(f"truth: {photo.name} {came} in {folder}; give one image named {photo.stem}.png.")
-        masks.append(np.asarray(read_image(files[0])).max(2) > 0)
-    return masks
+    files = match_masks(folder, plan, f"truth: {folder}")
+    lacking = [photo for photo in photos if photo not in files]
+    if lacking:
+        raise MetricError(f"truth: {lacking[0]} has no mask in {folder}; give one image named {lacking[0].stem}.png.")
+    return [np.asarray(read_image(files[photo])).max(2) > 0 for photo in photos]
 
 
-def read_boxes(path: Path, photos: Sequence[Path]) -> list[NDArray[np.float64]]:
+def read_boxes(path: Path, plan: Plan, photos: Sequence[Path]) -> list[NDArray[np.float64]]:
     """Return the boxes of each photo, ``(B, 4)``, from a table with the columns image, x0, y0, x1, y1 in pixels.
 
+    Args:
+        path: The table; its photos are found as in :func:`camtool.runs.true_labels.read_true_classes`.
+        plan: All photos of the user, among which names are looked for.
+        photos: Those of them that are asked for.
+
     Raises:
-        MetricError: A column is missing, an entry is no number, or a photo has no box.
+        CamtoolError: A column is missing, an entry is no number, a name is that of several photos, or a photo has no
+            box.
     """
-    by_name: dict[str, list[list[float]]] = {}
     try:
         text = read_regular(path).decode("utf-8-sig")
-        for name, box in _iterate_boxes(csv.DictReader(StringIO(text, newline="")), path):
-            by_name.setdefault(name, []).append(box)
+        rows = [*_iterate_boxes(csv.DictReader(StringIO(text, newline="")), path)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise MetricError(
             f"truth: {path} is no text; give a CSV file with the columns {', '.join(_COLUMNS)}."
         ) from error
-    lacking = [photo.name for photo in photos if photo.name not in by_name]
+    boxes: dict[Path | str | None, list[list[float]]] = {}
+    for photo, (_, box) in zip(match_photos(plan, [name for name, _ in rows], f"truth: {path}"), rows, strict=True):
+        boxes.setdefault(photo, []).append(box)
+    lacking = [photo.name for photo in photos if photo not in boxes]
     if lacking:
-        raise MetricError(f"truth: {path} has no box for {lacking[0]}; add one, or leave the photo out.")
-    return [np.asarray(by_name[photo.name]) for photo in photos]
+        raise MetricError(
+            f"truth: {path} has no box for {lacking[0]}; add one, or leave the photo out. The column image holds paths "
+            "relative to the folder of the photos, or file names."
+        )
+    return [np.asarray(boxes[photo]) for photo in photos]
 
 
 def _iterate_boxes(reader: csv.DictReader[str], path: Path) -> Iterator[tuple[str, list[float]]]:
@@ -160,7 +171,7 @@ def _iterate_boxes(reader: csv.DictReader[str], path: Path) -> Iterator[tuple[st
     if missing:
         raise MetricError(f"truth: {path} has no column {missing[0]!r}; it needs {', '.join(_COLUMNS)}.")
     for row in reader:
-        yield Path(row["image"] or "").name, _read_box(row, f"line {reader.line_num} of {path}")
+        yield row["image"] or "", _read_box(row, f"line {reader.line_num} of {path}")
 
 
 def _read_box(row: dict[str, str], place: str) -> list[float]:

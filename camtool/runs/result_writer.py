@@ -150,7 +150,11 @@ class ResultWriter:
         is_reduced = any(warning.code == "photo-reduced" for warning in explanation.warnings)
         if is_reduced and not isinstance(region, Path) and not region.in_percent:
             raise CamtoolError("--region is in pixels, and the photo was reduced to save memory; give percent")
-        mask = find_mask(region, Path(job.source), size) if isinstance(region, Path) else region.to_mask(*size)
+        if isinstance(region, Path):
+            file = self._output.masks[region].get(job.source)
+            mask = None if file is None else read_mask(file, size)
+        else:
+            mask = region.to_mask(*size)
         share = math.nan if mask is None else compute_heat_share(explanation.heatmap, mask)
         return None if math.isnan(share) else share
 
@@ -174,30 +178,24 @@ class ResultWriter:
             self._taken.add(fold_path(path))
 
 
-def find_mask(folder: Path, photo: Path, size: tuple[int, int]) -> NDArray[np.bool_] | None:
-    """Return the mask of a photo, ``(H, W)``: the image of the same name, not black in the region; None without one.
+def read_mask(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
+    """Return the mask of a photo, ``(H, W)``: True where an image is not black.
 
     Args:
-        folder: The folder with the masks.
-        photo: The path of the photo.
-        size: Its height and width in pixels.
+        path: The image.
+        size: Height and width of the photo in pixels.
 
     Raises:
-        CamtoolError: There are several masks, or one has other proportions than the photo.
+        CamtoolError: It has other proportions than the photo.
     """
     from PIL import Image
 
     from camtool.inputs.image_files import read_image
 
-    files = [path for path in folder.iterdir() if path.stem == photo.stem and path.is_file()]
-    if not files:
-        return None
-    if len(files) > 1:
-        raise CamtoolError(f"{folder} has {len(files)} masks for it: {', '.join(sorted(file.name for file in files))}")
-    mask = Image.fromarray(np.asarray(read_image(files[0])).max(2))
+    mask = Image.fromarray(np.asarray(read_image(path)).max(2))
     # A photo that was reduced has the proportions of its mask up to one pixel.
     if abs(mask.width * size[0] - mask.height * size[1]) > max(mask.size):
-        raise CamtoolError(f"the mask {files[0]} is {mask.width} x {mask.height}, the photo {size[1]} x {size[0]}")
+        raise CamtoolError(f"the mask {path} is {mask.width} x {mask.height}, the photo {size[1]} x {size[0]}")
     return np.asarray(mask.resize((size[1], size[0]), Image.Resampling.NEAREST)) > 0
 
 

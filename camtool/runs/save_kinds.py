@@ -48,6 +48,7 @@ class OutputSettings:
         true_classes: Path of a photo → its true class, of the photos whose class is known.
         only_wrong: Write results only for photos whose top class is not the true one.
         regions: Name → region of the photos whose share of the heat is written, or folder with a mask of each photo.
+        masks: Such a folder → photo → its mask.
         has_legend: Draw below overlays what the colors mean.
     """
 
@@ -62,6 +63,7 @@ class OutputSettings:
     true_classes: Mapping[Path | str, TrueClass] = field(default_factory=dict)
     only_wrong: bool = False
     regions: Mapping[str, PhotoRegion | Path] = field(default_factory=dict)
+    masks: Mapping[Path, Mapping[Path | str, Path]] = field(default_factory=dict)
     has_legend: bool = False
 
 

@@ -1,4 +1,4 @@
-"""True classes of photos, read from a CSV file with a row for each photo."""
+"""True classes of photos, read from a CSV file with a row for each photo; and the photos that rows and masks mean."""
 
 from __future__ import annotations
 
@@ -114,6 +114,26 @@ def match_photos(plan: Plan, names: Sequence[str], place: str) -> list[Path | st
     return [_prefix_errors(place, find_photo, name) for name in names]
 
 
+def match_masks(folder: Path, plan: Plan, place: str) -> dict[Path | str, Path]:
+    """Return photo → mask: the file in a folder whose path there is that of the photo in its folder, without endings.
+
+    The name alone is enough if no other photo has it. Photos that differ in their endings alone have masks with the
+    whole name, e.g. ``a.jpg.png``.
+
+    Raises:
+        CamtoolError: A mask fits several photos, or a photo has several masks.
+    """
+    finders = _PhotoFinder(plan), _PhotoFinder(plan, is_bare=True)
+    matched: dict[Path | str, Path] = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = _remove_ending(str(path.relative_to(folder)))
+        found = (_prefix_errors(f"{place}, mask {path}", find, name) for find in finders)
+        photo = next((photo for photo in found if photo is not None), None)
+        if photo is not None and matched.setdefault(photo, path) != path:
+            raise CamtoolError(f"{place} has two masks of {photo}, {matched[photo]} and {path}; leave one there.")
+    return matched
+
+
 def _prefix_errors(place: str, find: Callable[[str], _T], text: str) -> _T:
     try:
         return find(text)
@@ -224,21 +244,30 @@ def _fold(name: str) -> str:
 
 
 class _PhotoFinder:
-    """Finds the photo that a text means: its path, its path below a folder, or its file name."""
+    """Finds the photo that a text means: its path, its path below a folder, or its file name.
 
-    def __init__(self, plan: Plan) -> None:
+    Args:
+        plan: The photos.
+        is_bare: Texts have no ending, as the names of masks have another one.
+    """
+
+    def __init__(self, plan: Plan, *, is_bare: bool = False) -> None:
         paths, below, names = (defaultdict[str, dict[Path | str, None]](dict) for _ in range(3))
+        to_key = _remove_ending if is_bare else _normalize
         for job in plan.jobs:
             source = job.source
-            paths[_normalize(str(source))][source] = None
-            names[_normalize(job.name)][source] = None
+            paths[to_key(str(source))][source] = None
+            names[to_key(job.name)][source] = None
             for folder in plan.folders:
                 relative = _find_relative(source, folder)
                 if relative is not None:
-                    below[_normalize(relative)][source] = None
+                    below[to_key(relative)][source] = None
             if isinstance(source, Path):
-                paths[_normalize(str(source.parent.resolve() / source.name))][source] = None
+                paths[to_key(str(source.parent.resolve() / source.name))][source] = None
         self._tables = (below, paths, names)
+        self._advice = "give its path in the folder"
+        if is_bare:
+            self._advice = "give the mask the path of its photo in the folder, or its whole name, e.g. a.jpg.png"
 
     def __call__(self, text: str) -> Path | str | None:
         """Return the photo; None if the plan has no such photo."""
@@ -250,7 +279,7 @@ class _PhotoFinder:
                 if len(matches) > 1:
                     raise _RowError(
                         f"image {text!r} is the name of {len(matches)} photos, e.g. {matches[0]} and {matches[1]}; "
-                        "give its path in the folder."
+                        f"{self._advice}."
                     )
                 if matches:
                     return matches[0]
@@ -268,3 +297,8 @@ def _find_relative(source: Path | str, folder: Path | str) -> str | None:
 def _normalize(path: str) -> str:
     # Systems differ in how they write accents in file names.
     return unicodedata.normalize("NFC", PurePath(path).as_posix())
+
+
+def _remove_ending(path: str) -> str:
+    whole = PurePath(_normalize(path))
+    return (whole.parent / whole.stem).as_posix()

@@ -18,6 +18,7 @@ from camtool.errors import MetricError
 from camtool.evaluation.annotations import find_classes, find_targets
 from camtool.evaluation.audit.running import KINDS
 from camtool.inputs.formats.dicom import TAGS
+from camtool.runs.job_list import plan_run
 from tests.evaluation.audit.results import build_audit, build_finding
 from tests.helpers.medical_files import build_dicom, encode_dicom
 
@@ -123,13 +124,13 @@ def test_masks_are_found_by_the_paths_of_the_photos(run_command, tmp_path):
 
     (tmp_path / "masks/arrow").mkdir(parents=True)
     Image.new("L", (128, 128)).save("masks/arrow/0.gif")
-    photos = sorted((tmp_path / "photos").rglob("*.png"))
-    masks = _find_masks(tmp_path / "masks", photos, tmp_path / "photos")
+    plan = plan_run([str(tmp_path / "photos")], recursive=True)
+    masks = _find_masks(tmp_path / "masks", plan)
     assert masks == [tmp_path / "masks/arrow/0.gif", None, None, None]
-    assert run_command("photos", *COMMON, "--truth", "imagefolder", "--masks", "masks").code == 0
+    assert run_command("photos/*/*.png", *COMMON, "--truth", "imagefolder", "--masks", "masks").code == 0
     Image.new("L", (128, 128)).save("masks/arrow/0.png")
     assert (
-        "has two files for arrow/0, 0.gif and 0.png"
+        "has two masks of photos/arrow/0.png, masks/arrow/0.gif and masks/arrow/0.png"
         in run_command("photos", *COMMON, "--truth", "imagefolder", "--masks", "masks").err
     )
     (tmp_path / "empty").mkdir()

@@ -76,6 +76,34 @@ def test_truth_is_read_from_masks_and_from_boxes(run_command, tmp_path, truth):
     assert min(values) > 0.3
 
 
+@pytest.mark.parametrize("limit", [(), ("--limit", "1")])
+@pytest.mark.parametrize("truth", ["flat", "flat.csv"])
+def test_what_fits_two_photos_is_refused_and_paths_tell_them_apart(run_command, tmp_path, truth, limit):
+    rows = {}
+    for folder, box in (("cat", (0, 0, 64, 64)), ("dog", (64, 64, 128, 128))):
+        for parent in ("photos", "flat", "masks"):
+            (tmp_path / "animals" / parent / folder).mkdir(parents=True)
+        Image.fromarray(draw_scene(UNSEEN).image).save(f"animals/photos/{folder}/001.png")
+        mask = np.zeros((128, 128), np.uint8)
+        mask[box[1] : box[3], box[0] : box[2]] = 255
+        Image.fromarray(mask).save(f"animals/masks/{folder}/001.gif")
+        Image.fromarray(mask).save("animals/flat/001.png")
+        rows[folder] = ",".join(map(str, box))
+    (tmp_path / "animals/flat.csv").write_text(f"image,x0,y0,x1,y1\n001.png,{rows['cat']}\n001.png,{rows['dog']}\n")
+    (tmp_path / "animals/masks.csv").write_text(
+        "image,x0,y0,x1,y1\n" + "".join(f"{folder}/001.png,{row}\n" for folder, row in rows.items())
+    )
+    args = ("animals/photos/*/*.png", *COMMON[:-1], "energy-in-mask", *limit)
+    said = run_command(*args, "--truth", f"animals/{truth}")
+    assert said.code == 2
+    assert "is the name of 2 photos, e.g. animals/photos/cat/001.png and" in " ".join(said.err.split())
+    assert run_command(*args, "--truth", f"animals/{truth.replace('flat', 'masks')}").code == 0
+    shares = read(tmp_path)["values"]["gradcam"]["energy-in-mask"]
+    # The photos are the same and the quarters opposite, so shares that were equal would be those of one place.
+    assert len({*shares}) == len(shares)
+    assert sum(shares) <= 1
+
+
 def test_folders_named_by_class_say_what_is_explained(run_command, tmp_path):
     said = run_command("sorted", *COMMON, "--truth", "imagefolder", "--metrics", "deletion")
     assert said.code == 0, said.err

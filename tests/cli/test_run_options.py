@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -200,6 +201,25 @@ def test_the_heat_in_regions_is_a_number_of_each_photo_and_a_column_of_the_repor
     page = Path("out/index.html").read_text(encoding="utf-8")
     assert all(f'"title":"Heat in {name}"' in page for name in ("left", "bottom-left", "object"))
     assert "not seen by the model" in page
+
+
+def test_each_photo_has_the_mask_of_its_path(explained, photos):
+    for folder, color in (("cat", 0), ("dog", 255)):
+        for parent in ("animals", "masks"):
+            (photos.parent / parent / folder).mkdir(parents=True)
+        shutil.copy(photos / "a.png", photos.parent / "animals" / folder / "001.png")
+        Image.new("L", open_image(photos / "a.png").size, color).save(photos.parent / f"masks/{folder}/001.png")
+    shutil.copy(photos / "b.jpg", photos.parent / "animals/cat/002.jpg")
+    Image.new("L", open_image(photos / "b.jpg").size, 255).save(photos.parent / "masks/002.png")
+    assert explained("animals", "-r", "--region", "object=masks").code == 0
+    shares = {line["image"]: line["heat_in"]["object"] for line in read_lines()}
+    assert shares == {
+        "animals/cat/001.png": 0, "animals/cat/002.jpg": pytest.approx(1), "animals/dog/001.png": pytest.approx(1)
+    }  # fmt: skip
+    shutil.copy(photos.parent / "masks/dog/001.png", photos.parent / "masks/001.png")
+    result = explained("animals", "-r", "--limit", "1", "--region", "object=masks", "--overwrite")
+    assert result.code == 2
+    assert "mask masks/001.png: image '001' is the name of 2 photos" in " ".join(result.err.split())
 
 
 def test_a_mask_of_other_proportions_fails_its_photo(explained, photos):

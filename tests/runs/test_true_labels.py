@@ -9,7 +9,7 @@ import pytest
 
 from camtool.errors import CamtoolError
 from camtool.runs.job_list import Plan, plan_run
-from camtool.runs.true_labels import TrueClass, TrueClasses, read_true_classes
+from camtool.runs.true_labels import TrueClass, TrueClasses, match_masks, read_true_classes
 from tests.runs.photos import write_photo
 
 LABELS = ["ant", "bee", "Crane", "crane", "Käfer", "7"]
@@ -101,6 +101,34 @@ def test_a_wrong_table_is_refused_with_the_line(plan, text, words):
     with pytest.raises(CamtoolError) as error:
         read(plan, text)
     assert [word for word in (*words, "labels.csv") if word not in str(error.value)] == []
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("masks", "wanted"),
+    [
+        (["c.gif", "b.png"], {"b.png": "b.png", "sub/c.png": "c.gif"}),
+        (["a.png", "sub/a.png"], {"a.png": "a.png", "sub/a.png": "sub/a.png"}),
+        (["a.png", "sub/b.png", "other.png"], {"a.png": "a.png"}),
+        (["d.png.gif", "d.jpg.gif"], {"d.png": "d.png.gif", "d.jpg": "d.jpg.gif"}),
+        (["d.png"], "image 'd' is the name of 2 photos, e.g. .*d.jpg and .*d.png; give the mask the path of its photo"),
+        (["b.png", "b.gif"], "has two masks of .*b.png, .*b.gif and .*b.png; leave one"),
+        (["c.png", "sub/c.png"], "has two masks of .*c.png"),
+    ],
+)
+def test_a_mask_has_the_path_or_the_name_of_its_photo(plan, masks, wanted):
+    photos, folder = plan.folders[0], plan.folders[0].parent / "masks"
+    for path in (photos / "d.png", photos / "d.jpg", *(folder / mask for mask in masks)):
+        write_photo(path)
+    plan = plan_run([str(photos)], recursive=True)
+    if isinstance(wanted, str):
+        with pytest.raises(CamtoolError, match=f"^--region {folder}.*{wanted}"):
+            match_masks(folder, plan, f"--region {folder}")
+    else:
+        found = match_masks(folder, plan, "").items()
+        assert {
+            photo.relative_to(photos).as_posix(): mask.relative_to(folder).as_posix() for photo, mask in found
+        } == wanted
 
 
 def test_an_ambiguous_file_name_is_refused(tmp_path):

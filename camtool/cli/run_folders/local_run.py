@@ -32,6 +32,7 @@ def run_here(context: typer.Context, request: RunRequest, local: LocalOptions) -
     from camtool.runs import job_list
     from camtool.runs.run_folder.replay import Replayer
     from camtool.runs.run_folder.run_folder import RunStart
+    from camtool.runs.true_labels import match_masks
 
     options, out = request.options, request.output.folder
     if local.sheet:
@@ -41,6 +42,8 @@ def run_here(context: typer.Context, request: RunRequest, local: LocalOptions) -
     with terminal.show_activity("Listing photos", is_quiet=is_quiet):
         photos = options.photos
         listed = job_list.plan_run(photos.paths, recursive=photos.recursive, out=out, as_volumes=local.volume)
+    folders = [region for region in request.output.regions.values() if isinstance(region, Path)]
+    masks = {folder: match_masks(folder, listed, f"--region {folder}") for folder in folders}
     if not is_quiet:
         _tell_series(listed, is_joined=local.volume)
     loaded = options.model.load(options.truth.labels, request.preprocessing, is_quiet=is_quiet)
@@ -49,7 +52,7 @@ def run_here(context: typer.Context, request: RunRequest, local: LocalOptions) -
     planned, notes = select_photos(options, listed, true_classes), true_classes.describe_gaps(listed)
     if options.pictures.caption or local.sheet:
         notes += describe_undrawable_labels(loaded)
-    output = replace(request.output, true_classes=true_classes.by_photo)
+    output = replace(request.output, true_classes=true_classes.by_photo, masks=masks)
     described = description.describe_run(loaded, request.methods, request.settings, request.command)
     if isinstance(context.obj, Replayer):  # called by `camtool replay`
         context.obj.replay(explainer, request.targets, output, options.batch_size, described)
