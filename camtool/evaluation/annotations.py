@@ -56,20 +56,20 @@ class InputTruth:
     boxes: list[Tensor]
 
 
-def place_truth(truth: Sequence[Any], items: Sequence[PreparedInput], *, start: int = 0) -> InputTruth:
+def place_truth(truth: Sequence[Any], items: Sequence[PreparedInput], places: Sequence[int]) -> InputTruth:
     """Return the objects in the inputs, from annotations of the photos.
 
     Args:
-        truth: For each photo a boolean mask ``(H, W)`` of the photo's size, or boxes ``(B, 4)`` in its pixels.
-        items: The prepared photos.
-        start: The number of the first photo, for messages.
+        truth: For each photo of the user a boolean mask ``(H, W)`` of its size, or boxes ``(B, 4)`` in its pixels.
+        items: The prepared photos, all or some.
+        places: Their places among those of the user.
 
     Raises:
         MetricError: An annotation is none of these, or nothing of an object is in the model's input.
     """
     masks, boxes = [], []
-    for index, (given, item) in enumerate(zip(truth, items, strict=True), start):
-        mask, own = _place_one(np.asarray(given), item, index)
+    for index, item in zip(places, items, strict=True):
+        mask, own = _place_one(np.asarray(truth[index]), item, index)
         if not mask.any():
             raise MetricError(
                 f"truth[{index}] is outside of what the model sees of the photo; leave this photo out, or use a "

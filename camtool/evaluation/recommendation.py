@@ -145,14 +145,13 @@ def _choose(
     # Where the time is short, the first ones count: they are spread over all.
     chosen = [*chosen[::2], *chosen[1::2]]
     used, asked = [images[index] for index in chosen], [requests[index] for index in chosen]
-    known = None if truth is None else [truth[index] for index in chosen]
     batches = list[MeasuredBatch]()
     for batch in subject.iterate_batches(used, asked, _BATCH):
         if len(batches) * _BATCH >= FEW_IMAGES and deadline.get_share() * (1 + 1 / len(batches)) > _PREPARATION:
             break
         batches.append(MeasuredBatch(subject, batch))
     count = sum(len(batch.labeled.classes) for batch in batches)
-    bench = Bench(batches, place_masks(batches, known), deadline)
+    bench = Bench(batches, place_masks(batches, truth, chosen), deadline)
     tried = [bench.measure_reference()]
     for candidate in _list_candidates(subject, batches[0].labeled):
         if deadline.is_over():

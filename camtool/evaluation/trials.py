@@ -183,12 +183,20 @@ def _to_array(values: Sequence[Tensor]) -> NDArray[np.float64]:
     return torch.cat([*values]).cpu().double().numpy()
 
 
-def place_masks(batches: Sequence[MeasuredBatch], truth: Sequence[Any] | None) -> list[Tensor | None]:
-    """Return for each batch the masks of the objects in the input, if they are known."""
+def place_masks(
+    batches: Sequence[MeasuredBatch], truth: Sequence[Any] | None, order: Sequence[int]
+) -> list[Tensor | None]:
+    """Return for each batch the masks of the objects in the input, if they are known.
+
+    Args:
+        batches: The images.
+        truth: The truth of the user's images.
+        order: The places of the images in the user's list, batch after batch.
+    """
     masks, done = list[Tensor | None](), 0
     for batch in batches:
         items = batch.labeled.batch.items
-        placed = None if truth is None else place_truth(truth[done : done + len(items)], items, start=done)
+        placed = None if truth is None else place_truth(truth, items, order[done : done + len(items)])
         masks.append(None if placed is None else placed.masks.to(batch.cell_drops.device))
         done += len(items)
     return masks

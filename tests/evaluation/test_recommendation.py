@@ -267,6 +267,9 @@ def test_wrong_arguments_are_errors():
             camtool.recommend(net, IMAGES, **arguments)
     with pytest.raises(CamtoolError, match="images is empty"):
         camtool.recommend(net, [])
+    mask = np.ones((32, 32), bool)
+    with pytest.raises(MetricError, match=r"truth\[3\] must be a boolean mask"):  # images are measured in another order
+        camtool.recommend(net, IMAGES, truth=[mask[:5] if index == 3 else mask for index in range(10)])
 
 
 @pytest.mark.slow

@@ -123,7 +123,8 @@ def evaluate(
             done = 0
             for labeled in subject.iterate_batches(images, requests, batch_size):
                 items = labeled.batch.items
-                placed = None if truth is None else place_truth(truth[done : done + len(items)], items, start=done)
+                places = range(done, done + len(items))
+                placed = None if truth is None else place_truth(truth, items, places)
                 run.measure(labeled, placed, others)
                 run.try_other_inputs(labeled)
                 done += len(items)
