@@ -63,7 +63,7 @@ def watch(
         labels: The class of each, by index or by name. Without them there is no alarm, and the maps are those of the
             model's first answers.
         every: Steps between two looks.
-        out: A folder for ``watch.jsonl`` and the pictures.
+        out: A folder for ``watch.jsonl`` and the pictures. A second training gets the folder ``run-2`` in it.
         to: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, a ``SummaryWriter``, a run, a logger, or a list of these. By
             default the run of W&B or MLflow that is active, else the folder ``watch``.
         level: The probability of a false alarm in the whole training.

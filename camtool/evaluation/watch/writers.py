@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -106,18 +108,29 @@ def find_writers(to: Any, folder: Path | None) -> list[Writer]:
 
     Args:
         to: A name in :data:`NAMES`, an object, a list of these, or None.
-        folder: The folder, or None.
+        folder: The folder, or None. If it holds the looks of another training, those of this one get a folder in it.
 
     Raises:
         MetricError: An entry of ``to`` is nothing that can be written to.
     """
+    folder = None if folder is None else _find_free(folder)
     given = [] if to is None else [*to] if isinstance(to, (list, tuple)) else [to]
     writers: list[Writer] = [make_writer(entry, folder) for entry in given]
     if not writers and folder is None:
         writers = [make_writer(entry, None) for entry in _list_active_runs()]
     if folder is not None or not writers:
-        writers.append(FolderWriter(folder or Path(_DEFAULT_FOLDER)))
+        writers.append(FolderWriter(folder or _find_free(Path(_DEFAULT_FOLDER))))
     return writers
+
+
+def _find_free(folder: Path) -> Path:
+    """Return the folder, or the first one of ``run-2``, ``run-3``, ... in it if it holds the looks of a training."""
+    if not (folder / LOG_NAME).exists():
+        return folder
+    runs = (folder / f"run-{number}" for number in count(2))
+    free = next(run for run in runs if not (run / LOG_NAME).exists())
+    warnings.warn(f"{folder} holds the looks of another training; those of this one are in {free}.", stacklevel=5)
+    return free
 
 
 def _list_active_runs() -> list[Any]:

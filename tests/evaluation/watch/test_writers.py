@@ -36,6 +36,34 @@ def test_a_folder_gets_lines_of_json_and_pictures(tmp_path: Path) -> None:
     assert (tmp_path / "new/folder/step-00000007.png").stat().st_size > 50
 
 
+@pytest.mark.parametrize("folder", [None, Path("mine")])
+def test_each_training_has_a_folder_of_its_own(
+    folder: Path | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = folder or Path("watch")
+    write(find_writers(None, folder)[0])
+    sheets = {path: path.read_bytes() for path in first.iterdir()}
+    for number in (2, 3):
+        with pytest.warns(UserWarning, match=rf"{first} holds the looks of another training; .* {first}/run-{number}"):
+            (writer,) = find_writers(None, folder)
+        write(writer)
+        write(writer)
+        assert len((first / f"run-{number}/watch.jsonl").read_text().splitlines()) == 2
+    assert {path: path.read_bytes() for path in sheets} == sheets
+
+
+def test_a_second_training_is_another_run_of_tensorboard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    opened = list[str]()
+    module = ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = lambda folder: opened.append(folder) or Mock(spec=["add_scalar", "add_image", "add_text"])
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    write(find_writers("tensorboard", tmp_path)[1])
+    with pytest.warns(UserWarning, match="another training"):
+        find_writers("tensorboard", tmp_path)
+    assert opened == [str(tmp_path), str(tmp_path / "run-2")]
+
+
 def test_a_summary_writer_gets_scalars_an_image_and_the_alarm() -> None:
     summary = Mock(spec=["add_scalar", "add_image", "add_text"])
     write(find_writers(summary, None)[0])
