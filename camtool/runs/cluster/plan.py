@@ -115,7 +115,8 @@ def list_inputs(
 
     Args:
         paths: Local files, folders and patterns; URIs of these; archives of WebDataset (.tar, .tar.gz, .tgz); Parquet
-            files with the bytes of images. Local paths are made absolute, because workers run in other folders.
+            with the bytes of images: a file, or a folder of this suffix, as Spark writes it. Local paths are made
+            absolute, because workers run in other folders.
         recursive: Include subfolders.
         out: The output folder, if it is local. Images below it are results and are left out.
         image_column: The column with the images in Parquet files.
@@ -125,7 +126,7 @@ def list_inputs(
         CamtoolError: A library is missing.
     """
     archives = [path for path in paths if path.lower().endswith(ARCHIVE_SUFFIXES)]
-    tables = [path for path in paths if path.lower().endswith(_PARQUET)]
+    tables = [path for path in paths if path.rstrip("/").lower().endswith(_PARQUET)]
     local = [path for path in paths if path not in (*archives, *tables) and not is_uri(path)]
     uris = [path for path in paths if path not in (*archives, *tables) and is_uri(path)]
     planned = plan_run([str(Path(path).absolute()) for path in local], recursive=recursive, out=out) if local else None
@@ -213,15 +214,31 @@ def _list_containers(paths: Sequence[str]) -> list[RemoteFile]:
 
 
 def _list_files(path: str) -> list[RemoteFile]:
+    path = path.rstrip("/")
+    is_table = path.lower().endswith(_PARQUET)
     if is_uri(path):
-        files = list_uri(path)
+        table = path.rpartition("/")[2]
+        files = [file for file in list_uri(path, recursive=is_table) if not is_table or _is_part(file.path, table)]
     else:
         names = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path]  # noqa: PTH207
-        whole = [Path(name).absolute() for name in names if Path(name).is_file()]
+        whole = [file.absolute() for name in names for file in _list_parts(Path(name))]
         files = [RemoteFile(get_local_filesystem(), str(file), str(file)) for file in whole]
     if not files:
-        raise ImageError(f"path {path!r}: no such file.")
+        raise ImageError(f"path {path!r}: no such file{', and no folder with Parquet files' if is_table else ''}.")
     return files
+
+
+def _list_parts(path: Path) -> list[Path]:
+    """Return a file itself, or the files of a table that is a folder."""
+    if path.is_file() or path.suffix.lower() != _PARQUET:
+        return [path] if path.is_file() else []
+    return sorted(file for file in path.rglob("*") if _is_part(file.as_posix(), path.name) and file.is_file())
+
+
+def _is_part(path: str, table: str) -> bool:
+    """Return True for a file of a table that is a folder, and False for what Spark keeps there, as ``_temporary/``."""
+    below = path.partition(f"{table}/")[2]
+    return path.lower().endswith(_PARQUET) and not any(part.startswith((".", "_")) for part in below.split("/"))
 
 
 def _list_row_groups(files: Sequence[RemoteFile], shard_size: int, column: str | None) -> list[Source]:

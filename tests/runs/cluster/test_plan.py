@@ -208,3 +208,25 @@ def test_a_table_that_is_damaged_later_gives_a_failure(tmp_path):
     content = path.read_bytes()
     path.write_bytes(content[:200] + b"\0" * 2000 + content[2200:])
     assert any(photo.failure for photo in shard.source.iterate_photos())
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("path", ["data.parquet", "data.parquet/", "*.parquet", "memory://bucket/data.parquet"])
+def test_a_table_may_be_a_folder_as_spark_writes_it(tmp_path, memory, monkeypatch, path):
+    names = ["part-00001.snappy.parquet", "part-00000.snappy.parquet", "day=1/part-00000.parquet"]
+    left_out = [".part-00000.snappy.parquet", "_temporary/0/part-00002.parquet"]
+    folder = tmp_path / "data.parquet"
+    for name in (*names, *left_out):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_table(folder / name, {"path": [name], "bytes": [b"0"]})
+    for name in ("_SUCCESS", ".part-00000.snappy.parquet.crc"):
+        (folder / name).write_bytes(b"")
+    for file in (file for file in folder.rglob("*") if file.is_file()):
+        memory.pipe(f"/bucket/{file.relative_to(tmp_path).as_posix()}", file.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    assert list_photos(plan_shards([path])) == [[name] for name in sorted(names)]
+    for name in names:
+        (folder / name).unlink()
+        memory.rm(f"/bucket/data.parquet/{name}")
+    with pytest.raises(camtool.ImageError, match="no such file, and no folder with Parquet files"):
+        plan_shards([path])
