@@ -9,7 +9,7 @@ import hashlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
@@ -23,6 +23,7 @@ from torch import Tensor
 
 import camtool
 from camtool.arguments.checks import check_count
+from camtool.arguments.messages import add_article
 from camtool.arguments.regular_files import iterate_lines
 from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.annotations import InputTruth, place_truth
@@ -90,7 +91,7 @@ def evaluate(
         batch_size: The number of images that are explained together.
         seed: The seed of all that is random. On a CPU a second evaluation gives the same bits.
         checkpoint: A file for the results of each batch. A second call with the same file goes on where the first one
-            stopped.
+            stopped. Options of metrics must be names and numbers then, or arrays of these.
         progress: Is called after each method and batch, see :data:`Progress`.
 
     Returns:
@@ -116,9 +117,11 @@ def evaluate(
     spread = np.unique(np.linspace(0, count - 1, min(count, _MOST_MOSAICS)).round().astype(int)).tolist()
     total = len(candidates) * ((count if others or not of_mosaics else 0) + (len(spread) if of_mosaics else 0))
     weights = hash_tensors([*subject.model.parameters(), *subject.model.buffers()], repr(subject.model))
+    # Within a call a metric has the same options everywhere, so only a file has to tell them apart.
+    texts = {name: "" if checkpoint is None else _describe_options(name, options) for name, options in chosen.items()}
     store = Checkpoint(None if checkpoint is None else Path(checkpoint))
     with closing(follow_loop(total, Stage("Evaluating", "map"))) as counter:
-        run = _Run(subject, candidates, store, weights, seed, total, progress, counter)
+        run = _Run(subject, candidates, store, weights, texts, seed, total, progress, counter)
         if others:
             done = 0
             for labeled in subject.iterate_batches(images, requests, batch_size):
@@ -157,6 +160,7 @@ class _Run:
         candidates: The methods at layers.
         store: The results on disk.
         weights: A hash of the model.
+        texts: Name of a metric → what the names of its results in the checkpoint say of its options.
         seed: The seed.
         total: Images times candidates, for ``progress``.
         progress: Is called after each candidate and batch.
@@ -167,6 +171,7 @@ class _Run:
     candidates: Sequence[Candidate]
     store: Checkpoint
     weights: str
+    texts: Mapping[str, str]
     seed: int
     total: int
     progress: Progress | None
@@ -198,13 +203,13 @@ class _Run:
             missing = [
                 candidate
                 for candidate in group
-                if any(_name(key, candidate, *one) not in self.store for one in metrics.items())
+                if any(self._name(key, candidate, name) not in self.store for name in metrics)
             ]
             for candidate, maps, milliseconds in self._compute(judge, missing, len(labeled.batch.items)):
-                results: dict[str, Any] = {_name(key, candidate): {"layer": maps.layer, "ms": milliseconds}}
+                results: dict[str, Any] = {self._name(key, candidate): {"layer": maps.layer, "ms": milliseconds}}
                 for name, values in judge.judge(candidate, maps.maps, metrics):
                     result = {"error": str(values)} if isinstance(values, CamtoolError) else {"values": values.tolist()}
-                    results[_name(key, candidate, name, metrics[name])] = result
+                    results[self._name(key, candidate, name)] = result
                 self.store.add(results)
                 self._report(candidate, len(labeled.batch.items))
             for candidate in group:
@@ -242,18 +247,22 @@ class _Run:
             self.times[candidate] = (time.perf_counter() - start) * 1000 / count
         return self.times[candidate]
 
-    def _collect(self, key: str, candidate: Candidate, metrics: Mapping[str, Mapping[str, Any]], count: int) -> None:
-        known = self.store[_name(key, candidate)]
+    def _collect(self, key: str, candidate: Candidate, metrics: Iterable[str], count: int) -> None:
+        known = self.store[self._name(key, candidate)]
         self.layers.setdefault(candidate, known["layer"])
         self.times.setdefault(candidate, known["ms"])
-        for name, options in metrics.items():
-            result = self.store[_name(key, candidate, name, options)]
+        for name in metrics:
+            result = self.store[self._name(key, candidate, name)]
             if "error" in result:
                 self.failed.setdefault(name, f"{candidate}: {result['error']}")
             values = result.get("values", [np.nan] * count)
             if len(values) != count:
                 raise MetricError(f"checkpoint: it holds {len(values)} values of {count} images; give another file.")
             self.values[candidate, name] += values
+
+    def _name(self, key: str, candidate: Candidate, metric: str = "maps") -> str:
+        """Return the name of a result in the checkpoint."""
+        return f"{key} {candidate} {metric}{self.texts.get(metric, '')}"
 
     def _report(self, candidate: Candidate, count: int) -> None:
         self.done += count
@@ -283,10 +292,28 @@ class _Run:
         return EvaluationRow(str(candidate), candidate.method, self.layers[candidate], self.times[candidate], values)
 
 
-def _name(key: str, candidate: Candidate, metric: str = "maps", options: Mapping[str, Any] | None = None) -> str:
-    """Return the name of a result in the checkpoint."""
-    given = "".join(f" {name}={value!r}" for name, value in sorted((options or {}).items()))
-    return f"{key} {candidate} {metric}{given}"
+def _describe_options(metric: str, options: Mapping[str, Any]) -> str:
+    """Return a text that tells the options of a metric from others.
+
+    Raises:
+        MetricError: There is none for an option, e.g. a function: its repr is an address, which Python uses again.
+    """
+
+    def describe(value: Any) -> str:
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(map(describe, value))}]"
+        if isinstance(value, Tensor):
+            return hash_tensors([value])
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            return hash_tensors([], value.dtype.str, value.shape, value.tobytes())
+        if isinstance(value, np.generic) or type(value) in (type(None), bool, int, float, str):
+            return repr(value)
+        raise MetricError(
+            f"checkpoint: {add_article(type(value).__name__)} in the options of metrics[{metric!r}] may give other "
+            "results in another call, which a file cannot tell; leave out checkpoint, or give names and numbers."
+        )
+
+    return "".join(f" {name}={describe(value)}" for name, value in sorted(options.items()))
 
 
 class Checkpoint:

@@ -18,6 +18,7 @@ import camtool
 from camtool.demo.camnet import load_honest_model
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import CamtoolError, MetricError, TargetError
+from camtool.evaluation.leaderboard.measurement import _describe_options
 from camtool.evaluation.leaderboard.table import Evaluation, EvaluationRow
 from camtool.trust.metrics import METRICS, ClassScore, MetricInputs
 from camtool.trust.metrics.sanity import correlate_pearson
@@ -164,6 +165,37 @@ def test_a_checkpoint_of_another_model_is_not_used(net, tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(MetricError, match="is not a checkpoint"):
         camtool.evaluate(net, IMAGES, ["gradcam"], checkpoint=tmp_path / "notes.txt")
+
+
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_a_checkpoint_tells_the_options_of_metrics_apart(net, tmp_path, kind):
+    """Of long arrays the repr has only both ends."""
+    low, high = np.full(1200, 0.01), np.full(1200, 0.01)
+    high[3:-3] = 1
+    options = {"methods": ["gradcam"], "truth": [[[4, 4, 28, 28]]]}
+    for overlaps in (low, high, low):
+        options["metrics"] = {"max-box-acc-v2": {"overlaps": kind(overlaps)}}
+        kept = camtool.evaluate(net, IMAGES[:1], **options, checkpoint=tmp_path / "results.jsonl")
+        expected = (overlaps < 1).mean()
+        np.testing.assert_allclose(kept["gradcam"].values["max-box-acc-v2"], expected)
+    assert len({_describe_options("mine", {"given": torch.tensor(given)}) for given in (low, high, low)}) == 2
+
+
+class Fixed:
+    def __call__(self, images):
+        return 0 * images
+
+    def __repr__(self):
+        return "Fixed()"
+
+
+@pytest.mark.parametrize("removal", [lambda images: 0 * images, Fixed()])
+def test_a_checkpoint_takes_no_options_that_it_cannot_tell_apart(net, tmp_path, removal):
+    options = {"metrics": {"deletion": {"removal": removal}}}
+    with pytest.raises(MetricError, match=rf"^checkpoint: an? {type(removal).__name__} in the options of .*'deletion'"):
+        camtool.evaluate(net, IMAGES, ["gradcam"], **options, checkpoint=tmp_path / "results.jsonl")
+    zeros, own = (camtool.evaluate(net, IMAGES, ["gradcam"], metrics=one) for one in (["deletion"], options["metrics"]))
+    np.testing.assert_array_equal(own["gradcam"].values["deletion"], zeros["gradcam"].values["deletion"])
 
 
 def test_masks_and_boxes_of_the_photo_are_placed_in_the_input(net):
