@@ -8,15 +8,13 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from io import BytesIO
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 import camtool
 from camtool.arguments.messages import format_count
@@ -24,7 +22,7 @@ from camtool.errors import MetricError
 from camtool.evaluation.audit.images import AuditImages
 from camtool.evaluation.audit.split import group_images, split_in_halves
 from camtool.evaluation.audit.trials import LEAST_GROUPS
-from camtool.evaluation.leaderboard.measurement import Checkpoint, hash_tensors
+from camtool.evaluation.leaderboard.measurement import Checkpoint, hash_tensors, hash_weights
 from camtool.evaluation.subject import Subject
 from camtool.progress import PassCounter, Stage, follow_loop
 from camtool.runs.file_names import check_inside
@@ -137,13 +135,6 @@ class State:
         if not isinstance(known, list):
             self.add(key, known := compute())
         return known
-
-
-def hash_weights(model: nn.Module) -> str:
-    """Return a hash of the file that the weights make: those of quantized layers are no parameters."""
-    stream = BytesIO()
-    torch.save(model.state_dict(), stream)
-    return blake2b(stream.getbuffer(), digest_size=10).hexdigest()
 
 
 def _stamp(source: Any) -> object:

@@ -17,12 +17,13 @@ from camtool.arguments.checks import check_count, check_number
 from camtool.errors import MetricError
 from camtool.evaluation.annotations import find_targets
 from camtool.evaluation.audit.report.page import check_page
-from camtool.evaluation.audit.state import SHOWN, Run, State, hash_weights, hold_folder
+from camtool.evaluation.audit.state import SHOWN, Run, State, hold_folder
 from camtool.evaluation.audit.statistics import compute_q_values, compute_share
 from camtool.evaluation.diff.page import GENERATOR
 from camtool.evaluation.diff.pairs import PASSES_PER_PAIR, PASSES_PER_PICTURE, PairedImages, PairRecord
 from camtool.evaluation.diff.regions import MovedRegion, PairBench, RegionOutcome, find_moved_regions
 from camtool.evaluation.diff.result import CamDiff, ImageChange, MovedHeat
+from camtool.evaluation.leaderboard.measurement import hash_weights
 from camtool.evaluation.subject import Subject, check_image_list, check_single_labels
 from camtool.explaining.types import Model
 from camtool.models import Transform, to_loaded

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from io import BytesIO
 from itertools import chain
 from os import PathLike
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import camtool
 from camtool.arguments.checks import check_count
@@ -116,9 +117,11 @@ def evaluate(
     # Mosaics need images of several classes, so they are made of images of the whole set.
     spread = np.unique(np.linspace(0, count - 1, min(count, _MOST_MOSAICS)).round().astype(int)).tolist()
     total = len(candidates) * ((count if others or not of_mosaics else 0) + (len(spread) if of_mosaics else 0))
-    weights = hash_tensors([*subject.model.parameters(), *subject.model.buffers()], repr(subject.model))
-    # Within a call a metric has the same options everywhere, so only a file has to tell them apart.
-    texts = {name: "" if checkpoint is None else _describe_options(name, options) for name, options in chosen.items()}
+    weights, texts = "", dict[str, str]()
+    if checkpoint is not None:  # within a call they are the same everywhere, so only a file has to tell them apart
+        tensors = [*subject.model.parameters(), *subject.model.buffers()]
+        weights = hash_tensors(tensors, repr(subject.model), hash_weights(subject.model))
+        texts = {name: _describe_options(name, options) for name, options in chosen.items()}
     store = Checkpoint(None if checkpoint is None else Path(checkpoint))
     with closing(follow_loop(total, Stage("Evaluating", "map"))) as counter:
         run = _Run(subject, candidates, store, weights, texts, seed, total, progress, counter)
@@ -355,6 +358,13 @@ def hash_tensors(tensors: Sequence[Tensor], *settings: object) -> str:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(get_bytes(tensor))
     return digest.hexdigest()
+
+
+def hash_weights(model: nn.Module) -> str:
+    """Return a hash of the file that the weights make: those of quantized layers are no parameters."""
+    stream = BytesIO()
+    torch.save(model.state_dict(), stream)
+    return hashlib.blake2b(stream.getbuffer(), digest_size=10).hexdigest()
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -153,15 +153,20 @@ def test_an_interrupted_evaluation_goes_on_where_it_stopped(net, tmp_path):
     assert again.to_json() == resumed.to_json()
 
 
-def test_a_checkpoint_of_another_model_is_not_used(net, tmp_path):
-    path = tmp_path / "results.jsonl"
-    camtool.evaluate(net, IMAGES, ["gradcam"], metrics=["deletion"], checkpoint=path)
-    other = Counted().eval()
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_a_checkpoint_of_another_model_is_not_used(net, tmp_path, is_quantized):
+    path, other = tmp_path / "results.jsonl", Counted().eval()
     with torch.no_grad():
         other.head.weight.neg_()
-    found = camtool.evaluate(other, IMAGES, ["gradcam"], metrics=["deletion"], checkpoint=path)
-    fresh = camtool.evaluate(other, IMAGES, ["gradcam"], metrics=["deletion"])
-    np.testing.assert_array_equal(found["gradcam"].values["deletion"], fresh["gradcam"].values["deletion"])
+    if is_quantized:
+        layers = {nn.Linear}
+        net, other = (torch.ao.quantization.quantize_dynamic(one, layers, torch.qint8) for one in (net, other))
+    settings = {"methods": ["reciprocam"], "metrics": ["deletion"], "target_class": 0}
+    camtool.evaluate(net, IMAGES, **settings, checkpoint=path)
+    found = camtool.evaluate(other, IMAGES, **settings, checkpoint=path)
+    fresh = camtool.evaluate(other, IMAGES, **settings)
+    np.testing.assert_array_equal(found["reciprocam"].values["deletion"], fresh["reciprocam"].values["deletion"])
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(MetricError, match="is not a checkpoint"):
         camtool.evaluate(net, IMAGES, ["gradcam"], checkpoint=tmp_path / "notes.txt")
