@@ -14,16 +14,19 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 import camtool
 from camtool.arguments.messages import format_count
-from camtool.errors import MetricError
+from camtool.errors import ImageError, MetricError
 from camtool.evaluation.audit.images import AuditImages
 from camtool.evaluation.audit.split import group_images, split_in_halves
 from camtool.evaluation.audit.trials import LEAST_GROUPS
 from camtool.evaluation.leaderboard.measurement import Checkpoint, hash_tensors, hash_weights
 from camtool.evaluation.subject import Subject
+from camtool.inputs.formats.file_image import FileImage
+from camtool.inputs.image_files import read_image
 from camtool.progress import PassCounter, Stage, follow_loop
 from camtool.runs.file_names import check_inside
 from camtool.runs.locking import LockedError, hold_lock
@@ -138,12 +141,23 @@ class State:
 
 
 def _stamp(source: Any) -> object:
-    """Return what changes when an image does: of a file its size and time, else a hash of the values."""
+    """Return what changes when an image does: of a file its size and time, else a hash of its values and shape."""
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         return (str(source), *((status := path.stat()).st_size, status.st_mtime_ns)) if path.is_file() else str(source)
-    values = source.detach().cpu().numpy() if isinstance(source, Tensor) else np.asarray(source)
-    return blake2b(np.ascontiguousarray(values).tobytes(), digest_size=8).hexdigest()
+    if isinstance(source, Tensor):
+        return hash_tensors([source])
+    about, values = "", source
+    if isinstance(source, FileImage):
+        about, values = repr(source), source.values
+    elif isinstance(source, Image.Image):
+        try:  # its palette, transparency and orientation are beside its pixels, and change what is seen
+            values = read_image(source)
+        except ImageError as error:
+            return str(error)
+    values = np.ascontiguousarray(values)
+    about = f"{about} {values.dtype} {values.shape}"
+    return blake2b(about.encode() + values.tobytes(), digest_size=8).hexdigest()
 
 
 class PassProgress:

@@ -24,8 +24,10 @@ from camtool.evaluation.audit import images as audit_images
 from camtool.evaluation.audit import running
 from camtool.evaluation.audit.images import GRID, AuditImages
 from camtool.evaluation.audit.place import PlaceCandidate
-from camtool.evaluation.audit.state import State
+from camtool.evaluation.audit.state import State, _stamp
 from camtool.evaluation.subject import Subject
+from camtool.inputs.formats.contrast import Contrast
+from camtool.inputs.formats.file_image import FileImage
 from camtool.progress import send_progress
 from camtool.runs.locking import hold_lock
 from tests.evaluation.audit.test_audit import RED, build_net, draw_images, run_audit
@@ -153,6 +155,36 @@ def test_the_key_tells_quantized_weights_and_not_the_last_bits(tmp_path):
     State(quantize(1), [], (), tmp_path, [1.0, 20.0]).add("a", [3.0])
     assert read(1, [1.00001, 20.0002]) == [3.0]
     assert read(1, [1.01, 20.0]) is read(1, [1.0]) is read(2, [1.0, 20.0]) is None
+
+
+def _draw_indexed(palette, **info):
+    image = Image.fromarray(np.eye(4, dtype=np.uint8), "P")
+    image.putpalette(palette)
+    image.info |= info
+    return image
+
+
+_RED, _BLUE = [0, 0, 0, 255, 0, 0], [0, 0, 0, 0, 0, 255]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        (_draw_indexed(_RED), _draw_indexed(_RED), True),
+        (_draw_indexed(_RED), _draw_indexed(_BLUE), False),
+        (_draw_indexed(_RED), _draw_indexed(_RED, transparency=1), False),
+        (np.zeros((4, 4), np.uint8), np.zeros((4, 4), np.uint8), True),
+        (np.zeros((4, 4), np.uint8), np.zeros((2, 8), np.uint8), False),
+        (np.zeros((4, 4), np.uint8), np.zeros((4, 4), bool), False),
+        (torch.zeros(3, 4, 4), torch.zeros(3, 2, 8), False),
+        (torch.zeros(3, 4, 4, dtype=torch.float16), torch.zeros(3, 4, 4, dtype=torch.bfloat16), False),
+        (FileImage("a", np.zeros((4, 4, 1)), None), FileImage("a", np.zeros((4, 4, 1)), None), True),
+        (FileImage("a", np.zeros((4, 4, 1)), None), FileImage("a", np.ones((4, 4, 1)), None), False),
+        (FileImage("a", np.zeros((4, 4, 1)), None), FileImage("a", np.zeros((4, 4, 1)), Contrast((0,), (9,))), False),
+    ],
+)
+def test_the_stamp_of_an_image_in_memory_changes_with_what_is_seen(one, other, is_same):
+    assert (_stamp(one) == _stamp(other)) is is_same
 
 
 def test_another_transform_is_another_audit(tmp_path):
