@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -60,14 +60,18 @@ def list_candidates(methods: Sequence[str] | str, layers: Sequence[str] | None) 
         layers: Names of layers; ``None`` for the layer that camtool finds.
 
     Raises:
-        MethodError: A name is unknown, or there is none.
+        MethodError: A name is unknown, what came is no name, or there is none.
     """
-    names = _list_methods(methods)
-    for argument, given in (("methods", names), ("layers", layers)):
-        if given is not None and not given:
+    places = [""] if layers is None else [layers] if isinstance(layers, str) else layers
+    for argument, given in (("methods", methods), ("layers", places)):
+        if not isinstance(given, Iterable) or not all(isinstance(name, str) for name in given):
+            raise MethodError(f"{argument} must be a list of names, got {given!r}.")
+        if not given:
             raise MethodError(f"{argument} asks for nothing; give one or more.")
     candidates = [
-        Candidate(name, "" if find_method(name).ignores_layer else layer) for name in names for layer in layers or ("",)
+        Candidate(name, "" if find_method(name).ignores_layer else layer)
+        for name in _list_methods(methods)
+        for layer in places
     ]
     return list(dict.fromkeys(candidates))
 

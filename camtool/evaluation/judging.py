@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -49,19 +49,25 @@ def choose_metrics(
         return {name: {} for name, metric in METRICS.items() if not _describe_obstacle(metric, has_truth=has_truth)}
     if metrics is None:
         metrics = DEFAULT + (DEFAULT_WITH_TRUTH if has_truth else ())
-    names = [metrics] if isinstance(metrics, str) else metrics
-    chosen = {name: dict(metrics[name]) if isinstance(metrics, Mapping) else {} for name in names}
-    for name in chosen:
+    names = [metrics] if isinstance(metrics, str) or not isinstance(metrics, Iterable) else [*metrics]
+    if not all(isinstance(name, str) for name in names):
+        raise MetricError(f"metrics must be names, or a dictionary from names to options, got {metrics!r}.")
+    chosen = {name: metrics[name] if isinstance(metrics, Mapping) else {} for name in names}
+    for name, options in chosen.items():
         if name not in METRICS:
             known = ", ".join(METRICS)
             raise MetricError(f"metrics: {name!r} is unknown.{suggest_names(name, METRICS)} The metrics are {known}.")
-        METRICS[name].check_options(chosen[name])
+        if not isinstance(options, Mapping):
+            raise MetricError(
+                f"metrics[{name!r}] must be a dictionary of options, got {options!r}; give {{}} for none."
+            )
+        METRICS[name].check_options(options)
         obstacle = _describe_obstacle(METRICS[name], has_truth=has_truth)
         if obstacle:
             raise MetricError(f"metrics: {name!r} cannot be computed: {obstacle}.")
     if not chosen:
         raise MetricError("metrics asks for nothing; give one or more names.")
-    return chosen
+    return {name: dict(options) for name, options in chosen.items()}
 
 
 def _describe_obstacle(metric: Metric, *, has_truth: bool) -> str:

@@ -15,7 +15,7 @@ from camtool.arguments.checks import check_number
 from camtool.arguments.messages import format_count
 from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.candidates import Candidate
-from camtool.evaluation.subject import LabeledBatch, Subject
+from camtool.evaluation.subject import LabeledBatch, Subject, check_image_list, check_truth, match_requests
 from camtool.evaluation.trials import REFERENCE, Bench, Deadline, MeasuredBatch, Tried, place_masks
 from camtool.explaining.explainer import FEW_IMAGES
 from camtool.explaining.types import Model
@@ -81,7 +81,7 @@ def recommend(
     images: Sequence[Any] | Tensor,
     *,
     truth: Sequence[Any] | None = None,
-    target_class: Sequence[int | str | None] | None = None,
+    target_class: Sequence[int | str | None] | int | str | None = None,
     seconds: float = 60,
     slowest: float | None = None,
     transform: Transform | None = None,
@@ -108,7 +108,7 @@ def recommend(
             more are needed for a choice. Of more than 32, 32 are used, and less if the model is so slow that to remove
             parts of them, 48 forward passes for each, would take more than a third of the time; twelve at least.
         truth: For each image where its object is, see :func:`camtool.evaluate`.
-        target_class: The class of each image; by default the model's top class.
+        target_class: The class that is explained, see :func:`camtool.evaluate`.
         seconds: The time. A candidate that is not measured to the end by then is left out.
         slowest: The longest time for an image, in milliseconds; ``None`` for any.
         transform: From a PIL image to the model's input, if ``model`` does not bring it.
@@ -120,12 +120,11 @@ def recommend(
     """
     check_number("seconds", seconds, above=0, error=MetricError)
     check_number("slowest", slowest, above=0, optional=True, error=MetricError)
+    check_image_list(images)
+    requests = match_requests(target_class, len(images))
+    check_truth(truth, len(images))
     deadline = Deadline((1 - _MARGIN) * seconds)
     subject = Subject(model, transform, labels, device)
-    requests = [None] * len(images) if target_class is None else list(target_class)
-    for name, given in (("target_class", requests), ("truth", truth)):
-        if given is not None and len(given) != len(images):
-            raise MetricError(f"{name} has {len(given)} entries for {len(images)} images; give one for each.")
     with follow_step("Choosing the method"):
         return _choose(subject, images, requests, truth, deadline, slowest)
 
@@ -139,8 +138,6 @@ def _choose(
     slowest: float | None = None,
 ) -> Recommendation:
     """Return the choice for a model; the arguments are those of :func:`recommend`."""
-    if not len(images):
-        raise MetricError("images is empty; give one or more.")
     chosen = np.unique(np.linspace(0, len(images) - 1, min(len(images), _MOST_IMAGES)).round().astype(int)).tolist()
     # Where the time is short, the first ones count: they are spread over all.
     chosen = [*chosen[::2], *chosen[1::2]]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -23,6 +24,7 @@ from camtool.hooks.observation import observe
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.caches import cached_property
+from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.input_preparer import InputPreparer
 from camtool.inputs.prepared_inputs import InputBatch
 from camtool.maps import upcast
@@ -34,17 +36,51 @@ from camtool.trust.metrics import ClassScore, Explain
 
 
 def check_image_list(images: Any) -> None:
-    """Check that images are a list, an array or a tensor.
+    """Check that images are a list, or a tensor or an array with an axis for several images.
 
     Raises:
-        MetricError: They are a path, a data loader, a data set or a generator.
+        MetricError: They are a path, one image, a data loader, a data set or a generator.
     """
     if isinstance(images, (str, os.PathLike)):
         raise MetricError(f"images must be a list, got {os.fspath(images)!r}; give the files of a folder one by one.")
-    if isinstance(images, Dataset | DataLoader) or not hasattr(images, "__len__"):
+    if isinstance(images, (Tensor, np.ndarray)) and images.ndim in (0, 2, 3):  # one axis: e.g. paths
+        came = f"{add_article(type(images).__name__)} {tuple(images.shape)}, which may be one image"
+        raise MetricError(f"images must be a list, got {came}; give [image], or list(images) of several gray ones.")
+    if isinstance(images, (bytes, set, frozenset, Mapping, Dataset, DataLoader)) or not hasattr(images, "__len__"):
         kinds = {DataLoader: "images, labels = next(iter(loader))", Dataset: "[image for image, _ in dataset]"}
+        kinds |= {Mapping: "list(images.values())", **dict.fromkeys((bytes, Image.Image, FileImage), "[image]")}
         advice = next((text for kind, text in kinds.items() if isinstance(images, kind)), "list(images)")
         raise MetricError(f"images must be a list, got {add_article(type(images).__name__)}; give {advice}.")
+
+
+def match_requests(target_class: Any, count: int) -> list[Any]:
+    """Return the class of each image that is asked for: that of a list, or the same one for all.
+
+    Raises:
+        MetricError: There are no images, or more or fewer classes than images.
+    """
+    if not count:
+        raise MetricError("images is empty; give one or more.")
+    given = target_class.tolist() if hasattr(target_class, "tolist") else target_class
+    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+        return [given] * count
+    if len(given) != count:
+        raise MetricError(f"target_class has {len(given)} entries for {count} images; give one for each.")
+    return [entry.tolist() if isinstance(entry, (Tensor, np.generic)) else entry for entry in given]
+
+
+def check_truth(truth: Any, count: int) -> None:
+    """Check that there is one annotation for each image.
+
+    Raises:
+        MetricError: There are more or fewer, or what came has no length.
+    """
+    if truth is not None and not hasattr(truth, "__len__"):
+        raise MetricError(
+            f"truth must be a list with one entry for each image, got {add_article(type(truth).__name__)}."
+        )
+    if truth is not None and len(truth) != count:
+        raise MetricError(f"truth has {len(truth)} entries for {count} images; give one for each.")
 
 
 def check_single_labels(labels: Any) -> None:

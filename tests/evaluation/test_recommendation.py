@@ -157,6 +157,14 @@ def test_each_candidate_has_the_numbers_that_evaluate_finds_and_none_is_compared
     assert result.method == choice.method
 
 
+@pytest.mark.parametrize("one", [2, torch.tensor(2)])
+def test_one_class_is_that_of_all_images(one):
+    found, expected = (
+        camtool.recommend(build_net(), IMAGES, target_class=given, seconds=1e-6).tried[0] for given in (one, [2] * 10)
+    )
+    np.testing.assert_array_equal(found.faithfulness, expected.faithfulness)
+
+
 @pytest.mark.slow
 def test_slow_ones_are_left_out_and_the_time_is_kept():
     net = build_net()
@@ -261,7 +269,9 @@ def test_wrong_arguments_are_errors():
         ({"seconds": 0}, "seconds"),
         ({"slowest": -1}, "slowest"),
         ({"target_class": [1]}, "target_class has 1 entries for 10 images"),
+        ({"target_class": 9}, "9"),
         ({"truth": []}, "truth has 0 entries for 10 images"),
+        ({"truth": 5}, "truth must be a list with one entry for each image, got an int"),
     ):
         with pytest.raises(CamtoolError, match=message):
             camtool.recommend(net, IMAGES, **arguments)

@@ -43,7 +43,7 @@ from camtool.evaluation.audit.statistics import (
     estimate_false_discovery_rate,
 )
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, Bench, Outcome, count_passes, name_strengths
-from camtool.evaluation.subject import Subject
+from camtool.evaluation.subject import Subject, check_image_list
 from camtool.explaining.types import Model
 from camtool.models import Transform
 from camtool.progress import Stage, follow_loop
@@ -171,8 +171,7 @@ def audit(
     for name, value in (("passes", passes), ("controls", controls), ("batch_size", batch_size)):
         check_count(name, value, error=MetricError)
     check_number("level", level, above=0, below=1, error=MetricError)
-    if isinstance(images, (str, os.PathLike)):
-        raise MetricError(f"images must be a list, got {os.fspath(images)!r}; give the files of a folder one by one.")
+    check_image_list(images)
     subject = Subject(model, transform, class_names, device)
     names = class_names if class_names is not None else subject.explainer.labels
     names = names if names is None or len(names) != 1 else (f"not {names[0]}", names[0])

@@ -31,7 +31,7 @@ from camtool.evaluation.annotations import InputTruth, place_truth
 from camtool.evaluation.candidates import Candidate, CandidateMaps, list_candidates, list_groups
 from camtool.evaluation.judging import Judge, MetricOptions, choose_metrics
 from camtool.evaluation.leaderboard.table import Evaluation, EvaluationRow, bootstrap_mean
-from camtool.evaluation.subject import LabeledBatch, Subject
+from camtool.evaluation.subject import LabeledBatch, Subject, check_image_list, check_truth, match_requests
 from camtool.explaining.types import Model
 from camtool.hooks.structures.nested_tensors import get_bytes
 from camtool.models import Transform
@@ -103,10 +103,10 @@ def evaluate(
         MethodError: A method is unknown, or none can explain the model.
     """
     check_count("batch_size", batch_size, error=MetricError)
+    check_image_list(images)
     count = len(images)
-    requests = _match_requests(target_class, count)
-    if truth is not None and len(truth) != count:
-        raise MetricError(f"truth has {len(truth)} entries for {count} images; give one for each.")
+    requests = match_requests(target_class, count)
+    check_truth(truth, count)
     chosen = choose_metrics(metrics, has_truth=truth is not None)
     candidates = list_candidates(methods, layers)
     if all(candidate.method != _CHANCE for candidate in candidates):
@@ -141,17 +141,6 @@ def evaluate(
             if not others:
                 run.try_other_inputs(labeled)
     return run.finish(tuple(chosen), count)
-
-
-def _match_requests(target_class: Any, count: int) -> list[Any]:
-    if not count:
-        raise MetricError("images is empty; give one or more.")
-    if not isinstance(target_class, (list, tuple, Tensor, np.ndarray)):
-        return [target_class] * count
-    requests = [entry.item() if isinstance(entry, (Tensor, np.generic)) else entry for entry in target_class]
-    if len(requests) != count:
-        raise MetricError(f"target_class has {len(requests)} entries for {count} images; give one for each.")
-    return requests
 
 
 @dataclass

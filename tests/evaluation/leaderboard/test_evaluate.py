@@ -260,12 +260,19 @@ def test_wrong_arguments_are_errors(net):
         ({"metrics": ["energy-in-mask"]}, "needs truth="),
         ({"metrics": ["difull"]}, "Split yours by hand.*compute_difull"),
         ({"metrics": []}, "metrics asks for nothing"),
+        ({"metrics": 5}, "metrics must be names, or a dictionary from names to options, got 5"),
+        ({"metrics": [{"road": {}}]}, "metrics must be names, or a dictionary"),
+        ({"metrics": {"road": None}}, r"metrics\['road'\] must be a dictionary of options, got None; give {}"),
         ({"metrics": {"road": {"fraction": [0.2]}}}, "'road' has no option 'fraction'; .*Did you mean 'fractions'"),
         ({"methods": ["gradcm"]}, "gradcam"),
         ({"methods": []}, "methods asks for nothing"),
         ({"layers": []}, "layers asks for nothing"),
+        ({"methods": None}, "methods must be a list of names, got None"),
+        ({"layers": [net.features[1]]}, r"layers must be a list of names, got \[ReLU\(\)\]"),
         ({"methods": ["rollout"]}, "none can explain this model"),
         ({"target_class": [1, 2]}, "target_class has 2 entries for 5 images"),
+        ({"target_class": torch.eye(5)}, "target_class must be None, an index, .* got list"),
+        ({"truth": iter([])}, "truth must be a list with one entry for each image, got a list_iterator"),
         ({"truth": [np.ones((32, 32), bool)]}, "truth has 1 entries for 5 images"),
         ({"truth": [np.ones((9, 9), bool)] * 5}, r"truth\[0\] must be a boolean mask"),
         ({"truth": [np.zeros((32, 32), bool)] * 5}, r"truth\[0\] is outside"),
@@ -279,6 +286,35 @@ def test_wrong_arguments_are_errors(net):
         camtool.evaluate(net, IMAGES, ["gradcam"], target_class=99)
     with pytest.raises(MetricError, match="a classifier is needed"):
         camtool.evaluate(nn.Sequential(nn.Conv2d(3, 4, 3)), IMAGES, ["gradcam"])
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ("photo.png", "got 'photo.png'; give the files of a folder one by one"),
+        (b"photo", r"got a bytes; give \[image\]"),
+        (Image.new("RGB", (16, 16)), r"got an Image; give \[image\]"),
+        (IMAGES[0], r"got a Tensor \(3, 32, 32\), which may be one image; give \[image\], or list\(images\)"),
+        (np.zeros((32, 32, 3), np.uint8), r"got a ndarray \(32, 32, 3\), which may be one image"),
+        (np.zeros((32, 32), np.uint8), r"got a ndarray \(32, 32\), which may be one image"),
+        ((image for image in IMAGES), r"got a generator; give list\(images\)"),
+        ({"a.png", "b.png"}, r"got a set; give list\(images\)"),
+        ({"a": IMAGES[0]}, r"got a dict; give list\(images.values\(\)\)"),
+    ],
+)
+@pytest.mark.parametrize("call", [camtool.evaluate, camtool.recommend, camtool.audit, camtool.watch])
+def test_one_image_is_not_taken_as_a_list(net, call, images, message):
+    with pytest.raises(MetricError, match=f"^images must be a list, {message}"):
+        call(net, images)
+
+
+@pytest.mark.parametrize("one", [1, np.int64(1), torch.tensor(1), range(1, 2), torch.tensor([1]), [torch.tensor(1)]])
+def test_one_class_is_that_of_all_images(net, one):
+    count = 5 if np.ndim(one) == 0 else 1
+    found = camtool.evaluate(net, [*IMAGES[:count]], ["gradcam"], "features.1", ["entropy"], target_class=one)
+    expected = [each.heatmap for each in camtool.explain(net, IMAGES[:count], [1] * count, layer="features.1")]
+    own = METRICS["entropy"].function(torch.from_numpy(np.stack(expected)))
+    np.testing.assert_allclose(found["gradcam at features.1"].values["entropy"], own, atol=1e-5)
 
 
 def test_outputs_of_a_mapping_and_independent_labels_are_scored_by_their_own_link():
