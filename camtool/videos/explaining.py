@@ -304,7 +304,7 @@ def _summarize_warnings(rows: Sequence[FrameRow]) -> Iterator[str]:
     explained = [row for row in rows if row.reason is None]
     if len(explained) < len(rows):
         yield f"{len(rows) - len(explained):,} of {len(rows):,} frames have no heatmap; their rows say why."
-    changes = sum(one.label != other.label for one, other in pairwise(explained))
+    changes = sum((one.label, one.index) != (other.label, other.index) for one, other in pairwise(explained))
     if changes:
         yield (
             f"The explained class changes {changes:,} times, so the heat of different classes is on one scale; name a "

@@ -244,7 +244,8 @@ class VideoExplanation:
             return None
         own, reach = self.store.get(number), self.smooth // 2
         near = range(max(0, index - reach), min(len(self.maps), index + reach + 1))
-        alike = [self.maps[i].number for i in near if self.rows[i].label == self.rows[index].label]
+        classes = {i: (self.rows[i].label, self.rows[i].index) for i in near}
+        alike = [self.maps[i].number for i in near if classes[i] == classes[index]]
         values = [self.store.get(other) for other in alike if other is not None]
         mean: Map = np.mean([raw for raw in values if raw.shape == own.shape], axis=0, dtype=np.float32)
         return mean

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -255,12 +256,18 @@ def test_smoothing_averages_neighbors(tmp_path: Path) -> None:
     np.testing.assert_allclose(smooth, [0, 1 / 3, 1 / 3, 1 / 3, 0], atol=0.02)
 
 
-def test_a_class_that_changes_is_a_warning(tmp_path: Path, demo) -> None:
+@pytest.mark.parametrize("name", ["", "crane"])
+def test_a_class_that_changes_is_a_warning(tmp_path: Path, demo, name: str) -> None:
+    """Also if all classes have one name. Heat of another class is not averaged."""
     frames, _ = draw_crossing_star()
     write_video(tmp_path / "a.mp4", [frames[0], frames[-1], frames[0]])
-    result = camtool.explain_video(demo, tmp_path / "a.mp4")
-    assert [row.label for row in result.rows] == ["star", "heart", "star"]
+    labels = [name or label for label in demo.labels]
+    result, smooth = (
+        camtool.explain_video(replace(demo, labels=labels), tmp_path / "a.mp4", smooth=size) for size in (1, 3)
+    )
+    assert [row.label for row in result.rows] == [name or label for label in ("star", "heart", "star")]
     assert result.warnings[0].startswith("The explained class changes 2 times")
+    np.testing.assert_array_equal(smooth.heatmap(1), result.heatmap(1))
 
 
 def test_a_frame_in_which_a_detector_finds_nothing_has_no_heat(

@@ -162,8 +162,9 @@ class Tools:
                 key: _to_plain(getattr(prediction, key)) for key in ("label", "index", "score", "probability")
             }
         fields["difference"] = _to_plain(first.score - second.score)
-        fields |= {name: _summarize(one) for name, one in zip(("for_of", "for_against"), maps, strict=True)}
-        return Answer(fields, {one.label: _encode(one.overlay()) for one in maps})
+        named = dict(zip(("for_of", "for_against"), maps, strict=True))
+        fields |= {name: _summarize(one) for name, one in named.items()}
+        return Answer(fields, {f"{name}: {one.label}": _encode(one.overlay()) for name, one in named.items()})
 
     def layers(
         self,

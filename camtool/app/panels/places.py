@@ -256,7 +256,7 @@ def _rank_classes(loaded: Loaded, explanations: Sequence[Explanation], cell: _Ce
     """Return the classes with the strongest evidence first."""
     if cell.by_class is None:
         rows = zip(explanations, cell.by_row, strict=True)
-        ranked = {shown.label: PlaceClass(shown.index, shown.label, value) for shown, value in rows}
+        ranked = {(one.index, one.label): PlaceClass(one.index, one.label, value) for one, value in rows}
         return sorted(ranked.values(), key=lambda entry: -entry.evidence)
     values = cell.by_class.tolist()
     labels = resolve_labels(loaded.model, loaded.labels, len(values))

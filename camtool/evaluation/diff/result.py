@@ -88,6 +88,7 @@ class ImageChange:
         image: Its path, or its number.
         label: The class that is compared.
         answers: The answers of the old model and the new one.
+        classes: The indices of these answers; classes may have one name.
         probabilities: Their probabilities of ``label``.
         moved: The share of the heat that moved to other cells, 0 to 1.
         correlation: The correlation of the two maps.
@@ -97,6 +98,7 @@ class ImageChange:
     image: str
     label: str
     answers: tuple[str, str]
+    classes: tuple[int, int]
     probabilities: tuple[float, float]
     moved: float
     correlation: float
@@ -104,7 +106,7 @@ class ImageChange:
     @property
     def has_other_answer(self) -> bool:
         """True if the models have different answers."""
-        return self.answers[0] != self.answers[1]
+        return self.classes[0] != self.classes[1]
 
 
 @dataclass(frozen=True, repr=False)

@@ -242,12 +242,16 @@ class _Comparison(Run):
         return f"'{self.name_class(region.target)}', {region.name}"
 
     def _describe_image(self, record: PairRecord) -> ImageChange:
-        old, new = (self.name_class(int(answer)) for answer in record.answers)
+        old, new = record.answers.tolist()
+        answers = [self.name_class(answer) for answer in (old, new)]
+        if old != new and answers[0] == answers[1]:
+            answers = [f"{name} ({index})" for name, index in zip(answers, (old, new), strict=True)]
         before, after = map(float, record.probabilities)
         return ImageChange(
             record.index,
             self.images.name(record.index),
             self.name_class(record.target),
+            (answers[0], answers[1]),
             (old, new),
             (before, after),
             record.moved,

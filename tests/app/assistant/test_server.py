@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -25,6 +26,7 @@ import camtool
 from camtool.app.assistant.folders import ReadableFolders
 from camtool.app.assistant.server import build_server
 from camtool.app.assistant.tools import Tools
+from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import ImageError
 from tests.app.assistant.conftest import ask
 from tests.cli.test_commands import Command, assert_refused, posix, start_process
@@ -225,6 +227,19 @@ def test_the_picture_is_the_overlay_reduced_to_1024_pixels(tmp_path: Path) -> No
     overlay = camtool.explain(camtool.load("demo"), tmp_path / "large.png").overlay()
     expected = np.asarray(Image.fromarray(overlay).resize((1024, 500), Image.Resampling.BICUBIC), float)
     assert abs(drawn - expected).mean() < 3
+
+
+def test_of_two_classes_of_one_name_both_maps_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.fromarray(draw_scene(UNSEEN).image).save(tmp_path / "a.png")
+    loaded = camtool.load("demo")
+    monkeypatch.setattr(Tools, "_load", lambda *_: replace(loaded, labels=["crane"] * len(loaded.labels or ())))
+    tools = Tools(ReadableFolders([tmp_path]), {"demo": None})
+    _, *parts = call(tools, "compare", photo="a.png", of=0, against=1)
+    assert [part.text for part in parts[::2]] == [
+        "for_of: crane rather than crane",
+        "for_against: crane rather than crane",
+    ]
+    assert parts[1].data != parts[3].data
 
 
 def test_every_tool_and_argument_is_described_and_marked_as_read_only(tmp_path: Path) -> None:

@@ -80,6 +80,12 @@ def test_without_such_a_head_it_is_gradient_times_activation() -> None:
     assert "linear estimate" in found.describe()
 
 
+def test_classes_of_one_name_are_ranked_one_by_one() -> None:
+    loaded = Loaded(FlatClassifier().eval(), to_tensor, ["crane", "crane", "crane"])
+    found = look_at_place(loaded, draw_noise(16, 16), 5, 9, 1, layer="features.1")
+    assert {one.index for one in found.classes} == {0, 1, 2}
+
+
 def test_texts_are_ranked_by_a_model_that_takes_texts() -> None:
     clip = Loaded(build_hugging_face(), lambda photo: to_tensor(photo).double(), text=encode_texts)
     found = look_at_place(clip, draw_noise(24, 24), 20, 3, "a dog", texts=["a cat", "a house"])

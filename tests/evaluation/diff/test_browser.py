@@ -42,8 +42,18 @@ def build_diff() -> CamDiff:
         0.002,
     )
     images = [
-        ImageChange(index, f"{index}.png", "heart", ("heart", "heart" if index % 2 else "star"), (1, 1), 0.5, 0.0)
+        ImageChange(
+            index,
+            f"{index}.png",
+            "heart",
+            ("heart", "heart" if is_same else "star"),
+            (0, 1 - is_same),
+            (1, 1),
+            0.5,
+            0.0,
+        )
         for index in range(40)
+        for is_same in [index % 2]
     ]
     stream = BytesIO()
     Image.new("RGB", (40, 40)).save(stream, "JPEG")

@@ -323,6 +323,16 @@ def test_answers_that_changed_are_listed():
     assert "* image 0: apple → sky, 'apple' " in result.to_markdown()
 
 
+def test_answers_of_classes_of_one_name_are_told_apart():
+    photos, labels = draw_photos(6)
+    photos[0][32:, 32:, GREEN] = 0
+    old, new = (replace(load(colors), labels=("crane", "crane")) for colors in (OBJECT, MARK))
+    result = compare(old, new, photos, [NAMES.index(label) for label in labels], pictures=6)
+    assert [(one.index, one.classes) for one in result.other_answers] == [(0, (0, 1))]
+    assert "image 0: crane (0) → crane (1), 'crane' " in result.to_markdown()
+    assert result.pictures.keys() == {*range(6)}
+
+
 def test_few_images_and_one_class_get_a_sentence():
     photos, labels = draw_photos(20)
     result = compare(photos=photos, labels=labels)
