@@ -242,7 +242,7 @@ class PairedImages:
                 covered = _cover(image, None if partner is None else side.prepare(partner), box, regions)
             if not covered:
                 return []
-            logits = side.score(torch.cat([image.tensor[None], *covered]))
+            logits = side.score(torch.cat([image.tensor[None], *(part.to(image.tensor) for part in covered)]))
             for part in measure_margins(logits, record.target)[:2]:
                 for changed in part[1:].reshape(len(covered), -1):
                     values += [float(part[0]), *map(float, changed)]

@@ -333,6 +333,22 @@ def test_answers_of_classes_of_one_name_are_told_apart():
     assert result.pictures.keys() == {*range(6)}
 
 
+@pytest.mark.parametrize("dtypes", [(torch.float64, torch.float32), (torch.float32, torch.float64)])
+def test_covered_images_that_two_models_share_are_of_the_type_of_each(dtypes):
+    """As for the device: with other types, and the same values, each model gets what it takes."""
+    photos = [np.where(photo > 100, 255, 0).astype(np.uint8) for photo in draw_photos(2)[0]]
+    cells = np.zeros((10, 10), bool)
+    cells[8:, 8:] = True
+
+    def score(*dtypes):
+        subjects = [Subject(replace(load(OBJECT), model=build_net(OBJECT).to(dtype))) for dtype in dtypes]
+        pairs = PairedImages(subjects, photos, [0, 1], "gradcam", 2)
+        (_, record), _ = pairs.iterate_records([0, 1])
+        return pairs.score_covered(record, 1, cells, 2, np.random.default_rng(0))
+
+    assert score(*dtypes) == pytest.approx(score(torch.float64, torch.float64), abs=1e-3)
+
+
 def test_few_images_and_one_class_get_a_sentence():
     photos, labels = draw_photos(20)
     result = compare(photos=photos, labels=labels)
