@@ -47,7 +47,7 @@ class EvaluationRow:
         method: The method.
         layer: The layer; ``""`` for methods at the input.
         milliseconds: Time of a batch of its own, divided by the number of its images.
-        values: Name of a metric → one number for each image, NaN where there is none.
+        values: Name of a metric → one number for each image, NaN where there is none. Infinite ones count as none.
     """
 
     name: str
@@ -133,7 +133,8 @@ class Evaluation:
         """Return everything as JSON, each image's values too, and write it to ``path`` if one is given."""
         values = {
             row.name: {
-                name: [None if np.isnan(number) else number for number in array] for name, array in row.values.items()
+                name: [number if np.isfinite(number) else None for number in array]
+                for name, array in row.values.items()
             }
             for row in self.rows
         }
@@ -238,8 +239,8 @@ class Evaluation:
 
 
 def bootstrap_mean(values: NDArray[np.float64], seed: int = 0) -> Interval:
-    """Return the mean of the numbers that are not NaN, and its 95 % percentile bootstrap interval."""
-    known = values[~np.isnan(values)]
+    """Return the mean of the numbers that are finite, and its 95 % percentile bootstrap interval."""
+    known = values[np.isfinite(values)]
     if not len(known):
         return Interval(np.nan, np.nan, np.nan)
     drawn = np.random.default_rng(seed).integers(0, len(known), (_DRAWS, len(known)))

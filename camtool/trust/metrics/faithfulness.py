@@ -588,7 +588,7 @@ def compute_max_sensitivity(
 
     ``max over noise of ‖explain(x + noise) - map‖ / ‖map‖``, with uniform noise of up to ``radius`` times the range of
     the image's values. A map that is always the same has the best value, so read it beside the randomization metrics.
-    A map of zeros that changes has an infinite value. Chance level: measured.
+    A map of zeros that changes has no value, NaN. Chance level: measured.
 
     Source: arXiv 1901.09392. It does not divide by the norm of the map; captum does.
 
@@ -610,4 +610,4 @@ def compute_max_sensitivity(
         noise = 2 * torch.rand(images.shape[1:], generator=generator, device="cpu").to(images) - 1
         changes.append((explain_again(explain, images + spread * noise) - maps).flatten(1).norm(dim=1))
     largest, norms = torch.stack(changes).amax(0), maps.flatten(1).norm(dim=1)
-    return torch.where(largest > 0, largest / norms, 0)
+    return torch.where(largest > 0, largest / torch.where(norms > 0, norms, torch.nan), 0)

@@ -368,6 +368,18 @@ def test_tables_and_files_hold_the_same_numbers(net, tmp_path):
     assert "array" not in repr(table.rows[0])
 
 
+def test_what_is_infinite_counts_as_no_value(tmp_path):
+    values = {"one": [1.0, np.inf], "none": [np.inf, -np.inf], "two": [2.0, 3.0]}
+    rows = [EvaluationRow(name, name, "", 1.0, {"max-sensitivity": np.array(own)}) for name, own in values.items()]
+    table = Evaluation((*rows,), ("max-sensitivity",), {}, {}, (), 2, 0)
+    table.save(tmp_path)
+    kept = json.loads((tmp_path / "leaderboard.json").read_text())
+    assert [row["max-sensitivity"] for row in kept["rows"]] == [1, None, 2.5]
+    assert kept["values"]["one"]["max-sensitivity"] == [1, None]
+    assert "| one | **1.00** (1.00 to 1.00) |" in table.to_markdown()
+    assert "| none | - |" in table.to_markdown()
+
+
 def test_intervals_hold_the_mean_and_shrink_with_more_images():
     from camtool.evaluation.leaderboard.table import bootstrap_mean
 

@@ -202,7 +202,7 @@ def test_max_sensitivity_of_a_map_that_doubles_a_noise() -> None:
 def test_max_sensitivity_of_zeros() -> None:
     images, zeros = torch.rand(1, 3, 8, 8), torch.zeros(1, 8, 8)
     assert faithfulness.compute_max_sensitivity(lambda x, rows: zeros, images, zeros).tolist() == [0]
-    assert faithfulness.compute_max_sensitivity(lambda x, rows: x.mean(1), images, zeros).tolist() == [float("inf")]
+    assert faithfulness.compute_max_sensitivity(lambda x, rows: x.mean(1), images, zeros).isnan().all()
 
 
 def test_a_constant_map_has_no_rank_correlation() -> None:
