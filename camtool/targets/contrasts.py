@@ -175,7 +175,9 @@ class Finer(Target):
         order = self.similar or None
         if order is None:
             class_vectors = None if image.find_class_vectors is None else image.find_class_vectors()
-            order = None if class_vectors is None else self.rank_by_similarity(class_vectors)
+            # A single logit has one vector, but stands for two classes.
+            if class_vectors is not None and len(class_vectors) == len(scores):
+                order = self.rank_by_similarity(class_vectors)
         if order is None:
             order = tuple((scores - scores[self.index]).abs().argsort(stable=True).tolist())
         # The nearest logit is the class's own, and the user's order may hold the class as well.

@@ -131,6 +131,16 @@ def test_label_names_the_nearest_logits_without_a_linear_head(make: Callable[[],
     assert result.label == f"tabby rather than {LABELS[nearest[0]]}, {LABELS[nearest[1]]}"
 
 
+def test_the_rival_on_a_single_logit_is_its_negative() -> None:
+    net, x = (
+        nn.Sequential(nn.Conv2d(3, 2, 1), Apply(lambda x: x.mean((2, 3))), nn.Linear(2, 1)).eval(),
+        torch.ones(3, 4, 4),
+    )
+    logit = net(x[None]).item()
+    for index, sign in ((0, -1), (1, 1)):
+        assert camtool.explain(net, x, Finer(index)).score == pytest.approx(2 * sign * logit)
+
+
 def test_on_a_photo_of_dogs_the_tabby_is_held_against_cats(mobilenet: camtool.Loaded, shared: Any) -> None:
     for name in ("n02102318_cocker_spaniel.jpg", "both.png"):
         result = camtool.explain(mobilenet, shared / "images" / name, Finer(281))
