@@ -302,7 +302,12 @@ def _collect_evidence(
     labels = resolve_labels(loaded.model, loaded.labels, forward_pass.class_count)
     geometry = batch.items[0].view.geometry
     chosen = targets.resolve_targets(
-        want, forward_pass.predictions[0], labels, geometry, find_class_vectors=forward_pass.find_class_vectors
+        want,
+        forward_pass.predictions[0],
+        labels,
+        geometry,
+        forward_pass.find_link().link,
+        forward_pass.find_class_vectors,
     )
     if len(chosen) != 1:
         raise TargetError(f"target_class gives {len(chosen)} targets; pass one to order the channels by.")

@@ -94,6 +94,23 @@ def test_order_class_sorts_by_gradient_times_activation():
     assert get_titles(figures.feature_maps(Sum(), x, "conv", order="class", target_class=0)) == ["1", "0", "2"]
 
 
+def test_order_class_takes_the_more_probable_class_of_one_probability():
+    class Chance(nn.Module):
+        """The probability of class 1 is below a half: more speaks against it than for it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(1, 2, 1, bias=False)
+            nn.init.ones_(self.conv.weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            first, second = self.conv(x).mean((2, 3)).T
+            return (first - 3 * second).sigmoid()[:, None]
+
+    figure = figures.feature_maps(Chance(), torch.rand(1, 1, 5, 5) + 0.5, "conv", order="class")
+    assert get_titles(figure) == ["1", "0"]
+
+
 def test_scale_each_scales_each_channel(net):
     figure = figures.feature_maps(net, torch.rand(1, 3, 8, 8), "block.0", scale="each")
     extremes = [(plane.min(), plane.max()) for plane in get_arrays(figure)]
