@@ -15,9 +15,9 @@ from torch import Tensor
 
 from camtool.arguments.explain_arguments import check_class_index
 from camtool.errors import TargetError
-from camtool.outputs.class_scores import compute_class_scores
+from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.detections import Detections
-from camtool.targets.checks import check_choice, check_integer
+from camtool.targets.checks import check_choice, check_integer, check_link
 from camtool.targets.classes import ClassScore
 from camtool.targets.target import (
     Corners,
@@ -43,12 +43,14 @@ class Contrast(Target):
         against: The other class, or several.
         weight: The factor of the others.
         shares: The weight of each other class in their mean; by default all are equal.
+        link: See :attr:`camtool.targets.ClassScore.of`.
     """
 
     of: int
     against: int | tuple[int, ...]
     weight: float = 1.0
     shares: tuple[float, ...] | None = None
+    link: Link = "softmax"
 
     traits = Traits(reads="scores")
 
@@ -56,6 +58,7 @@ class Contrast(Target):
         check_integer("Contrast's of", self.of)
         for rival in self.rivals:
             check_integer("Contrast's against", rival)
+        check_link("Contrast's link", self.link)
         if not self.rivals:
             raise TargetError("Contrast's against is empty; pass one or more classes to compare with.")
         if self.shares is not None:
@@ -66,9 +69,14 @@ class Contrast(Target):
                 )
 
     def __call__(self, output: Any) -> Tensor:
-        scores = torch.stack([ClassScore(rival)(output) for rival in self.rivals])  # (rivals, N)
+        scores = torch.stack([ClassScore(rival, self.link)(output) for rival in self.rivals])  # (rivals, N)
         shares = scores.new_tensor(self.shares or [1.0] * len(self.rivals))
-        return ClassScore(self.of)(output) - self.weight * (shares * scores.T).sum(1) / shares.sum()
+        return ClassScore(self.of, self.link)(output) - self.weight * (shares * scores.T).sum(1) / shares.sum()
+
+    def resolve_on(self, image: ImageOutput) -> Target:
+        """Return the contrast with the model's link."""
+        super().resolve_on(image)
+        return replace(self, link=image.link or self.link)
 
     def get_class_index(self) -> int:
         """Return the class."""
@@ -149,7 +157,7 @@ class Finer(Target):
         rivals = self._find_rivals(image, scores.detach())
         # A softmax over the rivals alone: p_d / Σ p without a sum of probabilities that could vanish.
         shares = [1.0] * len(rivals) if self.weighting == "mean" else scores.detach()[rivals].softmax(0).tolist()
-        return Contrast(self.index, tuple(rivals), self.weight, tuple(shares))
+        return Contrast(self.index, tuple(rivals), self.weight, tuple(shares), image.link or "softmax")
 
     def rank_by_similarity(self, class_vectors: Tensor) -> tuple[int, ...]:
         """Return the other classes in order of the cosine similarity of their vectors to that of the class.
@@ -199,23 +207,31 @@ class AgainstRest(Target):
         index: The class.
         how: How the others are aggregated: ``"mean"``; ``"max"``, the strongest rival; or ``"logsumexp"``, with which
             the score is ``log(p / (1 - p))``, whose gradient does not vanish where the probability is close to 1.
+        link: See :attr:`camtool.targets.ClassScore.of`.
     """
 
     index: int
     how: Literal["mean", "max", "logsumexp"] = "mean"
+    link: Link = "softmax"
 
     traits = Traits(reads="scores")
 
     def __post_init__(self) -> None:
         check_integer("AgainstRest's index", self.index)
         check_choice("AgainstRest's how", self.how, _AGGREGATES)
+        check_link("AgainstRest's link", self.link)
 
     def __call__(self, output: Any) -> Tensor:
-        values = compute_class_scores(output)
+        values = compute_class_scores(output, self.link)
         own = select_class(values, self.index)
         # Slices, as a list of indices would have to be transferred to the device.
         rest = torch.cat([values[:, : self.index], values[:, self.index + 1 :]], 1)
         return flatten_positions(own - _AGGREGATES[self.how](rest)).sum(1)
+
+    def resolve_on(self, image: ImageOutput) -> Target:
+        """Return the contrast with the model's link."""
+        super().resolve_on(image)
+        return replace(self, link=image.link or self.link)
 
     def get_class_index(self) -> int:
         """Return the class."""

@@ -247,7 +247,7 @@ class Within(Target):
             came = f"scores {tuple(scores.shape)}" if scores.ndim != 1 else get_class_label(members[0], image.labels)
             raise TargetError(f"Within compares two classes of a group by their scores (K,), got {came}; use Contrast.")
         first, second = scores[list(members)].topk(2).indices.tolist()
-        return Contrast(members[first], members[second])
+        return Contrast(members[first], members[second], link=image.link or "softmax")
 
 
 def parse_group(text: str, labels: Sequence[str] | None) -> Target | None:

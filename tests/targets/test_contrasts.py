@@ -6,7 +6,9 @@ from math import exp, log
 
 import pytest
 import torch
+from torch import nn
 
+import camtool
 from camtool.errors import TargetError
 from camtool.outputs.class_scores import compute_probabilities
 from camtool.targets import (
@@ -15,8 +17,11 @@ from camtool.targets import (
     Finer,
     ImageOutput,
     Negated,
+    Target,
+    Within,
     resolve_targets,
 )
+from tests.helpers.nets import Apply
 from tests.targets.example_outputs import LABELS, LOGITS
 
 
@@ -71,6 +76,27 @@ def test_against_rest_ignores_what_raises_all_logits_equally() -> None:
 def test_against_rest_with_logsumexp_equals_the_log_odds() -> None:
     p = compute_probabilities(LOGITS)[:, 1]
     torch.testing.assert_close(AgainstRest(1, "logsumexp")(LOGITS), (p / (1 - p)).log())
+
+
+@pytest.mark.parametrize(
+    ("target", "sign"),
+    [
+        (Contrast(1, 0), 1),
+        (Contrast(0, 1), -1),
+        (AgainstRest(1), 1),
+        (Finer(1), 1),
+        (Negated(AgainstRest(1)), -1),
+        (Within([0, 1]), 1),
+    ],
+    ids=str,
+)
+def test_the_other_class_of_one_probability_has_what_is_left_of_1(target: Target, sign: int) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 1, 1), Apply(lambda x: x.mean((2, 3)))).requires_grad_(requires_grad=False)
+    net[0].weight.zero_()
+    net[0].bias.fill_(log(3))
+    net.append(nn.Sigmoid())  # p = 3 / 4
+    result = camtool.explain(net.eval(), torch.ones(3, 4, 4), target, method="occlusion")
+    assert result.score == pytest.approx(sign * (3 / 4 - 1 / 4))
 
 
 def test_contrast_refuses_missing_rivals_and_invalid_shares() -> None:
