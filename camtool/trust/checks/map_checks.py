@@ -62,11 +62,14 @@ def check_classes(context: CheckContext) -> Iterator[Finding]:
 
 
 def check_blank_image(context: CheckContext) -> Iterator[Finding]:
-    """Find a map that is the same for an image of one color."""
+    """Find a map that is the same for an image of one color, or has become constant."""
     if not context.has_contrast or context.is_blank:
         return
-    similarity = _correlate(context.new_map, context.blank_map)
-    share = float(np.ptp(context.blank_map)) / float(np.ptp(context.new_map))
+    span = float(np.ptp(context.new_map))
+    if span == 0:
+        yield Finding("constant-map", "Explained again, the map of this image alone has the same value everywhere.")
+        return
+    similarity, share = _correlate(context.new_map, context.blank_map), float(np.ptp(context.blank_map)) / span
     # Proportional maps of another strength are not the same: the image does make a difference.
     if similarity >= _SAME_MAP and 0.5 <= share <= 2:
         yield Finding(
@@ -83,8 +86,8 @@ def check_border(context: CheckContext) -> Iterator[Finding]:
     if raw.ndim != 2 or min(raw.shape) < _FEWEST_CELLS or not context.has_contrast or context.is_blank:
         return
     span = float(np.ptp(raw))
-    excess = _compute_border_excess(raw) / span
-    if excess < _BORDER_EXCESS:  # only then the blank image is worth its forward pass
+    # Only with heat there the blank image is worth its forward pass.
+    if span == 0 or (excess := _compute_border_excess(raw) / span) < _BORDER_EXCESS:
         return
     blank = _compute_border_excess(context.blank_map) / span
     if blank >= _BORDER_EXCESS:

@@ -189,6 +189,14 @@ def _changed_model():
     return explanation
 
 
+def _emptied_model():
+    net = Net()
+    explanation = _explain(net)
+    with torch.no_grad():
+        net.layer[0].weight.zero_()
+    return explanation
+
+
 def _not_finite():
     net = Net()
     with torch.no_grad():
@@ -340,6 +348,7 @@ FAULTS: dict[str, tuple[str, Callable[[], camtool.Explanation]]] = {
             target=0,
         ),
     ),
+    "a layer that has become constant": ("constant-map", _emptied_model),
     "values that are not finite": ("not-finite", _not_finite),
     "a layer of 2 x 2 cells": ("coarse-layer", lambda: _explain(Net(stride=4, padding=1), target=0)),
     "a volume of 3 slices of cells": (
