@@ -15,7 +15,7 @@ from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.class_scores import find_logits
 from camtool.outputs.detections import Detections, describe_assumption, find_detections
 from camtool.outputs.predictions import Prediction, get_image_output
-from camtool.targets.checks import check_confidence, check_integer, check_number_tuple
+from camtool.targets.checks import check_box, check_confidence, check_fraction, check_integer, check_number_tuple
 from camtool.targets.places import Point
 from camtool.targets.target import Corners, ImageOutput, ScoreContext, Target, Traits, get_class_label
 from camtool.warning_codes import MapWarning
@@ -94,13 +94,9 @@ class Box(Target):
     traits = Traits(has_place=True)
 
     def __post_init__(self) -> None:
-        check_number_tuple("Box's xyxy", self.xyxy, 4)
+        check_box("Box's xyxy", self.xyxy)
         check_integer("Box's class_index", self.class_index, optional=True)
-        x0, y0, x1, y1 = self.xyxy
-        if not (x0 < x1 and y0 < y1):
-            raise TargetError(f"Box {self.xyxy} is empty; give (x0, y0, x1, y1) with x0 < x1 and y0 < y1.")
-        if not 0 < self.iou_threshold <= 1:
-            raise TargetError(f"Box's iou_threshold is {self.iou_threshold}; it must be above 0 and at most 1.")
+        check_fraction("Box's iou_threshold", self.iou_threshold)
 
     def __call__(self, output: Any) -> Tensor:
         return _score_each(self, output)

@@ -12,6 +12,7 @@ from torch import Tensor
 from camtool.errors import CamtoolError, TargetError
 from camtool.hooks.structures.nested_tensors import find_tensors
 from camtool.outputs.predictions import count_images, get_image_output
+from camtool.targets.checks import check_box, check_integer, check_label
 from camtool.targets.target import Corners, ScoreContext, Target, Traits
 
 
@@ -32,7 +33,7 @@ class Custom(Target):
         box: The box ``(x0, y0, x1, y1)`` that the function is about, in pixels of the photo.
         is_local: True if the function is about a part of the image. Methods then do not flip or crop the image. A
             function with a box is always local.
-        warnings: Reasons not to trust a map of this target.
+        warnings: Reasons not to trust a map of this target, one sentence or several.
     """
 
     function: Callable[[Any], Tensor]
@@ -41,6 +42,19 @@ class Custom(Target):
     box: Corners | None = None
     is_local: bool = False
     warnings: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TargetError(f"Custom's function must be a function, got {self.function!r}.")
+        check_label("Custom's label", self.label)
+        check_integer("Custom's class_index", self.class_index, optional=True)
+        if self.box is not None:
+            check_box("Custom's box", self.box)
+            object.__setattr__(self, "box", tuple(map(float, self.box)))
+        warnings = (self.warnings,) if isinstance(self.warnings, str) else self.warnings
+        if not isinstance(warnings, (list, tuple)) or not all(isinstance(warning, str) for warning in warnings):
+            raise TargetError(f"Custom's warnings must be texts, got {warnings!r}; give a list of sentences.")
+        object.__setattr__(self, "warnings", tuple(warnings))
 
     @property
     def traits(self) -> Traits:
@@ -52,7 +66,7 @@ class Custom(Target):
 
     def get_class_index(self) -> int | None:
         """Return the class that the function is about, if it was given."""
-        return self.class_index
+        return None if self.class_index is None else int(self.class_index)
 
     def describe(self, labels: Sequence[str] | None) -> str:
         """Return the given label, or the class' label, or the function's name."""

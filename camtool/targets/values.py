@@ -12,7 +12,7 @@ from torch import Tensor
 from camtool.errors import TargetError
 from camtool.hooks.structures.nested_tensors import find_main_tensor, get_named_items
 from camtool.outputs.class_scores import find_embedding, find_logits, find_text_logits
-from camtool.targets.checks import check_integer, check_real_tensor
+from camtool.targets.checks import check_integer, check_label, check_real_tensor
 from camtool.targets.target import ScoreContext, Target, Traits, flatten_positions, select_class
 from camtool.warning_codes import MapWarning
 
@@ -35,6 +35,7 @@ class Value(Target):
 
     def __post_init__(self) -> None:
         check_integer("Value's index", self.index)
+        check_label("Value's name", self.name)
 
     def __call__(self, output: Any) -> Tensor:
         return select_class(flatten_positions(find_logits(output)), self.index)
@@ -112,6 +113,7 @@ class Similarity(Target):
     traits = Traits(is_similarity=True, reads="embedding")
 
     def __post_init__(self) -> None:
+        check_label("Similarity's name", self.name)
         check_real_tensor("Similarity's embedding", self.embedding)
         # A frozen dataclass allows no plain assignment; arrays and lists become tensors here once.
         object.__setattr__(self, "embedding", torch.as_tensor(self.embedding))

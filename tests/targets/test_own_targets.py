@@ -293,8 +293,9 @@ def test_function_alone_is_named_and_about_no_class() -> None:
     assert (result.index, result.label, result.box) == (None, "score_left_part", None)
 
 
-def test_function_answers_what_custom_is_given() -> None:
-    target = Custom(score_left_part, class_index=1, box=(0, 0, 12, 16), warnings=["Only the left part counts."])
+@pytest.mark.parametrize("warnings", [["Only the left part counts."], "Only the left part counts."])
+def test_function_answers_what_custom_is_given(warnings: Any) -> None:
+    target = Custom(score_left_part, class_index=1, box=(0, 0, 12, 16), warnings=warnings)
     result = explain(target)
     assert (result.index, result.label, result.box) == (1, "road", (0, 0, 12, 16))
     assert result.probability == pytest.approx(explain(targets.ClassScore(1)).probability)
