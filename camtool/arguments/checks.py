@@ -26,7 +26,7 @@ _SCHEME = "[a-z][a-z0-9+.-]+"
 def check_integer(
     name: str, value: object, *, optional: bool = False, error: type[CamtoolError] = CamtoolError
 ) -> None:
-    """Check that a value is an integer of Python or numpy, or a tensor with one integer.
+    """Check that a value is an integer of Python or numpy, or a tensor with one integer. Booleans are not.
 
     Args:
         name: The name of the argument, for the message.
@@ -37,7 +37,8 @@ def check_integer(
     if optional and value is None:
         return
     try:
-        index(value)  # type: ignore[arg-type]
+        is_integer = not isinstance(value, bool) and getattr(value, "dtype", None) is not torch.bool
+        index(value if is_integer else None)  # type: ignore[arg-type]
     except (TypeError, RuntimeError) as cause:
         raise error(f"{name} must be a whole number{_or_none(optional=optional)}, got {value!r}.") from cause
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
+
+import numpy as np
+from torch import Tensor
 
 from camtool.arguments import checks
 from camtool.errors import TargetError
@@ -13,6 +17,7 @@ check_choice = partial(checks.check_choice, error=TargetError)
 check_confidence = partial(checks.check_number, least=0, most=1, optional=True, error=TargetError)
 check_fraction = partial(checks.check_number, above=0, most=1, error=TargetError)
 check_integer = partial(checks.check_integer, error=TargetError)
+check_number = partial(checks.check_number, error=TargetError)
 check_number_tuple = partial(checks.check_number_tuple, error=TargetError)
 check_real_tensor = partial(checks.check_real_tensor, error=TargetError)
 
@@ -28,6 +33,24 @@ def check_box(name: str, xyxy: Any) -> None:
     x0, y0, x1, y1 = xyxy
     if not (x0 < x1 and y0 < y1):
         raise TargetError(f"{name} {xyxy} is empty; give (x0, y0, x1, y1) with x0 < x1 and y0 < y1.")
+
+
+def to_tuple(values: Any) -> tuple[Any, ...]:
+    """Return what a list, an array, a tensor or another iterable holds, and any other value in a tuple of its own."""
+    plain = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else values
+    return tuple(plain) if isinstance(plain, Iterable) and not isinstance(plain, str) else (plain,)
+
+
+def to_integers(name: str, values: Any) -> tuple[int, ...]:
+    """Return integers, see :func:`to_tuple`.
+
+    Raises:
+        TargetError: One of them is something else.
+    """
+    entries = to_tuple(values)
+    for entry in entries:
+        check_integer(name, entry)
+    return tuple(map(int, entries))
 
 
 def check_label(name: str, label: object) -> None:

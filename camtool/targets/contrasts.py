@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,7 @@ from camtool.arguments.explain_arguments import check_class_index
 from camtool.errors import TargetError
 from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.detections import Detections
-from camtool.targets.checks import check_choice, check_integer, check_link
+from camtool.targets.checks import check_choice, check_integer, check_link, check_number, to_integers, to_tuple
 from camtool.targets.classes import ClassScore
 from camtool.targets.target import (
     Corners,
@@ -47,26 +48,30 @@ class Contrast(Target):
     """
 
     of: int
-    against: int | tuple[int, ...]
+    against: int | Sequence[int]
     weight: float = 1.0
-    shares: tuple[float, ...] | None = None
+    shares: Sequence[float] | None = None
     link: Link = "softmax"
 
     traits = Traits(reads="scores")
 
     def __post_init__(self) -> None:
         check_integer("Contrast's of", self.of)
-        for rival in self.rivals:
-            check_integer("Contrast's against", rival)
+        object.__setattr__(self, "against", to_integers("Contrast's against", self.against))
+        check_number("Contrast's weight", self.weight)
         check_link("Contrast's link", self.link)
         if not self.rivals:
             raise TargetError("Contrast's against is empty; pass one or more classes to compare with.")
+        if self.of in self.rivals:
+            raise TargetError(f"Contrast's of, class {self.of}, is in against as well; leave it out there.")
         if self.shares is not None:
-            shares, rivals = self.shares, len(self.rivals)
-            if not (len(shares) == rivals and min(shares) >= 0 and 0 < sum(shares) < inf):
+            shares, rivals = to_tuple(self.shares), len(self.rivals)
+            are_weights = all(isinstance(share, Real) and float(share) >= 0 for share in shares)
+            if not (len(shares) == rivals and are_weights and 0 < sum(shares) < inf):
                 raise TargetError(
                     f"Contrast's shares {shares} do not fit its {rivals} rivals; pass a positive number each."
                 )
+            object.__setattr__(self, "shares", shares)
 
     def __call__(self, output: Any) -> Tensor:
         scores = torch.stack([ClassScore(rival, self.link)(output) for rival in self.rivals])  # (rivals, N)
@@ -90,7 +95,7 @@ class Contrast(Target):
     @property
     def rivals(self) -> tuple[int, ...]:
         """The other classes."""
-        return tuple(self.against) if isinstance(self.against, (tuple, list)) else (self.against,)
+        return to_tuple(self.against)
 
 
 @dataclass(frozen=True)
@@ -123,14 +128,15 @@ class Finer(Target):
     rivals: int = 3
     weight: float = 1.0
     weighting: Literal["probability", "mean"] = "probability"
-    similar: tuple[int, ...] | None = None
+    similar: Sequence[int] | None = None
 
     traits = Traits(reads="scores")
 
     def __post_init__(self) -> None:
         check_integer("Finer's index", self.index)
-        for other in self.similar or ():
-            check_integer("Finer's similar", other)
+        if self.similar is not None:
+            object.__setattr__(self, "similar", to_integers("Finer's similar", self.similar))
+        check_number("Finer's weight", self.weight)
         check_integer("Finer's rivals", self.rivals)
         if self.rivals < 1:
             raise TargetError(f"Finer's rivals is {self.rivals}; it must be 1 or more.")

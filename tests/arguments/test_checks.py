@@ -40,6 +40,9 @@ def test_a_check_accepts_what_fits(check: Callable[..., None], accepted: list[An
     [
         (checks.check_integer, "a", "n must be a whole number, got 'a'."),
         (checks.check_integer, 1.5, "n must be a whole number, got 1.5."),
+        (checks.check_integer, True, "n must be a whole number, got True."),
+        (checks.check_integer, torch.tensor(True), "n must be a whole number, got tensor(True)."),
+        (checks.check_integer, np.False_, f"n must be a whole number, got {np.False_!r}."),
         (checks.check_count, 0, "n must be a whole number of 1 or more, got 0."),
         (checks.check_count, True, "n must be a whole number of 1 or more, got True."),
         (checks.check_number, math.nan, "n must be a finite number, got nan."),

@@ -179,6 +179,8 @@ def test_error_of_a_function_says_what_it_gets() -> None:
             r"AgainstRest's how must be one of .*, got 'logsumexps'.*Did you mean 'logsumexp'",
         ),
         (lambda: Contrast(0, (1, 2), shares=(1.0,)), r"shares \(1\.0,\) do not fit its 2 rivals"),
+        (lambda: Contrast(1, (1, 2)), "Contrast's of, class 1, is in against as well; leave it out there"),
+        (lambda: Contrast(np.int64(1), torch.tensor(1)), "Contrast's of, class 1, is in against as well"),
         (lambda: Contrast(0, 1, shares=(0.0,)), "pass a positive number each"),
         (lambda: Negated(3), r"Negated takes a target such as ClassScore\(3\), .* got int"),
         (lambda: Negated(max), "got builtin_function_or_method"),
@@ -304,6 +306,13 @@ def test_function_gets_tensors_without_a_batch_axis_whole() -> None:
         (lambda: Probability(1.5), "Probability's index must be a whole number, got 1.5"),
         (lambda: Contrast("a dog", "a cat"), "Contrast's of must be a whole number, got 'a dog'"),
         (lambda: Contrast(1, "a cat"), "Contrast's against must be a whole number, got 'a cat'"),
+        (lambda: Contrast(1, True), "Contrast's against must be a whole number, got True"),
+        (lambda: Contrast(1, [0.0]), "Contrast's against must be a whole number, got 0.0"),
+        (lambda: Contrast(1, 0, "a"), "Contrast's weight must be a finite number, got 'a'"),
+        (lambda: Contrast(1, 0, float("nan")), "Contrast's weight must be a finite number, got nan"),
+        (lambda: Contrast(1, (0, 2), shares=("a", "b")), "Contrast's shares .* do not fit its 2 rivals"),
+        (lambda: Contrast(1, (0, 2), shares=1.0), "Contrast's shares .* do not fit its 2 rivals"),
+        (lambda: Finer(1, weight=float("inf")), "Finer's weight must be a finite number, got inf"),
         (lambda: Finer(None), "Finer's index must be a whole number, got None"),
         (lambda: AgainstRest("a"), "AgainstRest's index"),
         (lambda: Value("a"), "Value's index"),
@@ -324,6 +333,7 @@ def test_function_gets_tensors_without_a_batch_axis_whole() -> None:
         (lambda: Custom(max, warnings=None), "Custom's warnings must be texts, got None"),
         (lambda: Value(0, 3), "Value's name must be a text, or None, got 3"),
         (lambda: Similarity(torch.ones(2), 3), "Similarity's name must be a text"),
+        (lambda: resolve_targets(Top(True), torch.zeros(3), None), "Top's k must be a whole number, got True"),
         (lambda: resolve_targets(Top("a"), torch.zeros(3), None), "Top's k must be a whole number, got 'a'"),
     ],
 )
@@ -335,7 +345,10 @@ def test_arguments_that_are_not_numbers_are_refused(make: Any, match: str) -> No
 def test_numbers_may_be_of_numpy_or_tensors() -> None:
     output = torch.tensor([[1.0, 5.0, 2.0]])
     assert ClassScore(np.int64(1))(output) == ClassScore(torch.tensor(1))(output) == 5
-    assert Contrast(1, np.int64(0))(output) == 4
+    assert Contrast(1, np.int64(0))(output) == Contrast(1, torch.tensor(0))(output) == 4
+    for several in (np.array([0, 2]), torch.tensor([0, 2]), range(0, 3, 2), [0, 2]):
+        assert Contrast(1, several, shares=np.array([1.0, 3.0])) == Contrast(1, (0, 2), shares=(1, 3))
+        assert Finer(1, similar=several) == Finer(1, similar=(0, 2))
 
 
 def test_similarity_reads_the_embedding_and_not_the_similarities() -> None:
