@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
 from mimetypes import guess_type
+from numbers import Integral
 from os import PathLike
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -126,9 +127,9 @@ def check_settings(transform: object, labels: object, batch_size: object, image:
     if labels is not None and (isinstance(labels, (str, Mapping)) or not hasattr(labels, "__getitem__")):
         raise TargetError(f"labels={labels!r} is no list of names; give one name for each class, in their order.")
     check_count("batch_size", batch_size)
-    if image is not None and not isinstance(image, (int, str)):
+    if image is not None and not isinstance(image, (Integral, str)):
         raise MethodError(str(describe_foreign_argument("image")))
-    is_integer = isinstance(call_index, (int, np.integer)) and not isinstance(call_index, bool)
+    is_integer = isinstance(call_index, Integral) and not isinstance(call_index, bool)
     if call_index is not None and not is_integer:
         raise CamtoolError(f"call_index={call_index!r} is no integer; 0 is a layer's first call, -1 its last.")
 

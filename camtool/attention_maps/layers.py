@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
@@ -102,10 +103,10 @@ def choose_layer(model: nn.Module, layers: Sequence[AttentionLayer], layer: Laye
     """
     if layer is None:
         return len(layers) - 1
-    if isinstance(layer, int):
-        if not -len(layers) <= layer < len(layers):
+    if isinstance(layer, (int, Integral)):
+        if not -len(layers) <= int(layer) < len(layers):
             raise LayerError(f"layer={layer}: the model has {len(layers)} attention layers, 0 to {len(layers) - 1}.")
-        return layer % len(layers)
+        return int(layer) % len(layers)
     name = find_module_name(model, layer)
     inside = [index for index, other in enumerate(layers) if f"{other.name}.".startswith(f"{name}." if name else "")]
     names = list(dict.fromkeys(layers[index].name for index in inside))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from camtool.arguments.checks import check_count
 from camtool.arguments.messages import format_count, format_percent
 from camtool.errors import CamtoolError, ImageError
 from camtool.geometry.cell_centers import CellCenters
@@ -423,8 +424,7 @@ class Explanation:
         Raises:
             CamtoolError: ``cells`` is not a positive integer, or no cell is left inside.
         """
-        if isinstance(cells, bool) or not isinstance(cells, int) or cells < 1:
-            raise CamtoolError(f"cells must be a positive integer, but got {cells!r}.")
+        check_count("cells", cells)
         if min(self.raw.shape) <= 2 * cells:
             raise CamtoolError(f"cells={cells} leaves nothing of a map of {self.raw.shape}; give a smaller number.")
         inside = self.raw[tuple(slice(cells, -cells) for _ in self.raw.shape)]

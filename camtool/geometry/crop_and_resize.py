@@ -7,7 +7,7 @@ horizontal flip.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -202,7 +202,7 @@ class Geometry:
 
 def _to_pair(size: int | Sequence[int]) -> tuple[int, int]:
     """Return (h, w) of a size that may be one number, alone or in a list."""
-    sides = (size,) if isinstance(size, int) else tuple(size)
+    sides = tuple(size) if isinstance(size, Iterable) else (size,)
     if len(sides) not in (1, 2):
         raise GeometryError(f"size must be one number or (h, w), got {size!r}.")
     return int(sides[0]), int(sides[-1])
@@ -216,7 +216,7 @@ def _compute_resized(old: tuple[int, int], size: int | Sequence[int] | None, max
         if max_size is None:
             raise GeometryError("size and max_size are both None; give one of them.")
         new_short, new_long = int(max_size * short / long), max_size
-    elif not isinstance(size, int) and len(size) == 2:
+    elif isinstance(size, Sized) and len(size) == 2:
         if max_size is not None:
             raise GeometryError(f"max_size={max_size} requires one number as size, got size={size!r}.")
         return _to_pair(size)

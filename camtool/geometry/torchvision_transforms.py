@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import Any
 
@@ -59,7 +59,7 @@ def _read(geometry: Geometry | None, part: object) -> Geometry | None:
 
 def _sides(padding: int | Sequence[int]) -> tuple[int, int, int, int]:
     """Return (left, top, right, bottom) of a padding that is given as one, two or four numbers."""
-    sides = [padding] if isinstance(padding, int) else list(padding)
+    sides = list(padding) if isinstance(padding, Iterable) else [padding]
     left, top, right, bottom = (sides * 4)[:4]
     return left, top, right, bottom
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
+from numbers import Integral
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -51,13 +52,13 @@ class Inputs:
         image: The position or the name of the image. ``None`` for the only one; if there are several, for the first
             that the layer depends on at the explained call. If it is given and ``call_index`` is not, the explained
             call of a layer that ran several times is the last that depends on this image.
-        shared: The positions and names of arguments that are the same for all images. They are passed unchanged.
+        shared: Position or name, or several, of arguments that are the same for all images. They are passed unchanged.
 
     Raises:
         CamtoolError: There is no argument, or ``image`` or ``shared`` names one that does not exist.
     """
 
-    def __init__(self, *args: Any, image: Key | None = None, shared: Sequence[Key] = (), **keywords: Any) -> None:
+    def __init__(self, *args: Any, image: Key | None = None, shared: Key | Sequence[Key] = (), **keywords: Any) -> None:
         entries: dict[Key, Any] = dict(enumerate(args))
         entries.update(keywords)
         _check_keywords(entries, image)
@@ -89,9 +90,9 @@ class Inputs:
         inputs._set_entries(dict(entries), self.image, self.shared)
         return inputs
 
-    def _set_entries(self, entries: dict[Key, Any], image: Key | None, shared: Sequence[Key]) -> None:
+    def _set_entries(self, entries: dict[Key, Any], image: Key | None, shared: Key | Sequence[Key]) -> None:
         self.entries, self.image = entries, image
-        self.shared: tuple[Key, ...] = (shared,) if isinstance(shared, str) else tuple(shared)
+        self.shared: tuple[Key, ...] = (shared,) if isinstance(shared, (int, Integral, str)) else tuple(shared)
         if not entries:
             raise CamtoolError("img holds no arguments; give the model's inputs, by position or by name.")
         _check_no_patches(entries)
@@ -299,13 +300,13 @@ def _check_keywords(entries: Mapping[Key, Any], image: object) -> None:
     Raises:
         CamtoolError: An image came as ``image``, or a key as ``picture``.
     """
-    if image is not None and not isinstance(image, (int, str)):
+    if image is not None and not isinstance(image, (Integral, str)):
         raise CamtoolError(
             f"image= names the input to explain by its position or name; {type(image).__name__} came. To pass an "
             "argument that the model calls 'image', give a dictionary: {'image': ..., ...}."
         )
     former = entries.get("picture")
-    if isinstance(former, (int, str)) and former in entries:
+    if isinstance(former, (Integral, str)) and former in entries:
         raise CamtoolError(f"picture= is called image= here: camtool.Inputs(..., image={former!r}).")
 
 

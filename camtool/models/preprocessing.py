@@ -7,7 +7,7 @@ Stated is a function, or size, order of channels, and normalization of the input
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import copy
@@ -82,6 +82,7 @@ class Preprocessing:
         """Check the values."""
         for side in self.size:
             check_count("each side of size", side, error=ModelError)
+        object.__setattr__(self, "size", tuple(map(int, self.size)))
         check_choice("channels", self.channels, get_args(Channels), error=ModelError)
         for number in self.mean:
             check_number("each of mean", number, error=ModelError)
@@ -228,7 +229,7 @@ def preprocessing(
         ModelError: A value is of another kind, or the values contradict each other.
     """
     check_choice("channels", channels, get_args(Channels), error=ModelError)
-    sides = (size, size) if isinstance(size, int) else tuple(size)
+    sides = tuple(size) if isinstance(size, Iterable) else (size, size)
     if len(sides) != 2:
         raise ModelError(f"size must be a side or (height, width), got {size!r}.")
     means, stds = (None if statistic is None else np.ravel(statistic).tolist() for statistic in (mean, std))

@@ -366,3 +366,4 @@ def test_errors_name_what_exists() -> None:
         camtool.attention(torchvision.models.squeezenet1_1(), torch.randn(3, 64, 64))
     assert camtool.attention(net, x, layer=net.blocks[1]).layer == "blocks.1.attention"
     assert camtool.attention(net, x, layer="blocks.1").layer == "blocks.1.attention"
+    assert camtool.attention(net, x, layer=np.int64(1)).layer == "blocks.1.attention"

@@ -29,6 +29,7 @@ def test_a_whole_photo_is_its_own_input():
     ("change", "size", "box"),
     [
         (lambda g: g.resize(256), (256, 341), (0, 0, 375, 500)),
+        (lambda g: g.resize(np.int64(256)), (256, 341), (0, 0, 375, 500)),
         (lambda g: g.resize([256]), (256, 341), (0, 0, 375, 500)),
         (lambda g: g.resize((30, 20)), (30, 20), (0, 0, 375, 500)),
         (lambda g: g.resize(300, max_size=320), (240, 320), (0, 0, 375, 500)),

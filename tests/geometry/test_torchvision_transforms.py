@@ -81,12 +81,13 @@ def test_a_photo_and_its_size_give_the_same_geometry():
     assert read_geometry(preset, LANDSCAPE) == read_geometry(preset, draw_photo(*LANDSCAPE))
 
 
-@pytest.mark.parametrize("padding", [5, [5], (5, 6), (1, 2, 3, 4), (-3, 2, 3, -4)])
+@pytest.mark.parametrize("padding", [5, np.int64(5), [5], (5, 6), (1, 2, 3, 4), (-3, 2, 3, -4)])
 def test_all_forms_of_padding_are_read(padding):
-    geometry = read_geometry(v2.Pad(padding), (40, 50))
+    pad = (v1 if isinstance(padding, np.int64) else v2).Pad(padding)  # v2 takes no integers of numpy
+    geometry = read_geometry(pad, (40, 50))
     left, top, right, bottom = {1: [5] * 4, 2: [5, 6, 5, 6]}.get(len(np.atleast_1d(padding)), padding)
     assert geometry.box == (-top, -left, 40 + bottom, 50 + right)
-    assert v2.Pad(padding)(draw_photo(40, 50)).size == geometry.size[::-1]
+    assert pad(draw_photo(40, 50)).size == geometry.size[::-1]
 
 
 def test_timm_classes_that_move_no_pixel_are_known():

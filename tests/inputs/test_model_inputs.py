@@ -370,8 +370,10 @@ def test_the_image_to_explain_is_selected_by_position_or_name() -> None:
     first, second = (camtool.explain(net, camtool.Inputs(one, other), 1, image=place)[0] for place in (0, 1))
     assert (first.layer, first.heatmap.shape) == ("ones", (16, 16))
     assert (second.layer, second.heatmap.shape) == ("others", (24, 32))
+    inputs = camtool.Inputs(one, other, image=np.int64(1))
     named = camtool.explain(net, camtool.Inputs(one, other=other, image="other"), 1)[0]
-    assert np.array_equal(named.raw, second.raw)
+    for same in (named, camtool.explain(net, inputs, 1)[0], camtool.explain(net, inputs, 1, image=np.int64(1))[0]):
+        assert np.array_equal(same.raw, second.raw)
     assert camtool.explain(net, {"one": one, "other": other}, 1)[0].layer == "ones"
 
 
@@ -385,8 +387,9 @@ def test_the_layer_selects_the_image_that_it_depends_on() -> None:
 def test_shared_names_an_existing_input() -> None:
     with pytest.raises(camtool.CamtoolError, match=r"shared='tetxs' is none of the inputs.* Did you mean 'texts'"):
         camtool.Inputs(torch.zeros(1, 3, 8, 8), texts=torch.zeros(1, 6), shared="tetxs")
-    given = camtool.Inputs(torch.zeros(1, 1, 8, 8), torch.zeros(1, 3, 8, 8), shared=[1])
-    assert given.find_image_candidates() == [0]
+    for shared in ([1], 1, np.int64(1)):
+        given = camtool.Inputs(torch.zeros(1, 1, 8, 8), torch.zeros(1, 3, 8, 8), shared=shared)
+        assert given.find_image_candidates() == [0]
 
 
 def test_a_mask_is_not_selected_as_the_image() -> None:

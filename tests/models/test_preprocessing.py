@@ -491,8 +491,15 @@ def test_looking_for_the_size_leaves_no_trace() -> None:
 def test_the_public_function_states_a_preprocessing() -> None:
     made = camtool.preprocessing(size=32, channels="gray", mean=0.5, std=0.25)
     assert (made.size, made.mean, made.std, made.channels, made.notes) == ((32, 32), (0.5,), (0.25,), "gray", ())
+    assert repr(camtool.preprocessing(np.int64(32)).size) == "(32, 32)"
     assert camtool.preprocessing((32, 48), mean=[123.7, 116.3, 103.5], std=np.full(3, 58.0)).mean[0] < 1
     assert [note.code for note in camtool.preprocessing(32).notes] == ["assumed-transform"]
-    for options in ({"size": 0}, {"size": (1, 2, 3)}, {"size": 8, "channels": "grey"}, {"size": 8, "mean": 0.5}):
+    for options in (
+        {"size": 0},
+        {"size": 8.0},
+        {"size": (1, 2, 3)},
+        {"size": 8, "channels": "grey"},
+        {"size": 8, "mean": 0.5},
+    ):
         with pytest.raises(ModelError, match=r"size must|channels must be .*'gray', got 'grey'|give both"):
             camtool.preprocessing(**options)

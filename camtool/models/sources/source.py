@@ -107,7 +107,7 @@ def to_height_and_width(size: int | Sequence[int] | Mapping[str, int]) -> tuple[
     """Return the height and the width in an image size as libraries write it in configurations."""
     if isinstance(size, Mapping):
         size = (size["height"], size["width"])
-    height, width = (size, size) if isinstance(size, int) else size
+    height, width = size if isinstance(size, Iterable) else (size, size)
     return int(height), int(width)
 
 

@@ -449,7 +449,7 @@ def test_a_pickled_explanation_keeps_its_warnings_but_cannot_be_checked(demo) ->
 
 def test_trimming_replaces_the_border_by_its_neighbors() -> None:
     explanation = FAULTS["heat from the padding"][1]()
-    trimmed = explanation.trim_border()
+    trimmed = explanation.trim_border(np.int64(1))
     assert np.array_equal(trimmed.raw[1:-1, 1:-1], explanation.raw[1:-1, 1:-1])
     assert np.array_equal(trimmed.raw[0, 1:-1], explanation.raw[1, 1:-1])
     assert trimmed.raw[0, 0] == explanation.raw[1, 1]
