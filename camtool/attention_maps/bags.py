@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from camtool.arguments.checks import check_integer, check_real_tensor
 from camtool.arguments.explain_arguments import explain_foreign_arguments
 from camtool.errors import ImageError, LayerError
 from camtool.explaining.explanation import Explanation
@@ -32,7 +33,7 @@ _ROUNDING = 1e-4
 @explain_foreign_arguments
 def bag_attention(
     model: nn.Module | Loaded,
-    bag: Tensor,
+    bag: Tensor | NDArray[Any],
     places: Sequence[Sequence[int]],
     *,
     photo: Any = None,
@@ -64,26 +65,12 @@ def bag_attention(
             tiles in another way.
         ImageError: ``bag`` and ``places`` do not fit.
     """
-    module, tiles = to_loaded(model).model, len(places)
-    axis = 1 if len(bag) == 1 != tiles else 0
-    spots = np.asarray(places)
-    if (
-        bag.shape[axis] != tiles
-        or spots.shape != (tiles, 2)
-        or spots.dtype.kind not in "iu"
-        or spots.min() < 0
-        or len({*map(tuple, spots.tolist())}) < tiles
-    ):
-        raise ImageError(
-            f"places: {tiles} different pairs of integers (row, column) for a bag {tuple(bag.shape)}; give one for "
-            "each tile."
-        )
-    rows, columns = (spots.max(0) + 1).tolist()
-    if rows * columns > _MOST_PLACES:
-        raise ImageError(
-            f"places: a grid of {rows:,} rows and {columns:,} columns has more than {_MOST_PLACES:,} places; give the "
-            "row and the column of each tile in the grid of tiles, e.g. y // 256 and x // 256, not its pixels."
-        )
+    check_integer("branch", branch, optional=True, error=LayerError)
+    check_integer("index", index, optional=True, error=LayerError)
+    check_real_tensor("bag", bag, error=ImageError)
+    module, bag, tiles = to_loaded(model).model, torch.as_tensor(bag), len(places)
+    axis = 1 if bag.shape[:1] == (1,) and tiles != 1 else 0
+    spots = _check_places(bag, axis, np.asarray(places))
     weights, mirrored = (_find_weights(module, given, tiles, index) for given in (bag, bag.flip(axis)))
     if not torch.allclose(weights, mirrored.flip(1), rtol=_ROUNDING, atol=_ROUNDING * float(weights.max())):
         raise LayerError(
@@ -100,6 +87,40 @@ def bag_attention(
     )
     view = Photo(pixels, Geometry.whole(*pixels.shape[:2]))
     return Explanation(raw, view, f"attention to {tiles} tiles", None, float(shares.sum()), None, "bag-attention", "")
+
+
+def _check_places(bag: Tensor, axis: int, places: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the row and the column of each tile, ``(T, 2)``.
+
+    Args:
+        bag: The tiles.
+        axis: Their axis.
+        places: What was given as places.
+
+    Raises:
+        ImageError: They do not fit.
+    """
+    # In smaller types the number of rows may overflow.
+    spots = places.astype(np.int64) if places.dtype.kind in "iu" else places
+    if (
+        bag.ndim < 2
+        or spots.shape != (bag.shape[axis], 2)
+        or spots.dtype != np.int64
+        or not spots.size
+        or spots.min() < 0
+        or len({*map(tuple, spots.tolist())}) < len(spots)
+    ):
+        raise ImageError(
+            f"places: {len(places)} different pairs of integers (row, column) for a bag {tuple(bag.shape)}; give one "
+            "for each tile."
+        )
+    rows, columns = (spots.max(0) + 1).tolist()
+    if rows * columns > _MOST_PLACES:
+        raise ImageError(
+            f"places: a grid of {rows:,} rows and {columns:,} columns has more than {_MOST_PLACES:,} places; give the "
+            "row and the column of each tile in the grid of tiles, e.g. y // 256 and x // 256, not its pixels."
+        )
+    return spots
 
 
 def _find_weights(module: nn.Module, bag: Tensor, tiles: int, index: int | None) -> Tensor:

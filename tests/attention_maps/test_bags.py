@@ -54,8 +54,18 @@ def test_weights_lie_at_the_places_of_the_tiles(axis: int, branches: int) -> Non
             raw[row, column] = weight
         np.testing.assert_allclose(result.raw, raw, rtol=1e-6)
         assert result.score == pytest.approx(1)
-    again = camtool.bag_attention(model, bag[None], PLACES)
-    np.testing.assert_allclose(again.raw, camtool.bag_attention(model, bag, PLACES).raw, rtol=1e-6)
+    for same in (bag[None], bag.numpy()):
+        again = camtool.bag_attention(model, same, PLACES)
+        np.testing.assert_allclose(again.raw, camtool.bag_attention(model, bag, PLACES).raw, rtol=1e-6)
+
+
+def test_places_may_be_integers_of_any_size() -> None:
+    model, bag = Pooling(), torch.randn(2, 5, dtype=torch.float64)
+    for kind in (np.uint8, np.int16):
+        places = np.array([(0, 0), (np.iinfo(kind).max, 1)], kind)
+        result = camtool.bag_attention(model, bag, places)
+        np.testing.assert_allclose(result.raw[[0, -1], [0, 1]], compute_weights(model, bag, 0), rtol=1e-6)
+        assert result.raw.shape == (np.iinfo(kind).max + 1, 2)
 
 
 def test_tiles_are_drawn_at_their_places() -> None:
@@ -89,6 +99,17 @@ def test_refused_bags() -> None:
     assert first.raw.max() == pytest.approx(max(compute_weights(Pooling(classes=4), bag, 0)))
     with pytest.raises(LayerError, match="branch=2: a tile has 1 weights, 0 to 0"):
         camtool.bag_attention(Pooling(), bag, PLACES, branch=2)
+    for wrong in ("a", True, 0.5):
+        with pytest.raises(LayerError, match="branch must be a whole number, or None, got"):
+            camtool.bag_attention(Pooling(), bag, PLACES, branch=wrong)
+        with pytest.raises(LayerError, match="index must be a whole number, or None, got"):
+            camtool.bag_attention(Pooling(), bag, PLACES, index=wrong)
+    with pytest.raises(ImageError, match="bag must be a tensor or an array of numbers, got str"):
+        camtool.bag_attention(Pooling(), "bag", PLACES)
+    with pytest.raises(ImageError, match=r"for a bag \(1,\)"):
+        camtool.bag_attention(Pooling(), bag[0, :1], PLACES)
+    with pytest.raises(ImageError, match=r"0 different pairs .* for a bag \(0, 5\)"):
+        camtool.bag_attention(Pooling(), bag[:0], np.zeros((0, 2), int))
     with pytest.raises(ImageError, match=r"51,201 rows and 40,193 columns .* e\.g\. y // 256 and x // 256"):
         camtool.bag_attention(Pooling(), bag, [(51200, 40192), (0, 1), (0, 2), (0, 3)])
     halves = torch.tensor([[0.0, 0.0], [0.0, 1.0], [0.0, 2.0], [0.5, 0.0]])
