@@ -129,22 +129,26 @@ def compute_class_maps(
         return ClassMaps(merged, place, scores, weights)
 
 
-def to_class_tensor(target_class: int | Tensor | Sequence[int] | None, images: Tensor) -> Tensor:
-    """Return one class for each image, ``(N,)`` on their device; -1 for the class with the highest score.
+def read_classes(target_class: Any, count: int) -> Tensor:
+    """Return one class for each of ``count`` images, or one for all; -1 for the class with the highest score.
+
+    A tensor is not read, and stays on its device.
 
     Raises:
         TargetError: There is another number of classes than of images, or a target that is no index.
     """
     given = -1 if target_class is None else target_class
     try:
-        classes = torch.as_tensor(given, dtype=torch.long).to(images.device, non_blocking=True)
-    except (TypeError, ValueError) as error:
+        classes = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
         raise TargetError(
             f"target_class is {given!r}, but maps on the device are of classes; pass indices, or call the explainer."
         ) from error
-    if classes.ndim > 1 or (classes.ndim == 1 and len(classes) != len(images)):
-        raise TargetError(f"target_class: {tuple(classes.shape)} classes came for {len(images)} images; give one each.")
-    return classes.expand(len(images))
+    if classes.ndim > 1 or (classes.ndim == 1 and len(classes) != count):
+        raise TargetError(f"target_class: {tuple(classes.shape)} classes came for {count} images; give one each.")
+    if classes.is_floating_point() or classes.is_complex() or classes.dtype == torch.bool:
+        raise TargetError(f"target_class has the type {classes.dtype}; pass indices of classes, which are integers.")
+    return classes
 
 
 def to_device_pixels(images: Tensor, transform: Any) -> Tensor:

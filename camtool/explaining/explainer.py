@@ -34,7 +34,7 @@ from camtool.arguments.explain_arguments import (
 )
 from camtool.engines.observers import list_engines
 from camtool.errors import CamtoolError, MethodError, TargetError
-from camtool.explaining.device_maps import ClassMaps, to_class_tensor, to_device_pixels
+from camtool.explaining.device_maps import ClassMaps, read_classes, to_device_pixels
 from camtool.explaining.explanation import Explanation
 from camtool.explaining.pipeline import BatchExplainer, Prediction
 from camtool.explaining.types import (
@@ -545,14 +545,16 @@ class Explainer(Generic[Result]):
             self._choose_method(batch, self._recommend)
         if len(self.batches.methods) != 1 or not self.batches.needs_layers:
             raise MethodError(f"{caller} takes one method that looks at a layer, e.g. 'gradcam'.")
-        given, classes = InputBatch([], batch, self._settings.call_index), to_class_tensor(target_class, batch)
+        asked = read_classes(target_class, len(batch))
+        classes = asked.to(batch.device, torch.long, non_blocking=True).expand(len(batch))
+        given = InputBatch([], batch, self._settings.call_index)
         if differentiable:
             with guard(self._model):
                 maps = self.batches.compute_device_maps_with(observe_connected, given, classes, differentiable=True)
         else:
             maps = self.batches.compute_device_maps(given, classes)
-        if target_class is not None and not isinstance(target_class, Tensor):
-            for index in {*torch.as_tensor(target_class).flatten().tolist()} - {-1}:
+        if not isinstance(target_class, Tensor):
+            for index in {*asked.flatten().tolist()} - {-1}:
                 check_class_index(index, max(maps.logits.shape[1], 2))
         return maps
 

@@ -143,6 +143,13 @@ def test_errors_say_what_is_needed() -> None:
         camtool.Explainer(net, "scorecam").draw_overlays(x)
     with pytest.raises(TargetError, match=r"\(3,\) classes came for 2 images"):
         camtool.Explainer(net).draw_overlays(x, [0, 1, 2])
+    for classes in (2.7, True, torch.tensor(2.7), [0, 2.5], [True, False], np.array([True, True]), torch.ones(2) * 1j):
+        for draw in (camtool.Explainer(net).draw_overlays, camtool.Explainer(net).compute_maps):
+            with pytest.raises(TargetError, match=r"target_class has the type torch.* integers"):
+                draw(x, classes)
+    for wrong in ("dog", [None, 1], [[0], [1, 2]], lambda output: output.max()):
+        with pytest.raises(TargetError, match="maps on the device are of classes; pass indices"):
+            camtool.Explainer(net).compute_maps(x, wrong)
     with pytest.raises(ImageError, match=r"N, C, H, W.*\(3, 32, 32\) came"):
         camtool.Explainer(net).draw_overlays(x[0])
     with pytest.raises(ImageError, match="gray or RGB"):
