@@ -134,6 +134,11 @@ def check_settings(transform: object, labels: object, batch_size: object, image:
         raise CamtoolError(f"call_index={call_index!r} is no integer; 0 is a layer's first call, -1 its last.")
 
 
+def read_by_position(values: Any) -> Any:
+    """Return a series of pandas as a list, as ``[i]`` is not its i-th value; anything else as it is."""
+    return list(values) if hasattr(values, "iloc") else values
+
+
 def match_targets(target_class: Any, count: int | None) -> list[Any]:
     """Return the targets that the user requested for each image.
 
@@ -144,8 +149,9 @@ def match_targets(target_class: Any, count: int | None) -> list[Any]:
     Raises:
         TargetError: A list has another length than there are images, or is empty.
     """
-    # Loaders give the classes of a batch as a tensor or an array.
-    requests = target_class.tolist() if isinstance(target_class, (Tensor, np.ndarray)) else target_class
+    # Loaders give the classes of a batch as a tensor or an array, and tables as a series of pandas.
+    is_column = isinstance(target_class, (Tensor, np.ndarray)) or hasattr(target_class, "iloc")
+    requests = target_class.tolist() if is_column else target_class
     is_list = isinstance(requests, (list, tuple))
     if count is None:
         if is_list and not requests:

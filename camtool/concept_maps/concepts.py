@@ -18,7 +18,12 @@ from torch import Tensor, nn
 
 from camtool import targets
 from camtool.arguments.checks import check_choice, check_integer
-from camtool.arguments.explain_arguments import check_settings, explain_foreign_arguments, get_module
+from camtool.arguments.explain_arguments import (
+    check_settings,
+    explain_foreign_arguments,
+    get_module,
+    read_by_position,
+)
 from camtool.arguments.messages import format_count, format_percent
 from camtool.concept_maps.page import MAX_PHOTOS, LegendEntry, draw_page
 from camtool.errors import CamtoolError, LayerError, MethodError
@@ -199,7 +204,7 @@ def concepts(
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(points.device.type, enabled=False):
         W, H, explained = factorize(_check_positive(points, used.name), n, seed=seed)
         probabilities = compute_probabilities(loaded.model, inputs[0].tensor[None], used, H)
-    names = labels if labels is not None else loaded.labels
+    names = loaded.labels if labels is None else read_by_position(labels)
     notes = dict.fromkeys(note for image in inputs for note in image.notes)
     maps, places = _build_maps(W, [grid.shape[1:] for grid in grids], centers)
     return Concepts(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_number
+from camtool.arguments.explain_arguments import read_by_position
 from camtool.arguments.messages import format_count
 from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.candidates import Candidate
@@ -141,6 +142,7 @@ def _choose(
     chosen = np.unique(np.linspace(0, len(images) - 1, min(len(images), _MOST_IMAGES)).round().astype(int)).tolist()
     # Where the time is short, the first ones count: they are spread over all.
     chosen = [*chosen[::2], *chosen[1::2]]
+    images, truth = read_by_position(images), read_by_position(truth)
     used, asked = [images[index] for index in chosen], [requests[index] for index in chosen]
     batches = list[MeasuredBatch]()
     for batch in subject.iterate_batches(used, asked, _BATCH):

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from camtool.arguments.explain_arguments import read_by_position
 from camtool.arguments.messages import add_article
 from camtool.errors import MetricError
 from camtool.evaluation.candidates import Candidate, map_candidates
@@ -141,7 +142,8 @@ class Subject:
             raise MetricError("model: it compares images with texts; a classifier with fixed classes is needed.")
         self.model = loaded.model
         self.preparer = InputPreparer(loaded.model, transform or loaded.transform, device, kind="image")
-        self.explainer = BatchExplainer(loaded.model, labels=labels if labels is not None else loaded.labels)
+        names = loaded.labels if labels is None else read_by_position(labels)
+        self.explainer = BatchExplainer(loaded.model, labels=names)
 
     def iterate_batches(
         self, images: Sequence[Any] | Tensor, requests: Sequence[Any], size: int

@@ -30,6 +30,7 @@ from camtool.arguments.explain_arguments import (
     get_module,
     is_function,
     match_targets,
+    read_by_position,
     to_list,
 )
 from camtool.engines.observers import list_engines
@@ -257,7 +258,7 @@ def predict(
     """
     check_argument_order(img, target_class)
     loaded, requests = to_loaded(model), match_targets(target_class, None)
-    names = labels if labels is not None else loaded.labels
+    names = loaded.labels if labels is None else read_by_position(labels)
     loaded = replace(loaded, labels=names, transform=transform or loaded.transform)
     return ask_model(loaded, [img], lambda explainer, batch: explainer.predict(batch, requests), device)
 
@@ -365,7 +366,7 @@ class Explainer(Generic[Result]):
             options=options,
             layers=layers,
             merge=merges.get_merge(settings.merge) if "merge" in changed else settings.merge,
-            labels=settings.labels if settings.labels is not None else loaded.labels,
+            labels=loaded.labels if settings.labels is None else read_by_position(settings.labels),
             text=loaded.text,
             placement=settings.placement,
             depths=next((reader.read_depths(options) for reader in methods if reader.reads_depths), 0),

@@ -83,7 +83,8 @@ def load(
     _check_calls(name, calls)
     if is_function(name):
         check_settings(transform, labels, 1, None, None)
-        return Loaded(FunctionModel(cast("Any", name), **cast("Any", calls)), transform, labels and list(labels))
+        names = None if labels is None else list(labels)
+        return Loaded(FunctionModel(cast("Any", name), **cast("Any", calls)), transform, names)
     if not isinstance(name, str):
         raise ModelError(
             f"name: a model is loaded by its name, a string, or is a function; {type(name).__name__} came."

@@ -47,6 +47,8 @@ def to_loaded(model: nn.Module | Loaded | Callable[[Tensor], Any]) -> Loaded:
         return Loaded(FunctionModel(model))
     module = get_module(model)
     loaded = model if isinstance(model, Loaded) else Loaded(module)
+    if loaded.labels is not None and hasattr(loaded.labels, "iloc"):  # a series of pandas, of which [i] is not the i-th
+        loaded = replace(loaded, labels=list(loaded.labels))
     inner = unwrap_model(module)
     if any(hasattr(inner, name) for name in ENCODERS) and find_encoders(inner):
         return replace(loaded, model=get_image_tower(inner), text=loaded.text or build_text_encoder(inner))

@@ -6,6 +6,7 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from PIL import Image
@@ -186,6 +187,8 @@ def test_one_image_tensors_and_a_module_as_layer_are_accepted() -> None:
     alone = concepts(model, PHOTOS[0], 2, transform=Resize())
     assert (alone.layer, len(alone), len(alone.inputs)) == ("trunk", 2, 1)
     assert alone.labels == ["class 0", "class 2"]
+    names = pandas.Series([*"abcd"], index=[3, 2, 1, 0])  # which is read by position
+    assert concepts(model, PHOTOS[0], 2, transform=Resize(), labels=names).labels == ["a", "c"]
 
 
 def test_concepts_passes_the_seed_to_factorize(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,6 +232,11 @@ def test_the_choice_is_never_beaten_in_everything_and_never_less_faithful_than_t
         assert choice.quality.mean() >= all_of_them[0].quality.mean()
 
 
+def test_images_may_be_a_series_of_pandas():
+    images = pytest.importorskip("pandas").Series([*IMAGES[:3]], index=[*"bca"])
+    assert len(recommendation.recommend(build_net(), images, seconds=5).tried[0].faithfulness) == 3
+
+
 @pytest.mark.parametrize("count", [1, 9])
 def test_with_few_images_the_default_is_kept(count):
     gradcam, best = tried("gradcam", [0.1] * count, 9), tried("best", [0.9] * count, 1)

@@ -243,6 +243,21 @@ def test_classes_may_be_a_tensor_or_an_array(model) -> None:
     assert [r.index for r in explainer(batch, classes)] == [2, 0, 6]
 
 
+def test_a_series_of_pandas_is_read_by_position(model) -> None:
+    pandas = pytest.importorskip("pandas")
+    names, batch = pandas.Series(LABELS, index=range(len(LABELS))[::-1]), torch.randn(3, 3, 32, 32)
+    loaded = camtool.Loaded(model, labels=names)
+    assert camtool.explain(model, batch[0], 0, labels=names).label == LABELS[0]
+    assert camtool.explain(loaded, batch[0], LABELS[1]).label == LABELS[1]
+    assert camtool.explain(loaded, batch[0], 1).label == LABELS[1]
+    assert [each.label for each in camtool.predict(model, batch[0], [2, 0], labels=names)] == [LABELS[2], LABELS[0]]
+    assert camtool.load(lambda x: x.mean((2, 3)), labels=names).labels == LABELS
+    classes = pandas.Series([2, 0, 6], index=[1, 0, 2])
+    explainer = camtool.Explainer(loaded)
+    assert [each.index for each in explainer(batch, classes)] == [2, 0, 6]
+    torch.testing.assert_close(explainer.compute_maps(batch, classes), explainer.compute_maps(batch, [2, 0, 6]))
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_list_of_targets_of_another_length_raises_an_error(model, photo, count) -> None:
     with pytest.raises(camtool.TargetError, match=rf"target_class has {count} entr(y|ies) for 2 images"):

@@ -173,7 +173,7 @@ def audit(
     check_number("level", level, above=0, below=1, error=MetricError)
     check_image_list(images)
     subject = Subject(model, transform, class_names, device)
-    names = class_names if class_names is not None else subject.explainer.labels
+    names = subject.explainer.labels
     names = names if names is None or len(names) != 1 else (f"not {names[0]}", names[0])
     targets, has_sets = find_targets(labels, names, len(images))
     columns = {**read_tag_columns(images), **read_columns(metadata, len(images))}

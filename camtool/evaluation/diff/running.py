@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from camtool.arguments.checks import check_count, check_number
+from camtool.arguments.explain_arguments import read_by_position
 from camtool.errors import MetricError
 from camtool.evaluation.annotations import find_targets
 from camtool.evaluation.audit.report.page import check_page
@@ -99,7 +100,8 @@ def diff(
     before, after = to_loaded(old), to_loaded(new)
     if before.labels is not None and after.labels is not None and [*before.labels] != [*after.labels]:
         raise MetricError("new has other class names than old; give models of the same classes in the same order.")
-    names = class_names if class_names is not None else before.labels if before.labels is not None else after.labels
+    names = before.labels if before.labels is not None else after.labels
+    names = names if class_names is None else read_by_position(class_names)
     subjects = (
         Subject(before, transform, names, device),
         Subject(after, transform or after.transform or before.transform, names, device),

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 import camtool
 from camtool.arguments.checks import check_count
+from camtool.arguments.explain_arguments import read_by_position
 from camtool.arguments.messages import add_article
 from camtool.arguments.regular_files import iterate_lines
 from camtool.errors import CamtoolError, MetricError
@@ -114,6 +115,7 @@ def evaluate(
     subject = Subject(model, transform, labels, device)
     of_mosaics = {name: options for name, options in chosen.items() if "classes" in METRICS[name].needs}
     others = {name: options for name, options in chosen.items() if name not in of_mosaics}
+    images = read_by_position(images)
     # Mosaics need images of several classes, so they are made of images of the whole set.
     spread = np.unique(np.linspace(0, count - 1, min(count, _MOST_MOSAICS)).round().astype(int)).tolist()
     total = len(candidates) * ((count if others or not of_mosaics else 0) + (len(spread) if of_mosaics else 0))

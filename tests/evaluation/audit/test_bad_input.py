@@ -6,6 +6,7 @@ Few images, one class, equal and damaged images, and arguments that are too long
 from __future__ import annotations
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import nn
@@ -59,8 +60,10 @@ def test_a_score_that_is_not_finite_on_a_later_image_is_told():
 def test_a_model_in_training_mode_gives_the_same_and_stays_in_it():
     images, classes = draw_images()
     model = nn.Sequential(nn.Dropout(0.5), build_net()).train()
-    result = camtool.audit(model, images, classes, method="gradcam", kinds=["place"], class_names=["a", "b", "c"])
+    names = pandas.Series(["a", "b", "c"], index=[2, 1, 0])  # which is read by position
+    result = camtool.audit(model, images, classes, method="gradcam", kinds=["place"], class_names=names)
     assert all(module.training for module in model.children() if isinstance(module, nn.Dropout))
+    assert result.findings[0].label == "a"
     assert result.findings[0].removal == run_audit().findings[0].removal
 
 

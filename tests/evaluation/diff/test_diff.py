@@ -11,6 +11,7 @@ from html import unescape
 from io import BytesIO
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from PIL import Image
@@ -315,7 +316,7 @@ def test_answers_that_changed_are_listed():
     photos, labels = draw_photos()
     for photo in photos[:3:2]:
         photo[32:, 32:, GREEN] = 0
-    result = compare(photos=photos, labels=labels)
+    result = compare(photos=photos, labels=labels, class_names=pandas.Series(NAMES, index=range(len(NAMES))[::-1]))
     assert {(one.index, one.answers) for one in result.other_answers} == {(0, ("apple", "sky")), (2, ("apple", "sky"))}
     assert result.accuracy[1].mean == pytest.approx(58 / 60)
     moved = [one.moved for one in result.images]

@@ -240,6 +240,13 @@ def test_mosaics_are_made_of_all_images(net):
     assert np.isfinite(table["gradcam"].values["grid-pointing-game"]).all()
 
 
+def test_images_may_be_a_series_of_pandas(net):
+    images = pytest.importorskip("pandas").Series([*IMAGES], index=[*"badce"])
+    options = {"metrics": ["grid-pointing-game"], "target_class": [0, 1, 2, 3, 4]}
+    one, other = (camtool.evaluate(net, given, ["gradcam"], **options)["gradcam"] for given in (IMAGES, images))
+    np.testing.assert_array_equal(one.values["grid-pointing-game"], other.values["grid-pointing-game"])
+
+
 def test_what_has_no_value_says_why(net):
     table = camtool.evaluate(
         net, IMAGES, ["gradcam", "rollout"], metrics=["entropy", "grid-pointing-game"], target_class=0
