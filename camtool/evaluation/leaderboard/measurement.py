@@ -115,7 +115,7 @@ def evaluate(
     subject = Subject(model, transform, labels, device)
     of_mosaics = {name: options for name, options in chosen.items() if "classes" in METRICS[name].needs}
     others = {name: options for name, options in chosen.items() if name not in of_mosaics}
-    images = read_by_position(images)
+    images, truth = read_by_position(images), read_by_position(truth)
     # Mosaics need images of several classes, so they are made of images of the whole set.
     spread = np.unique(np.linspace(0, count - 1, min(count, _MOST_MOSAICS)).round().astype(int)).tolist()
     total = len(candidates) * ((count if others or not of_mosaics else 0) + (len(spread) if of_mosaics else 0))

@@ -247,6 +247,16 @@ def test_images_may_be_a_series_of_pandas(net):
     np.testing.assert_array_equal(one.values["grid-pointing-game"], other.values["grid-pointing-game"])
 
 
+def test_truth_may_be_a_series_of_pandas(net):
+    masks = [np.arange(32)[:, None].repeat(32, 1) < 6 * (number + 1) for number in range(5)]
+    series = pytest.importorskip("pandas").Series(masks, index=[4, 2, 0, 3, 1])
+    options = {"metrics": ["energy-in-mask"], "target_class": 0, "batch_size": 2}
+    one, other = (camtool.evaluate(net, IMAGES, ["gradcam"], truth=given, **options) for given in (masks, series))
+    values = one["gradcam"].values["energy-in-mask"]
+    assert len({*values}) == 5
+    np.testing.assert_array_equal(other["gradcam"].values["energy-in-mask"], values)
+
+
 def test_what_has_no_value_says_why(net):
     table = camtool.evaluate(
         net, IMAGES, ["gradcam", "rollout"], metrics=["entropy", "grid-pointing-game"], target_class=0
