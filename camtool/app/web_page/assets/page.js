@@ -19,7 +19,6 @@ function showStatus(text, isBad = false) {
 
 const showError = (error) => showStatus(error.message || String(error), true);
 const nameClass = (index) => state.model.labels[index] ?? `class ${index}`;
-const countClasses = () => state.current.results.get('top').probabilities.length;
 const formatShare = (share) => `${(100 * share).toFixed(1)}%`;
 
 /** Make an element with properties and contents. */
@@ -106,11 +105,19 @@ function showDevice({provider, problem}) {
     state.hasGpu && !problem ? make('a', {href: `?device=${device}`}, `Use ${other}`) : '');
 }
 
+/** Forget and clear all that the former model computed: none of it may stand under the name of another one. */
 function useModel(model) {
   state.model = model;
   showDevice(model);
   state.target = state.other = null;
-  state.images.forEach((image) => image.results.clear());
+  wanted += 1;  // what is being shown, and the table, begin again
+  state.listing += 1;
+  [...state.images, state.current].forEach((image) => image?.results.clear());
+  for (const canvas of document.querySelectorAll('figure canvas')) {
+    canvas.getContext('2d').clearRect(0, 0, canvas.width, canvas.height);
+    canvas.setAttribute('aria-label', 'No picture yet');
+  }
+  document.querySelectorAll('figure h2, figure .facts, figure .warnings, #bars, #rows').forEach((part) => part.replaceChildren());
   $('model-name').textContent = `${model.name}, explained in your browser`;
   $('method').replaceChildren(...model.methods.map((name) => new Option(name, name)));
   $('labels').replaceChildren(...model.labels.map((value) => make('option', {value})));
@@ -196,6 +203,7 @@ async function listImages() {
     if (state.isStopped || run !== state.listing) break;
     showStatus(`Explaining ${number + 1} of ${state.images.length} images ...`);
     const {index, probabilities} = await getResult(image, null);
+    if (run !== state.listing) return;
     const open = make('button', {onclick: () => choose(image)}, image.name);
     $('rows').append(make('tr', {}, ...[open, nameClass(index), formatShare(probabilities[index])].map((content) => make('td', {}, content))));
   }
@@ -261,12 +269,13 @@ async function showOnce(isWanted) {
 }
 
 async function drawFigure(figure, image, result, time) {
-  const method = $('method').value, view = document.querySelector('[name=view]:checked').value;
+  const {model} = state, method = $('method').value, view = document.querySelector('[name=view]:checked').value;
   const look = {colormap: $('colormap').value, alpha: Number($('alpha').value), view};
   const {pixels, width, height, codes} = await ask('draw', {image: image.source, result, method, look});
+  if (model !== state.model) return;
   const canvas = Object.assign(figure.querySelector('canvas'), {width, height});
   canvas.getContext('2d').putImageData(new ImageData(pixels, width, height), 0, 0);
-  const label = nameClass(result.index), {name, layer} = state.model;
+  const label = nameClass(result.index), {name, layer} = model;
   canvas.setAttribute('aria-label', `${image.name} with ${view === 'contours' ? 'lines around' : 'heat on'} what speaks for ${label} in ${name}, by ${method}`);
   figure.querySelector('h2').textContent = label;
   figure.querySelector('.facts').textContent = [formatShare(result.probabilities[result.index]),
@@ -305,12 +314,13 @@ function drawScale() {
 }
 
 /** Return the class that was typed, by name or number; null for none. */
-function findClass(text) {
+async function findClass(text) {
   const wanted = text.trim();
   if (!wanted) return null;
   const index = state.model.labels.findIndex((label) => label.toLowerCase() === wanted.toLowerCase());
   const number = index >= 0 ? index : /^\d+$/.test(wanted) ? Number(wanted) : -1;
-  if (number < 0 || number >= countClasses()) throw new Error(`'${wanted}' is not among the ${countClasses()} classes.`);
+  const {probabilities: {length}} = await getResult(state.current, null);
+  if (number < 0 || number >= length) throw new Error(`'${wanted}' is not among the ${length} classes.`);
   return number;
 }
 
@@ -335,7 +345,7 @@ async function startCamera() {
       const bitmap = await createImageBitmap(video, {resizeWidth: size[0], resizeHeight: size[1]});
       const image = {name: 'camera', source: {key: ++state.count}, results: new Map()};
       await ask('see', {bitmap}, [bitmap]);
-      if (!state.stream) break;
+      if (!state.stream && state.current?.source.blob) break;  // the user chose an image; else this is the last frame
       state.current = image;
       await show();
       const seconds = (performance.now() - start) / 1000;
@@ -385,9 +395,9 @@ on('paste', 'click', async () => {
   if (!item) throw new Error('The clipboard has no image that this page may read; press Ctrl-V, or choose a file.');
   await addImages([new File([await item.getType(item.types.find((type) => type.startsWith('image/')))], 'pasted image')]);
 });
-on('class', 'change', ({target}) => setTargets(findClass(target.value), state.other));
-on('other', 'change', ({target}) => setTargets(state.target, findClass(target.value)));
-on('swap', 'click', () => setTargets(state.other, state.target ?? state.current.results.get('top').index));
+on('class', 'change', async ({target}) => setTargets(await findClass(target.value), state.other));
+on('other', 'change', async ({target}) => { const other = await findClass(target.value); return setTargets(state.target, other); });
+on('swap', 'click', async () => setTargets(state.other, state.target ?? (await getResult(state.current, null)).index));
 on('stop', 'click', () => { state.isStopped = true; });
 on('method', 'change', redraw);
 on('alpha', 'input', redraw);

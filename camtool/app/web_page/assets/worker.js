@@ -4,7 +4,7 @@ import {decodePhoto, drawContours, drawHeat, explain, getLabel, openModel, place
 
 const LOW_RANK = 5, SMALL_SHARE = 0.25, THUMBNAIL = 112, KEPT_MAPS = 2;
 
-let model = null, device = 'wasm', palettes = {}, frame = null, current = {key: null, photo: null};
+let model = null, device = 'wasm', palettes = {}, frame = null, count = 0, current = {key: null, photo: null};
 const placements = new Map();
 
 /** Return the photo of an image, or of the camera; only the last one is kept, as many large ones would fill the memory. */
@@ -25,8 +25,8 @@ async function open(bytes) {
       if (provider === 'webgpu') await explain(opened, dot);
       await model?.session.release();
       model = opened;
-      const {description} = model, count = description.labels?.length ?? 0;
-      const labels = Array.from({length: count === 1 ? 2 : count}, (_, index) => getLabel(description, index));
+      const {description} = model, classes = description.labels?.length ?? 0;
+      const labels = Array.from({length: classes === 1 ? 2 : classes}, (_, index) => getLabel(description, index));
       return {name: description.model, layer: description.layer, methods: Object.keys(description.outputs), labels, provider, problem};
     } catch (error) {
       await opened?.session.release().catch(() => null);
@@ -69,11 +69,15 @@ const TASKS = {
     frame = readPixels(bitmap, bitmap.width, bitmap.height);
     bitmap.close();
   },
-  explain: async ({image, target}) => explain(model, await getPhoto(image), target ?? -1),
+  /** Explain an image; with the result come its number and where its cells lie, as another model may follow before it is drawn. */
+  async explain({image, target}) {
+    const {centers, strides} = model.description;
+    return {...await explain(model, await getPhoto(image), target ?? -1), centers, strides, number: ++count};
+  },
   async draw({image, result, method, look}) {
     const photo = await getPhoto(image), {width, height} = photo, map = result.maps[method];
-    const name = JSON.stringify([image.key, result.index, method]);
-    const placed = placements.get(name) ?? placeMap(map, model.description, result.geometry, height, width);
+    const name = `${result.number} ${method}`;
+    const placed = placements.get(name) ?? placeMap(map, result, result.geometry, height, width);
     placements.set(name, placed);
     if (placements.size > KEPT_MAPS) placements.delete(placements.keys().next().value);
     const pixels = look.view === 'contours' ? drawContours(photo, placed) : drawHeat(photo, placed, palettes[look.colormap], look);
