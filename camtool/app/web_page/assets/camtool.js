@@ -57,9 +57,56 @@ export function readDescription(bytes) {
   for (const [field, part] of readFields(bytes)) {
     if (field !== METADATA) continue;
     const entry = new Map(readFields(part));
-    if (decoder.decode(entry.get(KEY)) === 'camtool') return JSON.parse(decoder.decode(entry.get(VALUE)));
+    if (decoder.decode(entry.get(KEY)) !== 'camtool') continue;
+    try {
+      return JSON.parse(decoder.decode(entry.get(VALUE)));
+    } catch {
+      throw new Error('The description of camtool in the file is no JSON; write the file again with camtool.export.');
+    }
   }
   throw new Error('This file has no description of camtool; write it with camtool.export(model, "model.onnx").');
+}
+
+const LARGEST_SIDE = 4096;  // of an input, in pixels: more fills the memory of a browser
+
+const isText = (value) => typeof value === 'string';
+const isPositive = (value) => Number.isFinite(value) && value > 0;
+const isLength = (value) => Number.isInteger(value) && value >= 1 && value <= LARGEST_SIDE;
+const isList = (value, isValid) => Array.isArray(value) && value.every(isValid);
+const hasItems = (count, isValid) => (value) => isList(value, isValid) && value.length === count;
+const orNone = (isValid) => (value) => value === null || value === undefined || isValid(value);
+const isFilled = (isValid) => (value) => isList(value, isValid) && value.length > 0;
+const isSize = hasItems(2, isLength), LENGTHS = `in whole pixels from 1 to ${LARGEST_SIDE}`;
+
+/** Field of a description → [the check, what it must be]. A file may come from anybody. */
+const FIELDS = {
+  model: [isText, 'a text'],
+  layer: [isText, 'a text'],
+  labels: [orNone((value) => isList(value, isText)), 'a list of texts'],
+  outputs: [(value) => isFilled(isText)(Object.values(value ?? [])), 'the name of an output for each method'],
+  centers: [hasItems(2, isFilled(Number.isFinite)), 'two lists of numbers'],
+  strides: [hasItems(2, isPositive), 'two numbers above 0'],
+  'preparation.shorter_side': [orNone(isLength), `a length ${LENGTHS}`],
+  'preparation.resized': [orNone(isSize), `[height, width] ${LENGTHS}`],
+  'preparation.crop': [isSize, `[height, width] ${LENGTHS}`],
+  'preparation.interpolation': [(value) => Object.hasOwn(FILTERS, value), 'bilinear, bicubic or lanczos'],
+  'preparation.mean': [hasItems(3, Number.isFinite), 'three numbers'],
+  'preparation.std': [hasItems(3, isPositive), 'three numbers above 0'],
+};
+
+/** Check types and ranges of a description before anything is computed with it. */
+function checkDescription(description) {
+  if (!description?.preparation) {
+    throw new Error('The file does not say how photos are prepared: the transform does more than resize, crop and ' +
+      'normalize, or it was written by an older version of camtool.');
+  }
+  if (!['softmax', 'sigmoid', 'identity'].includes(description.link)) throw new Error('The model returns no scores of classes.');
+  for (const [name, [isValid, wanted]] of Object.entries(FIELDS)) {
+    const value = name.split('.').reduce((part, key) => part?.[key], description);
+    if (isValid(value)) continue;
+    const given = (JSON.stringify(value) ?? 'nothing').slice(0, 60);
+    throw new Error(`The file's ${name} must be ${wanted}, got ${given}; write it again with camtool.export.`);
+  }
 }
 
 /**
@@ -72,11 +119,7 @@ export function readDescription(bytes) {
  */
 export async function openModel(ort, bytes, options = {}) {
   const description = readDescription(bytes);
-  if (!description.preparation) {
-    throw new Error('The file does not say how photos are prepared: the transform does more than resize, crop and ' +
-      'normalize, or it was written by an older version of camtool.');
-  }
-  if (!['softmax', 'sigmoid', 'identity'].includes(description.link)) throw new Error('The model returns no scores of classes.');
+  checkDescription(description);
   return {ort, description, session: await ort.InferenceSession.create(bytes, options)};
 }
 
@@ -241,15 +284,24 @@ export async function explain(model, photo, classIndex = -1) {
   const images = new ort.Tensor('float32', tensor, [1, 3, ...geometry.size]);
   const run = (index) => session.run({images, target_class: new ort.Tensor('int64', BigInt64Array.of(BigInt(index)), [1])});
   let results = await run(classIndex);
-  const logits = results.logits.data, probabilities = toProbabilities(logits, description.link);
+  const logits = readOutput(results, 'logits', [1, null]), probabilities = toProbabilities(logits, description.link);
   const index = classIndex >= 0 ? classIndex : probabilities.indexOf(Math.max(...probabilities));
   // The file takes a single output for a logit, whose top class is that of its sign.
   if (classIndex < 0 && logits.length === 1 && description.link === 'identity') results = await run(index);
-  const maps = {};
+  const maps = {}, grid = description.centers.map((line) => line.length);
   for (const [method, name] of Object.entries(description.outputs)) {
-    maps[method] = {values: results[name].data, grid: results[name].dims.slice(1)};
+    maps[method] = {values: readOutput(results, name, [1, ...grid]), grid};
   }
   return {index, logits, probabilities, maps, geometry};
+}
+
+/** Return the values of an output with the lengths that the description says; null stands for any. */
+function readOutput(results, name, lengths) {
+  const {type, dims = [], data} = results[name] ?? {};
+  const isRight = type === 'float32' && data.length > 0 && dims.length === lengths.length &&
+    lengths.every((length, at) => length === null || length === dims[at]);
+  if (isRight) return data;
+  throw new Error(`The model's output ${name} is not as its description says, but ${type ?? 'missing'} ${dims.join(' x ')}`.trim() + '.');
 }
 
 /**

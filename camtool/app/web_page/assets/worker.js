@@ -14,7 +14,10 @@ async function getPhoto({key, blob}) {
   return current.photo;
 }
 
-/** Open a model; with WebGPU it is run once, as some devices fail only then, and the processor follows. */
+/**
+ * Open a model. It is run once before it replaces another one, which goes on working if that fails; with WebGPU always, as
+ * some devices fail only then, and the processor follows.
+ */
 async function open(bytes) {
   let problem = '';
   for (const provider of device === 'webgpu' ? ['webgpu', 'wasm'] : ['wasm']) {
@@ -22,7 +25,7 @@ async function open(bytes) {
     try {
       opened = await openModel(ort, bytes, {executionProviders: [provider], logSeverityLevel: 3});
       const dot = {width: 1, height: 1, pixels: Uint8ClampedArray.of(0, 0, 0, 255)};
-      if (provider === 'webgpu') await explain(opened, dot);
+      if (model || provider === 'webgpu') await explain(opened, dot);
       await model?.session.release();
       model = opened;
       const {description} = model, classes = description.labels?.length ?? 0;
@@ -85,8 +88,14 @@ const TASKS = {
   },
 };
 
-/** Return the first line of an error; the runtime throws numbers and exceptions of WebAssembly as well, which say nothing. */
-const shorten = (error) => error?.message?.split('\n')[0] || 'The runtime has stopped, perhaps for lack of memory.';
+const FROM_RUNTIME = /ERROR_MESSAGE:(?:.*\[ONNXRuntimeError\] : \d+ : \w+ :)?(.*)/s, LONGEST = 300;
+
+/** Return an error in one line; the runtime throws numbers and exceptions of WebAssembly as well, which say nothing. */
+function shorten(error) {
+  const [, said] = FROM_RUNTIME.exec(error?.message) ?? [];
+  if (said?.includes('bad_alloc') || !error?.message) return 'The runtime has stopped, perhaps for lack of memory.';
+  return said ? `The runtime says: ${said.trim().replaceAll(/\s+/g, ' ').slice(0, LONGEST)}` : error.message.split('\n')[0];
+}
 
 // Threads of the runtime run this script, too.
 if (!self.name.startsWith('em-pthread')) {
