@@ -84,11 +84,11 @@ def serve(folder: Path, headers: dict[str, str] | None = None) -> Iterator[str]:
 
 
 class Opened:
-    """The page in a tab, with what it asked for and what went wrong."""
+    """The page in a tab, with what it asked for and what went wrong; a script may run before the page's own."""
 
-    def __init__(self, browser: Any, address: str, **settings: Any) -> None:
+    def __init__(self, browser: Any, address: str, script: str = "", **settings: Any) -> None:
         self.tab = browser.new_page(**settings)
-        self.tab.add_init_script(_RECORD)
+        self.tab.add_init_script(_RECORD + script)
         self.requests, self.problems = list[str](), list[str]()
         self.tab.on("request", lambda request: self.requests.append(request.url))
         self.tab.on("pageerror", lambda error: self.problems.append(str(error)))

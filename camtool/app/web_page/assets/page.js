@@ -37,9 +37,9 @@ const showBusy = () => $('stage').setAttribute('aria-busy', waiting.size > 0);
 function ask(task, values, transfer = []) {
   return new Promise((resolve, reject) => {
     state.count += 1;
+    state.worker.postMessage({number: state.count, task, values}, transfer);
     waiting.set(state.count, {resolve, reject});
     showBusy();
-    state.worker.postMessage({number: state.count, task, values}, transfer);
   });
 }
 
@@ -121,12 +121,9 @@ function useModel(model) {
   $('model-name').textContent = `${model.name}, explained in your browser`;
   $('method').replaceChildren(...model.methods.map((name) => new Option(name, name)));
   $('labels').replaceChildren(...model.labels.map((value) => make('option', {value})));
-  $('class').value = $('other').value = '';
 }
 
-async function start() {
-  Object.keys(palettes).forEach((name) => $('colormap').append(new Option(name, name)));
-  drawScale();
+async function openFirst() {
   const threads = state.threads = globalThis.crossOriginIsolated ? Math.min(MOST_THREADS, navigator.hardwareConcurrency || 1) : 1;
   const bytes = await readPart('model'), chosen = await chooseDevice();
   let problem = '';
@@ -144,15 +141,29 @@ async function start() {
       problem = error.message;
     }
   }
-  const samples = [];
-  for (const name of settings.samples) samples.push(new File([await readPart(name)], name));
-  await addImages(samples, false);
+}
+
+async function start() {
+  Object.keys(palettes).forEach((name) => $('colormap').append(new Option(name, name)));
+  drawScale();
+  await openFirst();
+  const samples = [], problems = [];
+  for (const name of settings.samples) {
+    await readPart(name).then((bytes) => samples.push(new File([bytes], name)), ({message}) => problems.push(message));
+  }
+  await takeFiles(samples, problems, false);
 }
 
 // --------------------------------------------------------------------------------------------------------- images
 
-async function addImages(files, isListed = true) {
-  const added = [], problems = [];
+/** Take files of the user as soon as the page has started. */
+async function addFiles(files) {
+  await started;
+  await takeFiles(files, []);
+}
+
+async function takeFiles(files, problems, isListed = true) {
+  const added = [];
   for (const [number, file] of files.entries()) {
     try {
       if (file.name.endsWith('.onnx')) {
@@ -160,6 +171,7 @@ async function addImages(files, isListed = true) {
         const bytes = new Uint8Array(await file.arrayBuffer());
         const model = await ask('open', {bytes}).catch((error) => { throw new Error(`The model cannot be used. ${error.message}`); });
         useModel(model);
+        $('class').value = $('other').value = '';
         continue;
       }
       showStatus(`Reading ${files.length > 1 ? `${number + 1} of ${files.length} images` : file.name} ...`);
@@ -376,38 +388,43 @@ function download(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-const redraw = () => state.current && show().catch(showError);
-
-/** Call a function with an event's value; what it throws is shown. */
-const on = (id, event, act) => $(id).addEventListener(event, async (happened) => {
+/** Call a function with an event, by default not before the page has started; what it throws is shown. */
+const on = (id, event, act, isEarly = false) => $(id).addEventListener(event, async (happened) => {
   try {
+    if (!isEarly) await started;
     await act(happened);
   } catch (error) {
     showError(error);
   }
 });
 
-on('files', 'change', async ({target}) => { const files = [...target.files]; target.value = ''; await addImages(files); });
+/** The same for what needs an image: there is none if no sample could be read. */
+const onImage = (id, event, act) => on(id, event, (happened) => {
+  if (!state.current) throw new Error('There is no image yet; choose one.');
+  return act(happened);
+});
+
+on('files', 'change', async ({target}) => { const files = [...target.files]; target.value = ''; await addFiles(files); }, true);
 on('camera', 'click', () => (state.stream ? stopCamera() : startCamera()));
 on('paste', 'click', async () => {
   const items = navigator.clipboard?.read ? await navigator.clipboard.read().catch(() => []) : [];
   const item = items.find((one) => one.types.some((type) => type.startsWith('image/')));
   if (!item) throw new Error('The clipboard has no image that this page may read; press Ctrl-V, or choose a file.');
-  await addImages([new File([await item.getType(item.types.find((type) => type.startsWith('image/')))], 'pasted image')]);
-});
-on('class', 'change', async ({target}) => setTargets(await findClass(target.value), state.other));
-on('other', 'change', async ({target}) => { const other = await findClass(target.value); return setTargets(state.target, other); });
-on('swap', 'click', async () => setTargets(state.other, state.target ?? (await getResult(state.current, null)).index));
-on('stop', 'click', () => { state.isStopped = true; });
-on('method', 'change', redraw);
-on('alpha', 'input', redraw);
-on('view', 'change', redraw);
+  await addFiles([new File([await item.getType(item.types.find((type) => type.startsWith('image/')))], 'pasted image')]);
+}, true);
+onImage('class', 'change', async ({target}) => setTargets(await findClass(target.value), state.other));
+onImage('other', 'change', async ({target}) => { const other = await findClass(target.value); return setTargets(state.target, other); });
+onImage('swap', 'click', async () => setTargets(state.other, state.target ?? (await getResult(state.current, null)).index));
+on('stop', 'click', () => { state.isStopped = true; }, true);
+onImage('method', 'change', show);
+onImage('alpha', 'input', show);
+onImage('view', 'change', show);
 on('colormap', 'change', () => {
   $('alpha').value = settings.alphas[$('colormap').value];
   drawScale();
-  return redraw();
+  return state.current && show();
 });
-on('save', 'click', async () => {
+onImage('save', 'click', async () => {
   const canvas = $('first').querySelector('canvas');
   const blob = await new Promise((resolve) => canvas.toBlob(resolve));
   download(blob, `${state.current.name.replace(/\.[^.]*$/, '')}_${$('first').querySelector('h2').textContent}.png`);
@@ -417,12 +434,13 @@ on('theme', 'click', () => {
   const root = document.documentElement, isDark = root.dataset.theme
     ? root.dataset.theme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches;
   root.dataset.theme = isDark ? 'light' : 'dark';
-});
+}, true);
 document.addEventListener('dragover', (event) => event.preventDefault());
-document.addEventListener('drop', (event) => { event.preventDefault(); addImages([...event.dataTransfer.files]).catch(showError); });
+document.addEventListener('drop', (event) => { event.preventDefault(); addFiles([...event.dataTransfer.files]).catch(showError); });
 document.addEventListener('paste', (event) => {
   const files = [...(event.clipboardData?.files ?? [])];
-  if (files.length) { event.preventDefault(); addImages(files).catch(showError); }
+  if (files.length) { event.preventDefault(); addFiles(files).catch(showError); }
 });
 
-start().catch(showError);
+const started = start();
+started.catch(showError);
