@@ -1,15 +1,17 @@
-"""How files come into the page: while it loads."""
+"""How files come into the page: while it loads, and its own files."""
 
 from __future__ import annotations
 
 import base64
+import gzip
+from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
 from camtool.models import Loaded
-from tests.app.web_page.page_tab import Opened, check_picture, draw, encode
+from tests.app.web_page.page_tab import Opened, check_picture, draw, encode, serve
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")]
 
@@ -32,6 +34,12 @@ _CONTROLS = """
     document.getElementById(id).dispatchEvent(new Event(id === 'alpha' ? 'input' : 'change', {bubbles: true}));
   }
 """
+
+_KEEP_STATUS = """addEventListener('DOMContentLoaded', () => {
+  window.said = [];
+  new MutationObserver(() => said.push(document.querySelector('#status').textContent))
+    .observe(document.querySelector('#status'), {childList: true});
+});"""
 
 
 def test_an_image_that_is_dropped_while_the_model_loads_is_explained_then(
@@ -58,3 +66,20 @@ def test_controls_that_are_used_while_the_model_loads_have_effect_then(
     check_picture(opened, demo, sample, "fish")
     assert opened.problems == []
     opened.tab.close()
+
+
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_progress_tells_the_total_only_where_it_is_known(
+    is_compressed: bool, browser: Any, folder: Path, tmp_path: Path
+) -> None:
+    for file in folder.iterdir():
+        content = file.read_bytes()
+        (tmp_path / file.name).write_bytes(gzip.compress(content, 1) if is_compressed else content)
+    with serve(tmp_path, {"Content-Encoding": "gzip"} if is_compressed else {}) as address:
+        opened = Opened(browser, address, _KEEP_STATUS)
+        said = [text for text in opened.tab.evaluate("said") if text.startswith("Loading runtime.wasm")]
+        opened.tab.close()
+    size = (folder / "runtime.wasm").stat().st_size
+    total = "" if is_compressed else f" of {size / 1e6:.1f}"
+    assert said[-1] == f"Loading runtime.wasm: {size / 1e6:.1f}{total} MB ..."
+    assert all((" of " in text) == (not is_compressed) for text in said)

@@ -75,7 +75,8 @@ async function readPart(name) {
       'python -m http.server; a page that camtool exports as one .html file opens by a double click.');
   }
   if (!response.ok) throw new Error(`${settings.files[name]} is missing beside this page (${response.status}).`);
-  const total = Number(response.headers.get('content-length')), parts = [];
+  const {headers} = response, parts = [];
+  const total = headers.has('content-encoding') ? 0 : Number(headers.get('content-length'));  // compressed, unlike what is read
   let count = 0;
   for (const reader = response.body.getReader(); ;) {
     const {done, value} = await reader.read();
