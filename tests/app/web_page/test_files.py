@@ -1,4 +1,4 @@
-"""How files come into the page: while it loads, and its own files."""
+"""How files come into the page: while it loads, one by one, and many at once."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+import camtool
+from camtool.demo.camnet import load_bundled_model
 from camtool.models import Loaded
 from tests.app.web_page.page_tab import Opened, check_picture, draw, encode, serve
 
@@ -40,6 +42,12 @@ _KEEP_STATUS = """addEventListener('DOMContentLoaded', () => {
   new MutationObserver(() => said.push(document.querySelector('#status').textContent))
     .observe(document.querySelector('#status'), {childList: true});
 });"""
+
+_COUNT_DECODED = """() => {
+  const decode = self.createImageBitmap;
+  self.decoded = 0;
+  self.createImageBitmap = (...given) => { decoded += given[0] instanceof Blob; return decode(...given); };
+}"""
 
 
 def test_an_image_that_is_dropped_while_the_model_loads_is_explained_then(
@@ -83,3 +91,40 @@ def test_progress_tells_the_total_only_where_it_is_known(
     total = "" if is_compressed else f" of {size / 1e6:.1f}"
     assert said[-1] == f"Loading runtime.wasm: {size / 1e6:.1f}{total} MB ..."
     assert all((" of " in text) == (not is_compressed) for text in said)
+
+
+def test_a_bad_file_has_a_sentence_in_its_row_and_the_others_are_explained(opened: Opened, tmp_path: Path) -> None:
+    scenes = {f"{number}.png": encode(draw(number, size=96)) for number in range(4)}
+    files = {"bad.png": b"no image", **scenes, "cut.png": scenes["0.png"][:200], "last.png": scenes["1.png"]}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    (worker,) = opened.tab.workers
+    worker.evaluate(_COUNT_DECODED)
+    opened.tab.set_input_files("#files", [str(tmp_path / name) for name in files])
+    opened.tab.locator("#status.bad", has_text="2 of 8 images could not be explained").wait_for()
+    opened.wait()
+    rows = opened.tab.locator("#rows tr").all_inner_texts()
+    assert [row.split("\t")[0] for row in rows] == ["sample.png", *files]
+    bad = {row.split("\t")[0]: row.split("\t")[1] for row in rows if len(row.split("\t")) == 2}
+    assert bad == dict.fromkeys(("bad.png", "cut.png"), "This file is no image that the browser can read.")
+    assert not opened.tab.locator("#stop").is_visible()
+    assert opened.tab.locator("#thumbnails button:visible").count() == 6
+    # The first bad file and the first image are read before the table begins, and each other file once for it.
+    assert worker.evaluate("decoded") <= len(files) + 2
+    opened.tab.locator("#thumbnails [aria-label='0.png'][aria-pressed=true]").wait_for()
+    # A file that is gone, when another model explains all images again.
+    (tmp_path / "2.png").unlink()
+    loaded = load_bundled_model("demo-cheat")
+    camtool.export(loaded, tmp_path / "other.onnx", "gradcam", dynamic_batch=False)
+    opened.tab.set_input_files("#files", str(tmp_path / "other.onnx"))
+    opened.tab.locator("#status.bad", has_text="3 of 8 images could not be explained").wait_for()
+    assert opened.tab.locator("#rows td.bad").count() == 3
+    assert not opened.tab.locator("#stop").is_visible()
+    # An image that cannot be shown leaves the former one.
+    opened.tab.locator("#thumbnails [aria-label='2.png']").click()
+    opened.tab.locator("#status.bad", has_text="no image that the browser can read").wait_for()
+    opened.tab.locator("#thumbnails [aria-label='0.png'][aria-pressed=true]").wait_for()
+    opened.tab.fill("#class", "fish")
+    opened.tab.press("#class", "Enter")
+    opened.tab.locator("#first h2", has_text="fish").wait_for()
+    check_picture(opened, loaded, draw(0, size=96), "fish")

@@ -309,7 +309,8 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("width", [1440, 390])
 def test_accessibility(browser: Any, address: str, axe: str, scheme: str, width: int) -> None:
     opened = Opened(browser, address, color_scheme=scheme, viewport={"width": width, "height": 844}, bypass_csp=True)
-    opened.choose(("more.png", encode(draw(5, size=128))))
+    opened.choose(("more.png", encode(draw(5, size=128))), ("bad.png", b"no image"))
+    opened.tab.locator("#rows td.bad").wait_for()
     opened.tab.locator("#bars .bar button + button").nth(1).click()
     opened.wait()
     opened.tab.fill("#class", "no such class")

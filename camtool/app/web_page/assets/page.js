@@ -150,78 +150,115 @@ async function start() {
   await openFirst();
   const samples = [], problems = [];
   for (const name of settings.samples) {
-    await readPart(name).then((bytes) => samples.push(new File([bytes], name)), ({message}) => problems.push(message));
+    await readPart(name).then((bytes) => samples.push({name, blob: new Blob([bytes])}), ({message}) => problems.push(message));
   }
   await takeFiles(samples, problems, false);
 }
 
 // --------------------------------------------------------------------------------------------------------- images
 
-/** Take files of the user as soon as the page has started. */
+/** Take files, {name, blob}, that the user gave, as soon as the page has started. */
 async function addFiles(files) {
   await started;
   await takeFiles(files, []);
 }
 
+/** Show the first image that can be read, and explain all, in a table if there are several; a model replaces the former one. */
 async function takeFiles(files, problems, isListed = true) {
-  const added = [];
-  for (const [number, file] of files.entries()) {
-    try {
-      if (file.name.endsWith('.onnx')) {
-        showStatus(`Opening ${file.name} ...`);
-        const bytes = new Uint8Array(await file.arrayBuffer());
-        const model = await ask('open', {bytes}).catch((error) => { throw new Error(`The model cannot be used. ${error.message}`); });
-        useModel(model);
-        $('class').value = $('other').value = '';
-        continue;
-      }
-      showStatus(`Reading ${files.length > 1 ? `${number + 1} of ${files.length} images` : file.name} ...`);
-      const image = {name: file.name, source: {key: ++state.count, blob: file}, results: new Map()};
-      image.button = makeThumbnail(image, await ask('read', image.source));
-      added.push(image);
-    } catch (error) {
-      problems.push(`${file.name}: ${error.message}`);
-    }
+  const images = [], kept = [];
+  for (const file of files) {
+    if (!file.name.endsWith('.onnx')) images.push(makeImage(file));
+    else await openFile(file).catch((error) => problems.push(`${file.name}: ${error.message}`));
+  }
+  const isTable = isListed && images.length > 1;  // reads the others later, and has rows for those that cannot be read
+  let first = null;
+  for (const image of images) {
+    showStatus(`Reading ${image.name} ...`);
+    const problem = isTable && first ? null : await readImage(image).then(() => null, (error) => error.message);
+    if (problem === null) first ??= image;
+    else if (!isTable) problems.push(`${image.name}: ${problem}`);
+    if (problem === null || isTable) kept.push(image);
   }
   stopCamera();
-  state.images.push(...added);
-  $('thumbnails').append(...added.map((image) => image.button));
-  state.current = added[0] ?? state.current;
-  if (added.length) state.target = null;
-  if (state.current) await show();
-  if (isListed && state.images.length > 1) await listImages();
-  showStatus(problems.join(' '), problems.length > 0);
+  state.images.push(...kept);
+  $('thumbnails').append(...kept.map((image) => image.button));
+  const shown = first ? showImage(first) : state.current && show();
+  await shown?.catch((error) => problems.push(error.message));
+  if (isListed && state.images.length > 1) problems.push(...await listImages());
+  if (problems.length || $('stop').hidden) showStatus(problems.join(' '), problems.length > 0);
 }
 
-function makeThumbnail(image, bitmap) {
-  const canvas = make('canvas', {width: bitmap.width, height: bitmap.height});
-  canvas.getContext('2d').drawImage(bitmap, 0, 0);
-  return make('button', {ariaLabel: image.name, title: image.name, onclick: () => choose(image)}, canvas);
+async function openFile({name, blob}) {
+  showStatus(`Opening ${name} ...`);
+  const bytes = new Uint8Array(await blob.arrayBuffer());
+  useModel(await ask('open', {bytes}, [bytes.buffer]).catch((error) => { throw new Error(`The model cannot be used. ${error.message}`); }));
+  $('class').value = $('other').value = '';
 }
 
-async function choose(image) {
+function makeImage({name, blob}) {
+  const image = {name, source: {key: ++state.count, blob}, results: new Map(), isRead: false};
+  image.button = make('button', {ariaLabel: name, title: name, onclick: () => choose(image)}, make('canvas'));
+  return image;
+}
+
+/** Read an image, once, and draw its thumbnail. The worker keeps the photo until it reads another one. */
+async function readImage(image) {
+  if (image.isRead) return;
+  const bitmap = await ask('read', image.source), canvas = image.button.querySelector('canvas');
+  Object.assign(canvas, {width: bitmap.width, height: bitmap.height}).getContext('2d').drawImage(bitmap, 0, 0);
+  image.isRead = true;
+  image.button.hidden = false;
+}
+
+/** Show an image for its top class; the former one stays if that fails. */
+async function showImage(image) {
+  const {current, target} = state;
+  Object.assign(state, {current: image, target: null});
+  try {
+    await show();
+  } catch (error) {
+    if (state.current === image) Object.assign(state, {current, target});
+    throw error;
+  }
+}
+
+function choose(image) {
   stopCamera();
-  state.current = image;
-  state.target = null;
-  await show().catch(showError);
+  return showImage(image).catch(showError);
 }
 
-/** Fill the table of all images; those that are new are explained, until the user stops it. */
+/** Fill the table of all images; those that are new are explained, until the user stops it. Returns what went wrong. */
 async function listImages() {
-  const run = ++state.listing;
+  const run = ++state.listing, isCurrent = () => run === state.listing;
   $('many').hidden = false;
   $('rows').replaceChildren();
   $('stop').hidden = state.isStopped = false;
-  for (const [number, image] of state.images.entries()) {
-    if (state.isStopped || run !== state.listing) break;
-    showStatus(`Explaining ${number + 1} of ${state.images.length} images ...`);
-    const {index, probabilities} = await getResult(image, null);
-    if (run !== state.listing) return;
-    const open = make('button', {onclick: () => choose(image)}, image.name);
-    $('rows').append(make('tr', {}, ...[open, nameClass(index), formatShare(probabilities[index])].map((content) => make('td', {}, content))));
+  let failed = 0;
+  try {
+    for (const [number, image] of state.images.entries()) {
+      showStatus(`Explaining ${number + 1} of ${state.images.length} images ...`);
+      const cells = await makeCells(image);
+      if (!isCurrent()) return [];
+      $('rows').append(make('tr', {}, ...cells));
+      failed += !image.results.has('top');
+      if (state.isStopped) break;
+    }
+  } finally {
+    if (isCurrent()) $('stop').hidden = true;
   }
-  $('stop').hidden = true;
-  showStatus('');
+  return failed ? [`${failed} of ${state.images.length} images could not be explained; the table says why.`] : [];
+}
+
+/** Return the cells of an image's row: its top class, or what is wrong with it. */
+async function makeCells(image) {
+  try {
+    const {index, probabilities} = await getResult(image, null);
+    const open = make('button', {onclick: () => choose(image)}, image.name);
+    return [open, nameClass(index), formatShare(probabilities[index])].map((content) => make('td', {}, content));
+  } catch (error) {
+    image.button.hidden = !image.isRead;
+    return [make('td', {}, image.name), make('td', {colSpan: 2, className: 'bad'}, error.message)];
+  }
 }
 
 function writeTable() {
@@ -240,6 +277,7 @@ function writeTable() {
 async function getResult(image, target) {
   const key = target ?? 'top';
   if (!image.results.has(key)) {
+    await readImage(image);
     if (!state.stream && $('stop').hidden) showStatus(`Explaining ${image.name} ...`);
     image.results.set(key, await ask('explain', {image: image.source, target}));
   }
@@ -356,7 +394,7 @@ async function startCamera() {
   try {
     for (let count = 1, start = performance.now(); state.stream; count++) {
       const bitmap = await createImageBitmap(video, {resizeWidth: size[0], resizeHeight: size[1]});
-      const image = {name: 'camera', source: {key: ++state.count}, results: new Map()};
+      const image = {name: 'camera', source: {key: ++state.count}, results: new Map(), isRead: true};
       await ask('see', {bitmap}, [bitmap]);
       if (!state.stream && state.current?.source.blob) break;  // the user chose an image; else this is the last frame
       state.current = image;
@@ -405,13 +443,18 @@ const onImage = (id, event, act) => on(id, event, (happened) => {
   return act(happened);
 });
 
-on('files', 'change', async ({target}) => { const files = [...target.files]; target.value = ''; await addFiles(files); }, true);
+const nameFile = (blob) => ({name: blob.name, blob});
+
+/** Return the files of an input, which can be used anew. */
+const takeChosen = (input) => { const files = [...input.files]; input.value = ''; return files.map(nameFile); };
+
+on('files', 'change', ({target}) => addFiles(takeChosen(target)), true);
 on('camera', 'click', () => (state.stream ? stopCamera() : startCamera()));
 on('paste', 'click', async () => {
   const items = navigator.clipboard?.read ? await navigator.clipboard.read().catch(() => []) : [];
   const item = items.find((one) => one.types.some((type) => type.startsWith('image/')));
   if (!item) throw new Error('The clipboard has no image that this page may read; press Ctrl-V, or choose a file.');
-  await addFiles([new File([await item.getType(item.types.find((type) => type.startsWith('image/')))], 'pasted image')]);
+  await addFiles([{name: 'pasted image', blob: await item.getType(item.types.find((type) => type.startsWith('image/')))}]);
 }, true);
 onImage('class', 'change', async ({target}) => setTargets(await findClass(target.value), state.other));
 onImage('other', 'change', async ({target}) => { const other = await findClass(target.value); return setTargets(state.target, other); });
@@ -437,10 +480,13 @@ on('theme', 'click', () => {
   root.dataset.theme = isDark ? 'light' : 'dark';
 }, true);
 document.addEventListener('dragover', (event) => event.preventDefault());
-document.addEventListener('drop', (event) => { event.preventDefault(); addFiles([...event.dataTransfer.files]).catch(showError); });
+document.addEventListener('drop', (event) => {
+  event.preventDefault();
+  addFiles([...event.dataTransfer.files].map(nameFile)).catch(showError);
+});
 document.addEventListener('paste', (event) => {
   const files = [...(event.clipboardData?.files ?? [])];
-  if (files.length) { event.preventDefault(); addFiles(files).catch(showError); }
+  if (files.length) { event.preventDefault(); addFiles(files.map(nameFile)).catch(showError); }
 });
 
 const started = start();
