@@ -1,9 +1,10 @@
-"""How files come into the page: while it loads, one by one, and many at once."""
+"""How files come into the page: while it loads, one by one, many at once, and in folders."""
 
 from __future__ import annotations
 
 import base64
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,10 @@ _COUNT_DECODED = """() => {
   self.decoded = 0;
   self.createImageBitmap = (...given) => { decoded += given[0] instanceof Blob; return decode(...given); };
 }"""
+
+
+_READ_OUTLINED = """[...document.querySelectorAll('label, button')]
+  .filter((one) => getComputedStyle(one).outlineStyle !== 'none').map((one) => one.textContent)"""
 
 
 def test_an_image_that_is_dropped_while_the_model_loads_is_explained_then(
@@ -128,3 +133,77 @@ def test_a_bad_file_has_a_sentence_in_its_row_and_the_others_are_explained(opene
     opened.tab.press("#class", "Enter")
     opened.tab.locator("#first h2", has_text="fish").wait_for()
     check_picture(opened, loaded, draw(0, size=96), "fish")
+
+
+def choose_folder(opened: Opened, path: Path) -> None:
+    opened.tab.set_input_files("#folder", str(path))
+
+
+def drop_folder(opened: Opened, path: Path) -> None:
+    """Drop a folder as a file manager does."""
+    session = opened.tab.context.new_cdp_session(opened.tab)
+    data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        session.send("Input.dispatchDragEvent", {"type": kind, "x": 300, "y": 300, "data": data})
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Return a folder with more files than a browser lists at a time, hidden ones, and others than images."""
+    photos, content = tmp_path / "photos", encode(draw(12, size=32))
+    names = ["z.png", "B.jpg", ".hidden.png", ".git/objects.png", "cats/.thumbnails/a.png"]
+    names += [f"cats/{number:03}.png" for number in range(110)]
+    for name in names:
+        (photos / name).parent.mkdir(parents=True, exist_ok=True)
+        (photos / name).write_bytes(content)
+    for name in ("notes.txt", "cats/model.onnx", "labels"):
+        (photos / name).write_text("no image", encoding="utf-8")
+    return photos
+
+
+@pytest.mark.parametrize("give", [choose_folder, drop_folder])
+def test_a_folder_gives_its_images_in_the_order_of_their_paths(
+    give: Callable[[Opened, Path], None], opened: Opened, photos: Path
+) -> None:
+    give(opened, photos)
+    names = ["B.jpg", *(f"cats/{number:03}.png" for number in range(110)), "z.png"]
+    opened.tab.locator("#rows tr").nth(len(names)).wait_for()
+    opened.wait()
+    shown = opened.tab.locator("#rows td:first-child").all_inner_texts()
+    assert shown == ["sample.png", *(f"photos/{name}" for name in names)]
+    with opened.tab.expect_download() as download:
+        opened.tab.click("#save")
+    assert download.value.suggested_filename == f"photos_B_{opened.label()}.png"
+
+
+@pytest.mark.parametrize("give", [choose_folder, drop_folder])
+def test_a_folder_without_images_gets_a_sentence(
+    give: Callable[[Opened, Path], None], opened: Opened, tmp_path: Path
+) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("no image", encoding="utf-8")
+    give(opened, folder)
+    opened.tab.locator("#status.bad", has_text="The folder has no images.").wait_for()
+
+
+def test_a_page_of_one_file_says_how_folders_come_into_it(
+    browser: Any, demo: Loaded, runtime: Path, photos: Path, tmp_path: Path
+) -> None:
+    page = camtool.export_page(demo, tmp_path / "page.html", "gradcam", runtime=runtime)
+    opened = Opened(browser, page.as_uri())
+    drop_folder(opened, photos)
+    opened.tab.locator("#status.bad", has_text="choose it by the button Folder").wait_for()
+    choose_folder(opened, photos / "cats")
+    opened.tab.locator("#rows tr").nth(2).wait_for()
+    opened.tab.close()
+
+
+def test_files_are_chosen_by_the_keyboard_and_models_where_nothing_can_be_dropped(opened: Opened) -> None:
+    assert opened.tab.get_attribute("#files", "accept") == "image/*,.onnx"
+    opened.tab.locator("#theme").focus()
+    for name in ("Choose images or an .onnx model", "Folder"):
+        opened.tab.keyboard.press("Tab")
+        (label,) = opened.tab.evaluate("[...document.activeElement.labels].map((label) => label.textContent)")
+        assert label == name
+        assert opened.tab.evaluate(_READ_OUTLINED) == [name]

@@ -443,12 +443,48 @@ const onImage = (id, event, act) => on(id, event, (happened) => {
   return act(happened);
 });
 
-const nameFile = (blob) => ({name: blob.name, blob});
+const nameFile = (blob) => ({name: blob.webkitRelativePath || blob.name, blob});
 
 /** Return the files of an input, which can be used anew. */
 const takeChosen = (input) => { const files = [...input.files]; input.value = ''; return files.map(nameFile); };
 
+/** Return the images of a folder in the order of their paths, without hidden ones. */
+function listFolder(files) {
+  const images = files.filter(({name, blob}) => blob.type.startsWith('image/') && !name.includes('/.'));
+  if (!images.length) throw new Error('The folder has no images.');
+  return images.sort((one, other) => (one.name < other.name ? -1 : 1));
+}
+
+/** Yield all files of a folder that was dropped. */
+async function* walk(entry) {
+  const call = (object, name) => new Promise((resolve, reject) => object[name](resolve, reject)).catch(({message}) => {
+    // Chrome refuses it to pages that were opened as files.
+    throw new Error(`${entry.fullPath.slice(1)} cannot be read as it was dropped; choose it by the button Folder. ${message}`);
+  });
+  if (entry.isFile) yield {name: entry.fullPath.slice(1), blob: await call(entry, 'file')};
+  else for (let reader = entry.createReader(), some; (some = await call(reader, 'readEntries')).length;) {
+    for (const one of some) yield* walk(one);
+  }
+}
+
+/** Return the files that were dropped, and the images of folders. The items are read at once, as they are gone after the event. */
+async function listDropped(items) {
+  const given = [...items].filter(({kind}) => kind === 'file').map((item) => {
+    const entry = item.webkitGetAsEntry?.();
+    return entry?.isDirectory ? entry : nameFile(item.getAsFile());
+  });
+  const files = [];
+  for (const one of given) {
+    if (!one.isDirectory) { files.push(one); continue; }
+    const found = [];
+    for await (const file of walk(one)) found.push(file);
+    files.push(...listFolder(found));
+  }
+  return files;
+}
+
 on('files', 'change', ({target}) => addFiles(takeChosen(target)), true);
+on('folder', 'change', ({target}) => addFiles(listFolder(takeChosen(target))), true);
 on('camera', 'click', () => (state.stream ? stopCamera() : startCamera()));
 on('paste', 'click', async () => {
   const items = navigator.clipboard?.read ? await navigator.clipboard.read().catch(() => []) : [];
@@ -471,7 +507,8 @@ on('colormap', 'change', () => {
 onImage('save', 'click', async () => {
   const canvas = $('first').querySelector('canvas');
   const blob = await new Promise((resolve) => canvas.toBlob(resolve));
-  download(blob, `${state.current.name.replace(/\.[^.]*$/, '')}_${$('first').querySelector('h2').textContent}.png`);
+  const name = `${state.current.name.replace(/\.[^.]*$/, '')}_${$('first').querySelector('h2').textContent}.png`;
+  download(blob, name.replaceAll('/', '_'));
 });
 on('csv', 'click', () => download(new Blob([writeTable()], {type: 'text/csv'}), 'camtool.csv'));
 on('theme', 'click', () => {
@@ -482,12 +519,13 @@ on('theme', 'click', () => {
 document.addEventListener('dragover', (event) => event.preventDefault());
 document.addEventListener('drop', (event) => {
   event.preventDefault();
-  addFiles([...event.dataTransfer.files].map(nameFile)).catch(showError);
+  listDropped(event.dataTransfer.items).then(addFiles).catch(showError);
 });
 document.addEventListener('paste', (event) => {
   const files = [...(event.clipboardData?.files ?? [])];
   if (files.length) { event.preventDefault(); addFiles(files.map(nameFile)).catch(showError); }
 });
+$('folder').labels[0].hidden = $('folder').hidden = !('webkitdirectory' in HTMLInputElement.prototype);
 
 const started = start();
 started.catch(showError);
