@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import subprocess
+import tarfile
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from torch import nn
 from torchvision import transforms
 
 import camtool
+from camtool.demo.camnet import load_bundled_model
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.plain_transforms import PlainTransform
@@ -199,8 +202,28 @@ class Chooses(nn.Module):
         return scores
 
 
-def test_logits_and_probabilities_of_every_form_are_read_as_by_python(runtime: Path, tmp_path: Path) -> None:
+def explain_in_node(
+    photo: Image.Image, paths: list[str], runtime: Path, folder: Path, library: str
+) -> list[dict[str, Any]]:
+    """Explain a photo by each file, with the library as a module of this name."""
     assert NODE is not None
+    script = folder / "explain.mjs"
+    script.write_text(_EXPLAIN.replace("LIBRARY", library).replace("RUNTIME", runtime.as_posix()), encoding="utf-8")
+    pixels = base64.b64encode(photo.convert("RGBA").tobytes()).decode()
+    given = {"photo": {"width": photo.width, "height": photo.height, "pixels": pixels}, "files": paths}
+    ended = subprocess.run([NODE, script], input=json.dumps(given), capture_output=True, text=True, check=True)
+    results: list[dict[str, Any]] = json.loads(ended.stdout)
+    return results
+
+
+def check_result(result: dict[str, Any], explanation: camtool.Explanation) -> None:
+    assert (result["index"], result["label"]) == (explanation.index, explanation.label)
+    assert result["probability"] == pytest.approx(explanation.probability, abs=1e-5)
+    raw = np.asarray(result["map"], np.float32).reshape(explanation.raw.shape)
+    np.testing.assert_allclose(raw, explanation.raw, atol=1e-4 * np.abs(explanation.raw).max())
+
+
+def test_logits_and_probabilities_of_every_form_are_read_as_by_python(runtime: Path, tmp_path: Path) -> None:
     photo, paths, expected = draw_photo(60, 50), list[str](), list[Any]()
     transform = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
     forms: list[tuple[int, nn.Module, list[str] | None]] = [
@@ -212,14 +235,30 @@ def test_logits_and_probabilities_of_every_form_are_read_as_by_python(runtime: P
         loaded = camtool.Loaded(Chooses(count, end).eval(), transform, labels)
         paths.append(str(camtool.export(loaded, tmp_path / f"{number}.onnx", "hirescam", dynamic_batch=False)))
         expected.append(camtool.explain(loaded, photo, method="hirescam"))
-    script = tmp_path / "explain.mjs"
-    text = _EXPLAIN.replace("LIBRARY", Path(str(LIBRARY)).as_uri()).replace("RUNTIME", runtime.as_posix())
-    script.write_text(text, encoding="utf-8")
-    pixels = base64.b64encode(photo.convert("RGBA").tobytes()).decode()
-    given = {"photo": {"width": 60, "height": 50, "pixels": pixels}, "files": paths}
-    ended = subprocess.run([NODE, script], input=json.dumps(given), capture_output=True, text=True, check=True)
-    for result, explanation in zip(json.loads(ended.stdout), expected, strict=True):
-        assert (result["index"], result["label"]) == (explanation.index, explanation.label)
-        assert result["probability"] == pytest.approx(explanation.probability, abs=1e-5)
-        raw = np.asarray(result["map"], np.float32).reshape(explanation.raw.shape)
-        np.testing.assert_allclose(raw, explanation.raw, atol=1e-4 * np.abs(explanation.raw).max())
+    results = explain_in_node(photo, paths, runtime, tmp_path, Path(str(LIBRARY)).as_uri())
+    for result, explanation in zip(results, expected, strict=True):
+        check_result(result, explanation)
+
+
+def test_the_package_for_npm_is_complete(runtime: Path, tmp_path: Path) -> None:
+    npm = shutil.which("npm")
+    assert npm is not None
+    source = Path(str(LIBRARY)).parent
+    command = [npm, "pack", str(source), "--offline", "--silent", "--ignore-scripts"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("camtool-*.tgz")
+    with tarfile.open(archive) as packed:
+        names = packed.getnames()
+        packed.extractall(tmp_path / "node_modules", filter="data")
+    assert sorted(names) == [f"package/{name}" for name in ("README.md", "camtool.js", "package.json")]
+    (tmp_path / "node_modules" / "package").rename(tmp_path / "node_modules" / "camtool")
+    # What the pages say about it.
+    page = (Path(__file__).parents[3] / "docs" / "web-page.md").read_text(encoding="utf-8")
+    assert f"`camtool.js`, {(source / 'camtool.js').stat().st_size / 1000:.0f} kB," in page
+    (imported,) = re.findall(r"import \{(.*)\} from 'camtool';", (source / "README.md").read_text(encoding="utf-8"))
+    code = (tmp_path / "node_modules" / "camtool" / "camtool.js").read_text(encoding="utf-8")
+    assert all(f"function {name}(" in code for name in imported.split(", "))
+    demo, photo = load_bundled_model("demo"), draw_photo(60, 50)
+    path = camtool.export(demo, tmp_path / "model.onnx", "hirescam", dynamic_batch=False)
+    (result,) = explain_in_node(photo, [str(path)], runtime, tmp_path, "camtool")
+    check_result(result, camtool.explain(demo, photo, method="hirescam"))
