@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -181,7 +182,10 @@ def call(tools: Tools, name: str, **arguments: object) -> list[object]:
     return anyio.run(run)
 
 
-def test_an_unexpected_error_is_a_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_a_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "camtool.app.assistant")  # the report of a test cannot hold what is no text
     for error, sentence in (
         (MemoryError(), "There is not enough memory."),
         (RuntimeError("size mismatch\nfor x"), "RuntimeError: size mismatch for x."),
