@@ -301,8 +301,8 @@ def _read_metadata(path: Path, plan: Plan) -> dict[str, list[str | None]]:
     """Return the columns of a table but for image, label and index, in the order of the photos; None without a row.
 
     Raises:
-        CamtoolError: The file is no table with a column image, a name is that of several photos, or no row is about
-            a photo.
+        CamtoolError: The file is no table with a column image, a name is that of several photos, two rows about a photo
+            differ, or none is about one.
     """
     from camtool.arguments.regular_files import read_regular
     from camtool.runs.true_labels import find_image_column, match_photos
@@ -320,7 +320,10 @@ def _read_metadata(path: Path, plan: Plan) -> dict[str, list[str | None]]:
         columns_found = f"the columns {', '.join(map(repr, names))}" if rows else "no rows"
         raise CamtoolError(f"{place} has {columns_found}; it needs a column 'image' with paths or names of photos.")
     matched = match_photos(plan, [row[names[at]] or "" for row in rows], place)
-    by_photo = {photo: row for photo, row in zip(matched, rows, strict=True) if photo is not None}
+    by_photo: dict[Path | str, dict[str, str]] = {}
+    for photo, row in zip(matched, rows, strict=True):
+        if photo is not None and by_photo.setdefault(photo, row) != row:
+            raise CamtoolError(f"{place} has two different rows about {photo}; leave one there.")
     if not by_photo:
         raise CamtoolError(f"{place}: no row is about a photo; give paths in the folder of the photos, or file names.")
     columns = [name for name in names if name != names[at] and name not in ("label", "index")]

@@ -155,10 +155,14 @@ def test_other_columns_of_the_classes_are_metadata_and_a_name_of_two_photos_is_r
     (tmp_path / "photos/cross/0.png").write_bytes((tmp_path / "photos/cross/1.png").read_bytes())
     finished = run_command("photos", *COMMON, "--truth", "imagefolder", "--metadata", "sites.csv", "--out", "other")
     assert finished.code == 0
-    (tmp_path / "sites.csv").write_text("image,patient\n0.png,a\n")
-    finished = run_command("photos", *COMMON, "--truth", "imagefolder", "--metadata", "sites.csv")
-    assert finished.code == 2
-    assert "--metadata sites.csv: image '0.png' is the name of 2 photos" in " ".join(finished.err.split())
+    for rows, told in (
+        ("0.png,a\n", ": image '0.png' is the name of 2 photos"),
+        ("1.png,a\n1.png,b\n", " has two different rows about photos/cross/1.png; leave one there."),
+    ):
+        (tmp_path / "sites.csv").write_text(f"image,patient\n{rows}")
+        finished = run_command("photos", *COMMON, "--truth", "imagefolder", "--metadata", "sites.csv")
+        assert finished.code == 2
+        assert f"--metadata sites.csv{told}" in " ".join(finished.err.split())
 
 
 def write_dicom_files(folder, count):
