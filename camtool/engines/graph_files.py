@@ -144,6 +144,12 @@ def compute_key(model: nn.Module, parts: Sequence[object]) -> str:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(get_bytes(tensor))
+    known = {name for name, _ in [*model.named_parameters(), *model.named_buffers()]}
+    beside = {name: value for name, value in model.state_dict().items() if name not in known}
+    if beside:  # weights of quantized layers
+        stream = io.BytesIO()
+        torch.save(beside, stream)
+        digest.update(stream.getbuffer())
     return digest.hexdigest()
 
 

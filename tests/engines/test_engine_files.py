@@ -55,6 +55,17 @@ def test_the_key_depends_on_structure_weights_and_settings() -> None:
     assert compute_key(net, ["a"]) in keys
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_the_key_depends_on_weights_that_are_no_parameters() -> None:
+    nets = [
+        torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear}, torch.qint8)
+        for _ in range(2)
+    ]
+    assert not [*nets[0].parameters()]
+    assert len({compute_key(net, []) for net in nets}) == 2
+    assert compute_key(nets[0], []) == compute_key(nets[0], [])
+
+
 def test_the_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CAMTOOL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

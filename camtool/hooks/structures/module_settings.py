@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import is_, itemgetter
 from typing import Any, TypeAlias
 
+import numpy as np
 from torch import nn
 
 _PLAIN = {bool, int, float, str, type(None), tuple}
-"""Types of attributes that are compared. Others, e.g. lists and objects, may be changed in place."""
+"""Types of attributes that are compared as they are."""
 
 _Attributes: TypeAlias = Mapping[str, Any]
 
@@ -22,13 +23,15 @@ class ModuleSettings:
         modules: The modules, in a fixed order.
     """
 
-    __slots__ = ("_counts", "_functions", "_own_functions", "_plain", "_readers", "_values")
+    __slots__ = ("_counts", "_functions", "_named_others", "_others", "_own_functions", "_plain", "_readers", "_values")
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         attributes = [*map(vars, modules)]
         self._plain = [*map(_select_plain, attributes)]
         self._readers = [*map(_make_reader, self._plain)]
         self._values = [*chain.from_iterable(_read(self._readers, attributes))]
+        self._others = [*_iterate_others(attributes, id)]
+        self._named_others = [*_iterate_others(attributes, _name_function)]
         self._counts = [*map(len, attributes)]
         self._own_functions = _find_own_functions(attributes)
         self._functions = _find_functions(modules)
@@ -41,6 +44,7 @@ class ModuleSettings:
             and _find_own_functions(attributes) == self._own_functions
             and _find_functions(modules) == self._functions
             and self._have_equal_values(attributes)
+            and [*_iterate_others(attributes, id)] == self._others
         )
 
     def _have_equal_values(self, attributes: Sequence[_Attributes]) -> bool:
@@ -57,12 +61,46 @@ class ModuleSettings:
         """Return names, values and code; other processes have the same, if no module has a function of its own."""
         values = [[*plain.items()] for plain in self._plain]
         codes = sorted((name, _describe_code(function)) for name, function in self._functions.items())
-        return [values, self._own_functions, codes]
+        return [values, self._own_functions, codes, self._named_others]
 
 
 def _select_plain(own: _Attributes) -> dict[str, Any]:
     # The flag "training" is that of the moment, and models run in evaluation mode.
     return {name: value for name, value in own.items() if type(value) in _PLAIN and name != "training"}
+
+
+def _iterate_others(
+    attributes: Sequence[_Attributes], describe: Callable[[Any], object]
+) -> Iterator[tuple[int, str, object]]:
+    """Yield the public attributes that are not plain: containers by what they hold, functions by what describes them.
+
+    No reference to a function is kept, as it may refer to the model.
+    """
+    for index, own in enumerate(attributes):
+        for name, value in own.items():
+            if type(value) not in _PLAIN and not name.startswith("_"):
+                frozen = _freeze(value, describe)
+                if frozen is not ...:
+                    yield index, name, frozen
+
+
+def _freeze(value: Any, describe: Callable[[Any], object], depth: int = 4) -> Any:
+    """Return what is the same while a value is; ``...`` for tensors, modules and objects, which a pass may make."""
+    if isinstance(value, np.generic):
+        return value.dtype.str, value.item()
+    if isinstance(value, (list, tuple)) and depth:
+        return type(value).__name__, *(_freeze(item, describe, depth - 1) for item in value)
+    if isinstance(value, Mapping) and depth:
+        return "mapping", *((repr(key), _freeze(item, describe, depth - 1)) for key, item in value.items())
+    if isinstance(value, (set, frozenset)):
+        return "set", *sorted(map(repr, value))
+    if type(value) in _PLAIN:
+        return value
+    return describe(value) if callable(value) and not isinstance(value, nn.Module) else ...
+
+
+def _name_function(function: Any) -> object:
+    return getattr(function, "__qualname__", type(function).__qualname__), _describe_code(function)
 
 
 def _make_reader(names: Collection[str]) -> Callable[[_Attributes], tuple[Any, ...]]:

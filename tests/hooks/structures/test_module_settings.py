@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,8 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.factor, self.size, self.table = nn.Conv2d(3, 2, 3), 2.0, (1, 1000), [1, 2]
+        self.conv, self.factor, self.size, self.table = nn.Conv2d(3, 2, 3), 2.0, (1, 1000), [1, {"a": 2}]
+        self.act, self.gain = torch.tanh, np.float32(2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.factor * self.conv(x)
@@ -43,6 +45,10 @@ CHANGES: dict[str, Callable[[Net], object]] = {
     "a value of a child": lambda net: setattr(net.conv, "stride", (2, 2)),
     "a new attribute": lambda net: setattr(net, "new", 1),
     "another name": rename_size,
+    "an item of a list": lambda net: net.table.append(2.0),
+    "an item of a mapping in a list": lambda net: net.table[1].update(a=3),
+    "another function": lambda net: setattr(net, "act", torch.relu),
+    "another number of NumPy": lambda net: setattr(net, "gain", np.float32(3)),
     "one less": lambda net: delattr(net, "size"),
     "a forward of its own": lambda net: setattr(net, "forward", lambda x: x),
     "a forward of the class": lambda _: setattr(Net, "forward", other_forward),
