@@ -64,8 +64,10 @@ def export_model(
             raise CamtoolError(f"{name} is for pages; give a folder or an .html file in place of {path}.")
     if not is_page:
         check_format(path)
-    if path.exists() and not overwrite:
-        raise CamtoolError(f"{path} exists; give another name, or --overwrite to replace it.")
+    beside = {".xml": path.with_suffix(".bin"), ".onnx": Path(f"{path}.data")}.get(path.suffix.lower(), path)
+    existing = next((one for one in (path, beside) if one.exists()), None)
+    if existing is not None and not overwrite:
+        raise CamtoolError(f"{existing} exists; give another name, or --overwrite to replace it.")
     preprocessing = preparing.parse()
     options = map_options.parse_method_options(map_.option, ())
     loaded = loading.load(preprocessing=preprocessing, is_quiet=printed.hides_progress)

@@ -252,6 +252,10 @@ def test_the_command_writes_a_file_once(
         return int(stopped.value.code or 0)
 
     path = tmp_path / "demo.xml"
+    path.with_suffix(".bin").write_bytes(b"weights of another model")
+    assert command("demo", str(path)) == 2
+    assert "demo.bin exists" in capsys.readouterr().err
+    path.with_suffix(".bin").unlink()
     assert command("demo", str(path), "--resize", "--method", "layercam") == 0
     assert "Exported" in capsys.readouterr().out
     assert command("demo", str(path)) == 2
