@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -127,7 +128,8 @@ def prepare_pictures(
     images = list(dict.fromkeys(row.image for row in rows))
     total = len(images) + len(rows)
     photos: dict[str, _Photo | None] = {}
-    for image, photo in zip(images, _map_in_threads(partial(_prepare_photo, settings), images), strict=True):
+    found = [*_find_photos(images, settings).items()]
+    for (image, _), photo in zip(found, _map_in_threads(partial(_prepare_photo, settings), found), strict=True):
         photos[image] = photo
         progress(len(photos), total)
     prepared: list[RowPictures] = []
@@ -150,15 +152,27 @@ def _map_in_threads(function: Callable[[_Item], _Result], items: Sequence[_Item]
 # -------------------------------------------------------------------------------------------------------- photos
 
 
-def _prepare_photo(settings: PictureSettings, image: str) -> _Photo | None:
+def _find_photos(images: Sequence[str], settings: PictureSettings) -> dict[str, Path | None]:
+    """Return where each photo is; None if it is not found, or if a file may be any of several moved photos."""
+    find = partial(find_photo, folder=settings.folder, directory=settings.directory)
+    found = {image: find(image, moved_to=settings.photos) for image in images}
+    several = {path for path, count in Counter(found.values()).items() if path is not None and count > 1}
+    in_place = {image: find(image) for image, path in found.items() if path in several}
+    gone = Counter(found[image] for image, path in in_place.items() if path is None)
+    return found | {
+        image: found[image] if path is None and gone[found[image]] == 1 else path for image, path in in_place.items()
+    }
+
+
+def _prepare_photo(settings: PictureSettings, found: tuple[str, Path | None]) -> _Photo | None:
     """Return the link to a photo, or to a copy of it; None if it is not found or cannot be read."""
-    path = find_photo(image, settings.folder, directory=settings.directory, moved_to=settings.photos)
+    image, path = found
     if path is None:
         return None
     format_name, size = _read_header(path)
     if format_name in _BROWSER_FORMATS and not settings.copy_photos:
         return _Photo(path, link_to(path, settings.folder), size)
-    target = settings.folder / PICTURE_FOLDER / _name(b"photo", image)
+    target = settings.folder / PICTURE_FOLDER / _name(b"photo", f"{image}\0{path}\0{path.stat().st_size}")
     if settings.is_quick and not target.is_file():
         return None
     copy = _write_reduced(path, target, _PHOTO_SIDE)
@@ -266,7 +280,7 @@ def _draw_overlay(settings: PictureSettings, heatmap: StoredHeatmap, photo: Path
     """Write a small overlay of a heatmap on its photo; return None if its place or the photo is not known."""
     if heatmap.place is None or heatmap.photo_size is None:
         return None
-    text = f"{photo}{photo.stat().st_mtime_ns}{heatmap.place}{sha256(heatmap.data).hexdigest()}"
+    text = f"{photo}{photo.stat().st_mtime_ns}\0{photo.stat().st_size}{heatmap.place}{sha256(heatmap.data).hexdigest()}"
     target = settings.folder / PICTURE_FOLDER / _name(b"overlay", text)
     if target.is_file():
         return target

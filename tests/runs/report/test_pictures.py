@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -162,6 +163,30 @@ def test_photos_are_copied_if_asked_so_that_the_folder_can_be_moved(tmp_path: Pa
     moved = shutil.move(out, tmp_path / "moved")
     with Image.open(Path(moved) / found.photo) as image:
         assert image.size == (1600, 800)
+
+
+def test_a_copy_is_of_the_photo_that_is_there_now(tmp_path: Path) -> None:
+    """Files from archives may all have the same time."""
+    photo = write_picture(tmp_path / "photo.png", (200, 100))
+    row, out = make_photo_row(tmp_path, photo, (20, 10))
+    for size in ((200, 100), (100, 200)):
+        write_picture(photo, size)
+        os.utime(photo, (0, 0))
+        found = prepare(row, out, copy_photos=True)
+        assert found.photo is not None
+        with Image.open(out / found.photo) as image:
+            assert image.size == size
+
+
+def test_a_moved_photo_is_not_that_of_two_rows(tmp_path: Path) -> None:
+    out, moved = tmp_path / "out", tmp_path / "moved"
+    rows = [ReportRow(str(tmp_path / name / "1.jpg"), "gradcam", pictures={}) for name in "abc"]
+    write_picture(moved / "1.jpg", (40, 30))
+    photos = lambda: [found.photo for found in prepare_pictures(rows, PictureSettings(out, photos=moved))]  # noqa: E731
+    assert photos() == [None, None, None]
+    for name in "bc":
+        write_picture(tmp_path / name / "1.jpg", (40, 30))
+    assert photos() == ["../moved/1.jpg", "../b/1.jpg", "../c/1.jpg"]
 
 
 @pytest.mark.parametrize("suffix", ["tif", "ppm"])
