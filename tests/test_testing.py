@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import camtool
 from camtool.demo.scenes import UNSEEN, draw_scene
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, MetricError
 from camtool.testing import assert_ignores, assert_looks_at, assert_no_shortcuts
 from tests.evaluation.audit.results import build_audit, write_pictures
 from tests.hooks.state.test_no_trace import unchanged
@@ -133,6 +133,11 @@ def test_the_change_of_the_probability_is_that_computed_by_hand(tmp_path: Path) 
     text = read_failure(assert_ignores, Corner(), images[1], CORNER, change - 1e-3, fills=halves, folder=tmp_path)
     assert "without it 0 get another answer" in text
     assert_ignores(Corner(), images, "top-left", 0, fills=FILLS)
+
+
+def test_what_is_not_finite_without_the_region_is_no_pass() -> None:
+    with pytest.raises(MetricError, match=r"probabilities are not finite with the fill <function .*nothing can be"):
+        assert_ignores(Corner(), build_images() + 0.1, CORNER, fills=["blur", lambda images: images / 0])
 
 
 def test_an_effect_of_any_removal_is_not_one_of_the_region(tmp_path: Path) -> None:
