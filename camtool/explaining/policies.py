@@ -179,6 +179,13 @@ def explain_policy(
         replaced = _replace_inputs(given, names, fill, reference or {})
         subsets = [frozenset(kept) for size in range(len(names) + 1) for kept in combinations(names, size)]
         scores = {kept: trial.run({name: replaced[name] for name in names if name not in kept}) for kept in subsets}
+        lost = next((kept for kept in subsets if not math.isfinite(scores[kept])), None)
+        if lost is not None:
+            others = ", ".join(repr(name) for name in names if name not in lost) or "nothing"
+            raise CamtoolError(
+                f"policy: the action is {scores[lost]} with {others} replaced, so nothing can be said of its inputs; "
+                "another reference={...} may help."
+            )
         action, without_all = scores[subsets[-1]], scores[subsets[0]]
         effects = _compute_shapley_values(scores, names)
         total = sum(map(abs, effects.values()))

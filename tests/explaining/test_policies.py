@@ -262,6 +262,18 @@ def test_errors_name_what_came(
         )
 
 
+def test_an_action_that_is_not_finite_is_told_with_what_was_replaced() -> None:
+    class Divided(Product):
+        def forward(self, top: Tensor, wrist: Tensor, state: Tensor) -> Tensor:
+            return super().forward(top, wrist, state) / state.norm()
+
+    observation = make_constant(top=3, wrist=5, state=0.5)
+    with pytest.raises(CamtoolError, match=r"the action is (inf|nan) with .*'state' replaced, .* reference=\{\.\.\.\}"):
+        camtool.explain_policy(Divided(), observation, Action(0))
+    result = camtool.explain_policy(Divided(), observation, Action(0), reference=make_constant(state=1))
+    assert np.isfinite([*result.shares.values()]).all()
+
+
 def test_an_observation_is_a_dictionary() -> None:
     with pytest.raises(ImageError, match="observation must be a dictionary of inputs by name, got a Tensor"):
         camtool.explain_policy(Product(), torch.rand(1, 3, 8, 8), Action(0))
