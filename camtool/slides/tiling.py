@@ -139,7 +139,7 @@ def choose_scale(reader: SlideReader, level: int | None, mpp: float | None) -> f
     if mpp is None:
         level, count = level or 0, len(reader.levels)
         if not -count <= level < count:
-            raise CamtoolError(f"level={level} does not exist; the slide has levels 0 to {count - 1}.")
+            raise ImageError(f"level={level} does not exist; the slide has levels 0 to {count - 1}.")
         return reader.levels[level].downsample
     if reader.mpp is None:
         raise ImageError(
@@ -147,7 +147,7 @@ def choose_scale(reader: SlideReader, level: int | None, mpp: float | None) -> f
         )
     scale = mpp / reader.mpp
     if scale < 0.98:
-        raise CamtoolError(f"mpp={mpp:g} is finer than the slide, which has {reader.mpp:.3g} micrometers per pixel.")
+        raise ImageError(f"mpp={mpp:g} is finer than the slide, which has {reader.mpp:.3g} micrometers per pixel.")
     nearest = min(reader.levels, key=lambda candidate: abs(math.log(candidate.downsample / scale)))
     # Scanners write 0.2508 for 0.25; a resampling by so little would only blur.
     return nearest.downsample if abs(nearest.downsample / scale - 1) < 0.02 else scale

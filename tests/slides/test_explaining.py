@@ -349,9 +349,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, demo) -> None:
         ({"tile": 3}, CamtoolError, "tile must be"),
         ({"background": "bright "}, CamtoolError, "Did you mean 'bright'"),
         ({"background": lambda pixels: pixels}, CamtoolError, "must return a mask"),
-        ({"level": 2}, CamtoolError, "the slide has levels 0 to 1"),
+        ({"level": 2}, ImageError, "the slide has levels 0 to 1"),
         ({"level": 0, "mpp": 1}, CamtoolError, "give one of them"),
-        ({"mpp": 0.1}, CamtoolError, "finer than the slide"),
+        ({"mpp": 0.1}, ImageError, "finer than the slide"),
         ({"slide": tmp_path / "gone.svs"}, ImageError, "no such file"),
     ]
     for given, kind, message in cases:
