@@ -14,6 +14,7 @@ from camtool.cli import terminal
 from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, PrintOptions
+from camtool.runs.file_names import make_distinct
 
 LAYERS = typer.Option(
     "--layer",
@@ -136,8 +137,10 @@ def draw_kernels(
     loaded = loading.load(is_quiet=printed.hides_progress)
     style, out, suffix = drawing.get_style() | {"filters": filters, "inputs": inputs}, drawing.out, drawing.format
     if layer:
-        pages = figures.kernel_pages(loaded, map_options.split_names(layer), **style)
-        drawn = [save_figure(figure, out, f"kernels-{build_file_name(name)}.{suffix}") for name, figure in pages]
+        drawn, names = list[Path](), list[str]()
+        for name, figure in figures.kernel_pages(loaded, map_options.split_names(layer), **style):
+            names.append(build_file_name(name))
+            drawn.append(save_figure(figure, out, f"kernels-{make_distinct(names)[-1]}.{suffix}"))
     else:
         drawn = [save_figure(figures.kernels(loaded, **style), out, f"kernels.{suffix}")]
     print_drawn(drawn, out, printed)

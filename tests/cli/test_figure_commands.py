@@ -62,6 +62,16 @@ def test_kernels_writes_the_selected_layers(run_command, tmp_path):
     assert written == {"kernels.svg", "kernels-stem.1.0.png", "kernels-features.0.0.png"}
 
 
+def test_kernels_of_names_that_are_alike_in_a_file_name_have_files_of_their_own(run_command, tmp_path):
+    (tmp_path / "alike.py").write_text(
+        "from torch import nn\n\n\ndef make():\n    net = nn.Sequential()\n"
+        "    for name in ('a b', 'a_b', 'A_b'):\n        net.add_module(name, nn.Conv2d(3, 3, 3))\n    return net\n"
+    )
+    said = run_command("kernels", "--model", "alike:make", "--filters", "2", "--out", "k", "--layer", "*")
+    assert said.code == 0, said.err
+    assert {file.name for file in (tmp_path / "k").iterdir()} == {f"kernels-{n}.png" for n in ("a_b", "a_b-2", "A_b-3")}
+
+
 def test_kernels_accepts_patterns_and_writes_nothing_if_a_name_is_unknown(run_command, tmp_path):
     options = ("kernels", "--model", "demo", "--filters", "2", "--out", "k")
     assert run_command(*options, "--layers", "stem.*,features.0.0").code == 0
