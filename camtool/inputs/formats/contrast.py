@@ -40,8 +40,11 @@ class Contrast:
     def from_window(
         cls, center: float, width: float, function: WindowFunction = "LINEAR_EXACT", *, is_inverted: bool = False
     ) -> Contrast:
-        """Return the contrast of a window, by the formulas of DICOM PS3.3 C.11.2.1.2 and C.11.2.1.3."""
-        if function == "LINEAR":
+        """Return the contrast of a window, by the formulas of DICOM PS3.3 C.11.2.1.2 and C.11.2.1.3.
+
+        LINEAR, which is meant for whole numbers, has no formula for a width below 1; LINEAR_EXACT is taken instead.
+        """
+        if function == "LINEAR" and width >= 1:
             center, width = center - 0.5, width - 1
         return cls((center - width / 2,), (center + width / 2,), function == "SIGMOID", is_inverted)
 

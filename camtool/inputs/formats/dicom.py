@@ -329,7 +329,10 @@ def _read_gray(
             if valid is not None:
                 valid[index, rows, :, 0] = _find_valid(pixels[rows], frame)
     function = _get_function(first)
-    chosen = contrasts.choose_contrast(options, values, valid, function=function, is_inverted=is_inverted)
+    # A width of 1 is a threshold in LINEAR; a user who passes it has values in [0, 1] or so.
+    is_exact = function == "LINEAR" and options.window is not None and options.window[1] <= 1
+    own = "LINEAR_EXACT" if is_exact else function
+    chosen = contrasts.choose_contrast(options, values, valid, function=own, is_inverted=is_inverted)
     if chosen is not None:
         return values, chosen, ()
     if first.get("VOILUTSequence", None):

@@ -96,6 +96,16 @@ def test_the_first_of_several_windows_counts_and_the_users_own_replaces_it() -> 
     assert (own != read_levels(dataset)).any()
 
 
+def test_windows_of_small_numbers_are_exact() -> None:
+    """LINEAR takes 0.5 off the center and 1 off the width, which leaves nothing of a width of 1."""
+    dataset = build_dicom(np.array([[0, 400, 1000, 1800, 2200]], np.int16), RescaleSlope=0.0005, RescaleIntercept=0)
+    user, narrow = (camtool.open_image(encode_dicom(dataset), window=(0.5, width)).to_unit() for width in (1, 0.5))
+    np.testing.assert_allclose(user[0, :, 0], [0, 0.2, 0.5, 0.9, 1], atol=1e-6)
+    np.testing.assert_allclose(narrow[0, :, 0], [0, 0, 0.5, 1, 1], atol=1e-6)
+    dataset.WindowCenter, dataset.WindowWidth = 0.5, 0.5
+    np.testing.assert_array_equal(camtool.open_image(encode_dicom(dataset)).to_unit(), narrow)
+
+
 def test_without_a_window_the_values_are_stretched_with_a_note() -> None:
     data = encode_dicom(build_dicom(RAMP, PixelPaddingValue=0))
     image = read_image(data)
