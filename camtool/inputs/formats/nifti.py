@@ -28,6 +28,8 @@ _HEADER_BYTES = 540
 _NIFTI_2 = 4
 _MAGICS = {344: (b"n+1\0", b"ni1\0"), _NIFTI_2: (b"n+2\0", b"ni2\0")}
 """Position of the magic number → its values in single files and in pairs of .hdr and .img."""
+_SPACE_BITS, _MILLIMETERS = 0b111, {1: 1e3, 3: 1e-3}
+"""The bits of xyzt_units that name the unit of lengths, and the millimeters of meters and micrometers."""
 _EXTENSION_BYTES = 1 << 24
 """Bytes that may lie between the header and the data: extensions, e.g. with a history of the processing."""
 _PART_BYTES = 1 << 20
@@ -74,7 +76,7 @@ class NiftiOrigin(Origin):
     """Place of a NIfTI volume, or of a slice of it, in the world.
 
     Attributes:
-        affine: ``(4, 4)``, from voxel indices of the file to millimeters, as the file holds it.
+        affine: ``(4, 4)``, from voxel indices of the file to its own unit, usually millimeters, as the file holds it.
         header: The file's header, of nibabel.
         axis: The direction of the slices.
         index: The number of the slice that was read; ``None`` for the whole volume.
@@ -153,7 +155,7 @@ def read_nifti(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImag
     index = options.choose_slice(name, len(slices), f"{axis} slices")
     index = 0 if len(slices) == 1 else index
     values = np.ascontiguousarray(slices if index is None else slices[index])
-    spacing = _find_spacing(nibabel, affine, axis)[0 if index is None else 1 :]
+    spacing = _find_spacing(nibabel, header, affine, axis)[0 if index is None else 1 :]
     origin = NiftiOrigin(name, values.shape[:-1], spacing, affine, header, axis, index)
     is_scaled = options.window is not None or options.percentiles is not None
     return FileImage(name, values, contrast, True, is_scaled, f"{axis} slices", origin, notes)
@@ -249,11 +251,13 @@ def _choose_contrast(
     return contrast, (note,)
 
 
-def _find_spacing(nibabel: Any, affine: NDArray[np.float64], axis: Axis) -> tuple[float, ...]:
-    """Return the distance of neighboring voxels along the axes of the slices, in mm."""
+def _find_spacing(nibabel: Any, header: Any, affine: NDArray[np.float64], axis: Axis) -> tuple[float, ...]:
+    """Return the distance of neighboring voxels along the axes of the slices in mm; an unknown unit counts as mm."""
+    # nibabel's get_xyzt_units fails on codes without a meaning.
+    millimeters = _MILLIMETERS.get(int(header["xyzt_units"]) & _SPACE_BITS, 1.0)
     orientation = nibabel.io_orientation(affine)
     sizes = np.empty(3)
-    sizes[orientation[:, 0].astype(int)] = nibabel.affines.voxel_sizes(affine)
+    sizes[orientation[:, 0].astype(int)] = nibabel.affines.voxel_sizes(affine) * millimeters
     return tuple(float(distance) for distance in sizes[list(_CUTS[axis].axes)])
 
 

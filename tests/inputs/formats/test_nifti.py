@@ -95,6 +95,21 @@ def test_the_qform_and_the_sform_stay(tmp_path: Path) -> None:
     assert (float(stored.header["cal_min"]), float(stored.header["cal_max"])) == (0, 1)
 
 
+@pytest.mark.parametrize(("code", "scale"), [(2, 1), (0, 1), (3, 1e-3), (1, 1e3), (5, 1), (3 + 8, 1e-3)])
+def test_the_spacing_is_in_millimeters_whatever_the_unit_of_the_file(code: int, scale: float, tmp_path: Path) -> None:
+    affine = build_affine("LAS", (200, 300, 500))
+    data = bytearray(encode_nifti(VOLUME, affine))
+    data[123] = code  # xyzt_units: mm, unknown, micrometers, meters, none of the standard, micrometers and seconds
+    image = camtool.open_image(bytes(data))
+    origin: Any = image.origin
+    np.testing.assert_allclose(origin.spacing, np.array([500, 300, 200]) * scale)
+    np.testing.assert_array_equal(origin.affine, affine)
+    origin.write_heatmap(tmp_path / "heat.nii", image.values[..., 0])
+    stored = nibabel.load(tmp_path / "heat.nii")
+    np.testing.assert_array_equal(stored.affine, affine)
+    assert stored.header["xyzt_units"] == code
+
+
 # ---------------------------------------------------------------------------------------------------- explanations
 
 
