@@ -30,6 +30,7 @@ from camtool.inputs.formats.contrast import Contrast
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.geotiff import build_tiff_origin
 from camtool.inputs.formats.reading_options import MAX_DRAWN, MAX_PIXELS, ReadingOptions
+from camtool.inputs.orientation import get_orientation
 from camtool.inputs.tiff import count_surplus_bands, get_page_tags, is_reduced_page, is_tiff
 from camtool.warning_codes import MapWarning
 
@@ -91,7 +92,6 @@ _DECODER_FAULTS = (
     zlib.error,
 )
 
-_ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -588,11 +588,7 @@ def _convert_strip(image: Image.Image, white: int | None) -> Image.Image:
 
 def _find_transposition(image: Image.Image) -> Image.Transpose | None:
     """Return the transposition that makes the image upright; None if the EXIF data has none or is damaged."""
-    try:
-        return _UPRIGHT.get(image.getexif().get(_ORIENTATION_TAG, 1))
-    except _DECODER_FAULTS:
-        # The pixels can be read, and image viewers show them.
-        return None
+    return _UPRIGHT.get(get_orientation(image))
 
 
 def _find_white(image: Image.Image, name: str) -> int | None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from camtool.errors import ImageError
 from camtool.geometry.origins import Origin, fit_to_origin
+from camtool.inputs.orientation import ORIENTATION_TAG
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 # Tags of the GeoTIFF 1.1 specification, with the types in which they are written.
 _SCALE, _TIEPOINT, _MATRIX, _KEYS, _DOUBLES, _TEXTS = 33550, 33922, 34264, 34735, 34736, 34737
 _TAG_TYPES = {_SCALE: "d", _TIEPOINT: "d", _MATRIX: "d", _KEYS: "H", _DOUBLES: "d", _TEXTS: "s"}
-_ORIENTATION = 274
 # Keys of the GeoTIFF 1.1 specification, section 7.
 _RASTER_TYPE, _CITATION, _GEODETIC, _GEODETIC_CITATION, _PROJECTED, _PROJECTED_CITATION = (
     1025,
@@ -79,7 +79,7 @@ def build_tiff_origin(tags: Mapping[int, Any], name: str, shape: tuple[int, ...]
 
     ``None`` if the file asks to be shown rotated: GeoTIFF has no meaning for that, and a heatmap would be misplaced.
     """
-    if int(tags.get(_ORIENTATION, 1)) != 1:
+    if tags.get(ORIENTATION_TAG, 1) != 1:
         return None
     plain_tags = {tag: _to_plain(tags[tag]) for tag in _TAG_TYPES if tag in tags}
     keys = _parse_keys(plain_tags)

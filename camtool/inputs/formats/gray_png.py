@@ -12,6 +12,7 @@ from camtool.inputs.formats import contrast as contrasts
 from camtool.inputs.formats.decoding import name_in_errors
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
+from camtool.inputs.orientation import get_orientation, turn_upright
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,4 +46,5 @@ def read_png(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage 
         values: NDArray[np.uint8 | np.uint16] = np.asarray(image)
     # Pillow's mode I holds 16 bits in PNG.
     values = values[..., None] if image.mode == "L" else values.astype(np.uint16)[..., None]
+    values = np.ascontiguousarray(turn_upright(values, get_orientation(image)))
     return FileImage(name, values, contrasts.choose_contrast(options, values), is_scaled=True)

@@ -22,6 +22,7 @@ from camtool.inputs.formats.decoding import name_in_errors
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.geotiff import build_tiff_origin
 from camtool.inputs.formats.reading_options import ReadingOptions
+from camtool.inputs.orientation import ORIENTATION_TAG, turn_upright
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -181,7 +182,7 @@ def _build_file_image(
         # The fourth sample is the opacity, or padding.
         values = values[..., :3]
     is_color = values.shape[-1] == 1 or bands is not None or (is_rgb and values.shape[-1] == 3)
-    values = np.ascontiguousarray(values)
+    values = np.ascontiguousarray(turn_upright(values, tags.get(ORIENTATION_TAG, 1)))
     contrast = _choose_contrast(values, tags, options, is_inverted=photometric == _WHITE_IS_ZERO)
     origin = build_tiff_origin(tags, name, values.shape[:-1])
     is_scaled = options.window is not None or options.percentiles is not None

@@ -221,6 +221,42 @@ def test_colors_of_16_bits_are_not_wrapped() -> None:
     np.testing.assert_array_equal(levels, np.rint(values[0] / 257))
 
 
+def encode_turned(values: np.ndarray[Any, Any], kind: str, orientation: int) -> bytes:
+    if kind == "tiff":
+        return encode_tiff(values, metadata=None, extratags=[(274, "H", 1, orientation, True)])
+    exif, buffer = Image.Exif(), BytesIO()
+    exif[274] = orientation
+    Image.fromarray(values).save(buffer, "PNG", exif=exif)
+    return buffer.getvalue()
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("orientation", range(1, 10))
+@pytest.mark.parametrize(("kind", "dtype"), [("tiff", np.uint8), ("tiff", np.uint16), ("png", "u1"), ("png", "u2")])
+def test_an_image_is_as_upright_with_options_as_without(kind: str, dtype: Any, orientation: int) -> None:
+    """Pillow turns the images that are read without options."""
+    values = (np.arange(12).reshape(3, 4) ** 2).astype(dtype) * (257 if np.dtype(dtype) == np.uint16 else 1)
+    data, largest = encode_turned(values, kind, orientation), np.iinfo(dtype).max
+    image = camtool.open_image(data, window=(largest / 2, largest))
+    np.testing.assert_array_equal(np.asarray(image.to_photo()), np.asarray(read_image(data)))
+    assert image.origin is None or image.origin.shape == image.values.shape[:-1]
+
+
+@pytest.mark.parametrize("reading", [{}, {"window": (127.5, 255)}])
+def test_an_orientation_that_is_no_number_turns_nothing(reading: dict[str, Any]) -> None:
+    values = NOISE.integers(0, 255, (3, 4), dtype=np.uint8)
+    image = camtool.open_image(encode_tiff(values, metadata=None, extratags=[(274, "s", 0, "x", True)]), **reading)
+    np.testing.assert_array_equal(np.asarray(image.to_photo())[..., 0], values)
+    assert image.origin is None
+
+
+def test_all_slices_and_bands_of_a_stack_are_turned() -> None:
+    stack = NOISE.integers(0, 255, (5, 4, 6, 3), dtype=np.uint8)
+    data = encode_tiff(stack, photometric="rgb", metadata=None, extratags=[(274, "H", 1, 6, True)])
+    image = camtool.open_image(data, window=(127.5, 255))
+    np.testing.assert_array_equal(image.values, np.rot90(stack, -1, (1, 2)))
+
+
 @pytest.mark.parametrize("encode", [encode_tiff, encode_png])
 def test_percentiles_and_windows_of_16_bits(encode: Any) -> None:
     values = np.arange(1000, 1101, dtype=np.uint16).reshape(1, -1)
