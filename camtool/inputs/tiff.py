@@ -19,6 +19,8 @@ _SUBFILE, _PHOTOMETRIC, _DESCRIPTION, _SAMPLES, _EXTRAS = 254, 262, 270, 277, 33
 _COLORS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3}
 """The number of samples that make a pixel's color, by photometric interpretation."""
 _RGB = 2
+REDUCED = 0b101
+"""Bits of the kind of a page: bit 0 is a reduced version of another image, bit 2 a transparency mask."""
 # Values of ExtraSamples: associated and unassociated alpha.
 _ALPHA = {1, 2}
 
@@ -70,8 +72,7 @@ def count_surplus_bands(tags: Mapping[int, Any]) -> int | None:
 
 def is_reduced_page(image: Image.Image) -> bool:
     """Return True if the current page of an opened TIFF is a thumbnail or a mask of another page."""
-    # Bit 0 is a reduced version of another image, bit 2 a transparency mask.
-    return bool(get_page_tags(image).get(_SUBFILE, 0) & 0b101)
+    return bool(get_page_tags(image).get(_SUBFILE, 0) & REDUCED)
 
 
 def _count_bands_in_description(description: str) -> int | None:

@@ -9,8 +9,9 @@ import logging
 import math
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -23,6 +24,7 @@ from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.geotiff import build_tiff_origin
 from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.inputs.orientation import ORIENTATION_TAG, turn_upright
+from camtool.warning_codes import MapWarning
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -78,7 +80,8 @@ def read_tiff(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage
         array = tifffile.transpose_axes(array, axes, _ORDER)
         stack = array.reshape(*array.shape[:4], -1)  # (T, Z, Y, X, bands)
         page_tags = {tag.code: tag.value for tag in series.keyframe.tags}
-    return _build_file_image(stack, sizes, page_tags, name, options)
+        notes = _describe_series(file.series)
+    return replace(_build_file_image(stack, sizes, page_tags, name, options), notes=notes)
 
 
 @contextmanager
@@ -125,6 +128,16 @@ def _name_axes(series: Any, name: str, *, are_bands: bool) -> str:
             "Choose an image: tifffile.imread(path) returns all of them as an array."
         )
     return axes
+
+
+def _describe_series(series: Sequence[Any]) -> tuple[MapWarning, ...]:
+    """Return a note on the series behind the first one, e.g. pages of another size, that are no thumbnails or masks."""
+    whole = sum(not each.keyframe.subfiletype & tiff.REDUCED for each in series)
+    note = (
+        f"The file holds {whole} series of frames or pages and only the first was read; to choose another, pass an "
+        "array: tifffile.imread(path, series=1)."
+    )
+    return (MapWarning(note, "frames-ignored"),) if whole > 1 else ()
 
 
 def _check_series(series: Any, sizes: Mapping[str, int], name: str, options: ReadingOptions) -> None:

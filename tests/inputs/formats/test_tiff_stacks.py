@@ -335,6 +335,20 @@ def test_pages_without_a_meaning_can_be_chosen() -> None:
     np.testing.assert_array_equal(camtool.open_image(data, slice=7).values[..., 0], SCENE[7])
 
 
+@pytest.mark.parametrize(("kind", "is_noted"), [(0, True), (2, True), (1, False), (4, False)])
+def test_other_series_are_told_unless_they_are_thumbnails_or_masks(kind: int, *, is_noted: bool) -> None:
+    buffer = BytesIO()
+    with tifffile.TiffWriter(buffer) as writer:
+        writer.write(SCENE[0], metadata=None)
+        other = SCENE[1, :9, :9] if kind != 4 else SCENE[1, :9, :9] > 2500  # a mask has one bit
+        writer.write(other, subfiletype=kind, metadata=None)
+    image = camtool.open_image(buffer.getvalue(), window=(2500, 5000))
+    np.testing.assert_array_equal(image.values[..., 0], SCENE[0])
+    assert [note.code for note in image.notes] == ["frames-ignored"] * is_noted
+    assert all("2 series" in note for note in image.notes)
+    assert [note.code for note in camtool.open_image(buffer.getvalue()).notes] == ["frames-ignored"] * is_noted
+
+
 def test_white_is_zero_is_inverted() -> None:
     values = np.array([[0, 65535]], np.uint16)
     data = encode_tiff(values, photometric="miniswhite")
