@@ -103,6 +103,12 @@ _KINDS = (
         "note",
     ),
     WarningKind(
+        "assumed-orientation",
+        "A NIfTI file has neither a qform nor an sform, so left and right of its slices are a guess.",
+        "Save the volume with its affine, e.g. by nibabel, or compare a slice with a viewer.",
+        "note",
+    ),
+    WarningKind(
         "uneven-slices",
         "The slices of a series do not lie at equal distances, e.g. because one is missing.",
         "Look for missing or foreign files in the folder.",

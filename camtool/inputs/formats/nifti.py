@@ -158,6 +158,7 @@ def read_nifti(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImag
     spacing = _find_spacing(nibabel, header, affine, axis)[0 if index is None else 1 :]
     origin = NiftiOrigin(name, values.shape[:-1], spacing, affine, header, axis, index)
     is_scaled = options.window is not None or options.percentiles is not None
+    notes = (*notes, *_describe_orientation(header))
     return FileImage(name, values, contrast, True, is_scaled, f"{axis} slices", origin, notes)
 
 
@@ -249,6 +250,17 @@ def _choose_contrast(
         return Contrast((low,), (high,)), ()
     contrast, note = build_assumed_contrast(*contrasts.find_range(values), "values")
     return contrast, (note,)
+
+
+def _describe_orientation(header: Any) -> tuple[MapWarning, ...]:
+    """Return a note if the header does not say where left and right are: nibabel then assumes an affine."""
+    if header["qform_code"] or header["sform_code"]:
+        return ()
+    note = (
+        "The file does not say how the volume lies in the patient (qform_code and sform_code are 0), so its axes were "
+        "taken to run to the left, the front and the head. Left and right may be exchanged; save it with its affine."
+    )
+    return (MapWarning(note, "assumed-orientation"),)
 
 
 def _find_spacing(nibabel: Any, header: Any, affine: NDArray[np.float64], axis: Axis) -> tuple[float, ...]:

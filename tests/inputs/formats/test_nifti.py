@@ -95,6 +95,18 @@ def test_the_qform_and_the_sform_stay(tmp_path: Path) -> None:
     assert (float(stored.header["cal_min"]), float(stored.header["cal_max"])) == (0, 1)
 
 
+@pytest.mark.parametrize(("qform", "sform"), [(0, 0), (1, 0), (0, 2), (1, 2)])
+@pytest.mark.parametrize("kind", [nibabel.Nifti1Image, nibabel.Nifti2Image])
+def test_a_guessed_left_and_right_are_told(kind: Any, qform: int, sform: int) -> None:
+    source = kind(VOLUME, None)
+    source.header.set_qform(build_affine("LAS"), qform)
+    source.header.set_sform(build_affine("LAS"), sform)
+    image = camtool.open_image(bytes(source.to_bytes()), axis="ras", window=(500, 1000))
+    assert [note.code for note in image.notes] == ["assumed-orientation"] * (qform == sform == 0)
+    # As the note says, the first axis runs to the left, the others to the front and to the head.
+    np.testing.assert_array_equal(image.values[..., 0], VOLUME[::-1])
+
+
 @pytest.mark.parametrize(("code", "scale"), [(2, 1), (0, 1), (3, 1e-3), (1, 1e3), (5, 1), (3 + 8, 1e-3)])
 def test_the_spacing_is_in_millimeters_whatever_the_unit_of_the_file(code: int, scale: float, tmp_path: Path) -> None:
     affine = build_affine("LAS", (200, 300, 500))
