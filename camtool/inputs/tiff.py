@@ -21,8 +21,8 @@ _COLORS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3}
 _RGB = 2
 REDUCED = 0b101
 """Bits of the kind of a page: bit 0 is a reduced version of another image, bit 2 a transparency mask."""
-# Values of ExtraSamples: associated and unassociated alpha.
-_ALPHA = {1, 2}
+ALPHA = {1, 2}
+"""Values of ExtraSamples: associated and unassociated alpha."""
 
 _CHANNELS = re.compile(r'^channels=(\d+)|SizeC="(\d+)"', re.MULTILINE)
 _SHAPE = re.compile(r'^\{.*"shape": \[(\d+), \d+, \d+\]')
@@ -62,7 +62,7 @@ def count_surplus_bands(tags: Mapping[int, Any]) -> int | None:
     """Return the number of a TIFF's bands if it has more than an image's color and alpha, else None."""
     samples, photometric = int(tags.get(_SAMPLES, 1)), tags.get(_PHOTOMETRIC, 1)
     color = _COLORS.get(photometric, samples)
-    has_alpha = not _ALPHA.isdisjoint(_to_tuple(tags.get(_EXTRAS, ())))
+    has_alpha = not ALPHA.isdisjoint(_to_tuple(tags.get(_EXTRAS, ())))
     # A fourth sample of an RGB image without a declared meaning is padding or an undeclared alpha.
     known = color + (has_alpha or photometric == _RGB)
     if samples > known:

@@ -48,18 +48,22 @@ class Contrast:
             center, width = center - 0.5, width - 1
         return cls((center - width / 2,), (center + width / 2,), function == "SIGMOID", is_inverted)
 
-    def apply(self, values: NDArray[Any]) -> NDArray[np.float32]:
-        """Return values ``(..., C)`` in [0, 1]: 0 is black. NaN becomes black."""
+    def apply(self, values: NDArray[Any], opacity: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """Return values ``(..., C)`` in [0, 1]: 0 is black. NaN becomes black.
+
+        What is not opaque, by ``(..., 1)`` in [0, 1], is put on white.
+        """
         unit = np.empty(values.shape, np.float32)
         for part in cut_parts(values):
-            unit[part] = self._apply_to_part(values[part])
+            unit[part] = _put_on_white(self._apply_to_part(values[part]), None if opacity is None else opacity[part])
         return unit
 
-    def to_levels(self, values: NDArray[Any]) -> NDArray[np.uint8]:
-        """Return values ``(..., C)`` as the nearest of the levels 0 to 255."""
+    def to_levels(self, values: NDArray[Any], opacity: NDArray[np.float32] | None = None) -> NDArray[np.uint8]:
+        """Return values ``(..., C)`` as the nearest of the levels 0 to 255, on white as :meth:`apply` puts them."""
         levels = np.empty(values.shape, np.uint8)
         for part in cut_parts(values):
-            levels[part] = np.rint(self._apply_to_part(values[part]).astype(np.float32) * 255)
+            unit = _put_on_white(self._apply_to_part(values[part]), None if opacity is None else opacity[part])
+            levels[part] = np.rint(unit.astype(np.float32) * 255)
         return levels
 
     def _apply_to_part(self, values: NDArray[Any]) -> NDArray[np.float64]:
@@ -126,6 +130,10 @@ def cut_parts(values: NDArray[Any]) -> Iterator[tuple[slice, ...]]:
     for plane in range(0, len(values), planes):
         for row in range(0, values.shape[1] if values.ndim > 1 else 1, rows):
             yield (slice(plane, plane + planes), slice(row, row + rows))[: values.ndim]
+
+
+def _put_on_white(unit: NDArray[np.float64], opacity: NDArray[np.float32] | None) -> NDArray[np.float64]:
+    return unit if opacity is None else 1 - opacity * (1 - unit)
 
 
 def _select_valid(values: NDArray[Any], valid: NDArray[np.bool_] | None) -> NDArray[Any]:

@@ -33,6 +33,7 @@ class FileImage:
         slices: What one of the slices is called in messages.
         origin: Where the pixels lie in the world.
         notes: What the user should know about the reading, one sentence each.
+        opacity: ``(..., H, W, 1)`` in [0, 1]: what is not opaque is shown on white; ``None`` if all is opaque.
     """
 
     name: str
@@ -43,6 +44,7 @@ class FileImage:
     slices: str = "slices"
     origin: Origin | None = field(default=None, repr=False)
     notes: tuple[MapWarning, ...] = ()
+    opacity: NDArray[np.float32] | None = field(default=None, repr=False)
 
     @property
     def is_volume(self) -> bool:
@@ -65,7 +67,7 @@ class FileImage:
         Raises:
             ImageError: Nothing says which values are black and white.
         """
-        return self._get_contrast().apply(self.values)
+        return self._get_contrast().apply(self.values, self.opacity)
 
     def _get_contrast(self) -> Contrast:
         if self.contrast is None:
@@ -92,7 +94,7 @@ class FileImage:
             raise ImageError(self._describe_slices())
         if not self.is_color or self.channels not in _COLORS:
             raise ImageError(self._describe_bands())
-        levels = self._get_contrast().to_levels(self.values)
+        levels = self._get_contrast().to_levels(self.values, self.opacity)
         return Image.fromarray(levels[..., 0] if self.channels == 1 else levels).convert("RGB")
 
     def draw(self) -> NDArray[np.uint8]:
@@ -101,7 +103,7 @@ class FileImage:
         if contrast is None:
             low, high = find_range(self.values)
             contrast = Contrast((low,), (high,))
-        unit = contrast.apply(self.values)
+        unit = contrast.apply(self.values, self.opacity)
         if not self.is_color or self.channels not in _COLORS:
             unit = unit.mean(-1, keepdims=True)
         return np.rint(np.broadcast_to(unit, (*unit.shape[:-1], 3)) * 255).astype(np.uint8)

@@ -29,8 +29,9 @@ from camtool.warning_codes import MapWarning
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_DESCRIPTION, _PHOTOMETRIC, _SAMPLE_FORMAT, _NODATA = 270, 262, 339, 42113
+_DESCRIPTION, _PHOTOMETRIC, _EXTRA_SAMPLES, _SAMPLE_FORMAT, _NODATA = 270, 262, 338, 339, 42113
 _SIGNED = 2
+_ASSOCIATED = 1
 _DECLARED = re.compile(r'^ImageJ=|<OME|^\{.*"shape": ')
 """Descriptions of the first page that say what the pages are: of ImageJ, OME and tifffile."""
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _YCBCR = 0, 1, 2, 6
@@ -189,24 +190,60 @@ def _build_file_image(
     photometric = int(tags.get(_PHOTOMETRIC, _BLACK_IS_ZERO))
     is_rgb = photometric in (_RGB, _YCBCR) and sizes.get("C", 1) == 1 and sizes.get("S", 1) >= 3
     bands = options.choose_bands(name, values.shape[-1])
+    # The user may choose the opacity itself as a band.
+    opacity = _find_opacity(values, tags) if is_rgb and 3 not in (bands or ()) else None
     if bands is not None:
         values = values[..., bands]
     elif is_rgb and values.shape[-1] == 4:
         # The fourth sample is the opacity, or padding.
         values = values[..., :3]
     is_color = values.shape[-1] == 1 or bands is not None or (is_rgb and values.shape[-1] == 3)
-    values = np.ascontiguousarray(turn_upright(values, tags.get(ORIENTATION_TAG, 1)))
-    contrast = _choose_contrast(values, tags, options, is_inverted=photometric == _WHITE_IS_ZERO)
+    orientation = tags.get(ORIENTATION_TAG, 1)
+    values = np.ascontiguousarray(turn_upright(values, orientation))
+    if opacity is not None:
+        opacity = np.ascontiguousarray(turn_upright(opacity, orientation))
+        if _ASSOCIATED in np.atleast_1d(tags[_EXTRA_SAMPLES]):
+            _divide_by_opacity(values, opacity)
+    contrast = _choose_contrast(values, opacity, tags, options, is_inverted=photometric == _WHITE_IS_ZERO)
     origin = build_tiff_origin(tags, name, values.shape[:-1])
     is_scaled = options.window is not None or options.percentiles is not None
-    return FileImage(name, values, contrast, is_color, is_scaled, "slices or pages", origin)
+    return FileImage(name, values, contrast, is_color, is_scaled, "slices or pages", origin, opacity=opacity)
+
+
+def _find_opacity(values: NDArray[Any], tags: Mapping[int, Any]) -> NDArray[np.float32] | None:
+    """Return the opacity ``(..., H, W, 1)`` in [0, 1] of RGBA values; ``None`` if their fourth sample is none."""
+    kinds = np.atleast_1d(tags.get(_EXTRA_SAMPLES, 0))
+    if values.shape[-1] != 4 or int(kinds[0]) not in tiff.ALPHA or values.dtype.kind not in "uf":
+        return None
+    opacity: NDArray[np.float32] = values[..., 3:].astype(np.float32)
+    opacity /= _find_largest(values.dtype)
+    return np.clip(opacity, 0, 1, out=opacity)
+
+
+def _divide_by_opacity(values: NDArray[Any], opacity: NDArray[np.float32]) -> None:
+    """Turn colors that were multiplied by their opacity (associated alpha) back, in place, as Pillow does."""
+    for part in contrasts.cut_parts(values):
+        own = values[part] / np.where(opacity[part] > 0, opacity[part], 1.0)
+        values[part] = np.rint(np.minimum(own, _find_largest(values.dtype))) if values.dtype.kind == "u" else own
+
+
+def _find_largest(dtype: np.dtype[Any]) -> float:
+    return float(np.iinfo(dtype).max) if dtype.kind == "u" else 1.0
 
 
 def _choose_contrast(
-    values: NDArray[Any], tags: Mapping[int, Any], options: ReadingOptions, *, is_inverted: bool
+    values: NDArray[Any],
+    opacity: NDArray[np.float32] | None,
+    tags: Mapping[int, Any],
+    options: ReadingOptions,
+    *,
+    is_inverted: bool,
 ) -> contrasts.Contrast | None:
     nodata = _parse_nodata(tags.get(_NODATA))
     valid = None if nodata is None else values != nodata
+    if opacity is not None and options.percentiles is not None:
+        is_seen = np.broadcast_to(opacity > 0, values.shape)
+        valid = is_seen if valid is None else valid & is_seen
     chosen = contrasts.choose_contrast(options, values, valid, is_inverted=is_inverted)
     if chosen is not None:
         return chosen

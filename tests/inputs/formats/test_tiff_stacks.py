@@ -363,6 +363,42 @@ def test_opacity_is_no_band_of_colors() -> None:
     np.testing.assert_array_equal(camtool.open_image(data, window=(127.5, 255)).values, colors[..., :3])
 
 
+@pytest.mark.parametrize("reading", [{"window": (127.5, 255)}, {"bands": (1, 2, 3)}, {"slice": 0}])
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("kind", ["unassalpha", "assocalpha"])
+def test_transparent_pixels_are_white_with_options_as_without(
+    kind: str, orientation: int, reading: dict[str, Any]
+) -> None:
+    colors = NOISE.integers(0, 256, (4, 5, 4), dtype=np.uint8)
+    colors[:2, :, 3] = 0
+    colors[2:, :, 3] |= 64  # of few levels, Pillow's own rounding is coarse
+    if kind == "assocalpha":
+        colors[..., :3] = colors[..., :3] * (colors[..., 3:] / 255)
+    tag = [(274, "H", 1, orientation, True)]
+    data = encode_tiff(colors, photometric="rgb", extrasamples=[kind], metadata=None, extratags=tag)
+    image = camtool.open_image(data, **reading)
+    wanted = np.asarray(read_image(data)).astype(int)
+    assert (wanted == 255).all(-1).sum() >= 10
+    np.testing.assert_allclose(np.asarray(image.to_photo()), wanted, atol=2)
+    np.testing.assert_allclose(image.draw(), wanted, atol=2)
+    np.testing.assert_allclose(image.to_unit() * 255, wanted, atol=2)
+
+
+def test_transparent_pixels_do_not_count() -> None:
+    colors = np.full((4, 5, 4), 255, np.uint8)
+    colors[..., :3] = np.arange(20).reshape(4, 5, 1) + 100
+    colors[0] = 0
+    data = encode_tiff(colors, photometric="rgb", extrasamples=["unassalpha"])
+    image = camtool.open_image(data, percentiles=(0, 100))
+    assert image.contrast is not None
+    assert image.contrast.low == (105.0,) * 3
+    assert (np.asarray(image.to_photo())[0] == 255).all()
+    floats = (colors / 255).astype(np.float32)
+    data_of_floats = encode_tiff(floats, photometric="rgb", extrasamples=["assocalpha"])
+    assert (np.asarray(camtool.open_image(data_of_floats, slice=0).to_photo())[0] == 255).all()
+    assert (np.asarray(camtool.open_image(data, bands=4).to_photo())[0] == 0).all()  # the opacity itself
+
+
 # ---------------------------------------------------------------------------------------------------------- refusals
 
 
