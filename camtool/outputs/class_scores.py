@@ -46,6 +46,10 @@ _ROUNDING = 1e-5
 """Rounding errors of probabilities, and of the sum of those of a thousand classes. In single precision (steps of 6e-8),
 sigmoids and softmax stay well below; the sums of logits miss 1 by far more."""
 
+_SUM_ROUNDING = 1e-2
+"""Largest difference from 1 of the sum of probabilities of classes that exclude one another. Half precision (steps of
+8e-3 in bfloat16) stays below, also after a cast; independent labels miss 1 by far more at some position."""
+
 _IS_TEXT = re.compile("CausalLM|Seq2SeqLM|ConditionalGeneration")
 """Names of Hugging Face's outputs whose logits are those of a language model."""
 
@@ -315,6 +319,25 @@ def compute_probabilities(output: Any, of: Link = "softmax") -> Tensor:
     if values.shape[1] == 1:
         return compute_class_scores(output).sigmoid()
     return values.softmax(1) if of == "softmax" else values.sigmoid()
+
+
+def find_predicted(planes: Tensor, link: Link | None) -> Tensor:
+    """Return where the model predicts each class: booleans ``(K, *size)`` for the score planes of one image.
+
+    Of classes that exclude one another it predicts the highest at each position. Labels are independent if the link is
+    ``"sigmoid"``, or if they are probabilities that do not sum to 1: then each is predicted where its probability is
+    above 1/2, so that they overlap, or none is there.
+
+    Args:
+        planes: ``(K, *size)``, with two classes for a single score: see :func:`compute_class_scores`.
+        link: The link of the planes.
+    """
+    if link == "sigmoid":
+        return planes > 0
+    if link == "identity" and bool(((planes.detach().float().sum(0) - 1).abs() > _SUM_ROUNDING).any()):
+        return planes > 0.5
+    classes = torch.arange(len(planes), device=planes.device)
+    return planes.argmax(0) == classes.reshape(-1, *[1] * (planes.ndim - 1))
 
 
 def is_between_zero_and_one(values: Tensor) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 from camtool.arguments.explain_arguments import check_class_index
 from camtool.arguments.messages import format_count
 from camtool.errors import TargetError
-from camtool.outputs.class_scores import Link, compute_class_scores, compute_probabilities
+from camtool.outputs.class_scores import Link, compute_class_scores, compute_probabilities, find_predicted
 from camtool.outputs.detections import Detections
 from camtool.targets.class_names import find_classes, find_label, list_labeled
 from camtool.targets.classes import ClassScore, Probability
@@ -100,7 +100,7 @@ class Group(Target):
             )
         mask = None
         if scores.ndim >= 3:
-            is_predicted = torch.isin(scores.argmax(0), torch.tensor(members, device=scores.device))
+            is_predicted = find_predicted(scores, image.link)[list(members)].any(0)
             mask = is_predicted if is_predicted.any() else None
         return GroupScore(members, rivals, text, image.link or "softmax", mask)
 

@@ -13,7 +13,7 @@ from camtool.arguments.explain_arguments import check_class_index
 from camtool.errors import TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.resampling import average_cells
-from camtool.outputs.class_scores import Link, compute_class_scores
+from camtool.outputs.class_scores import Link, compute_class_scores, find_predicted
 from camtool.outputs.detections import Detections
 from camtool.targets.checks import check_integer, check_link, check_number_tuple, check_real_tensor
 from camtool.targets.target import ImageOutput, ScoreContext, Target, Traits, flatten_positions, select_class
@@ -86,13 +86,13 @@ class Region(Target):
         if not isinstance(image.prediction, Tensor) or image.prediction.ndim == 1:
             return ()
         planes = compute_class_scores(image.prediction[None], self.of)[0]
-        predicted = planes.argmax(0)
-        areas = predicted.flatten().bincount(minlength=len(planes))
+        predicted = find_predicted(planes, self.of)
+        areas = predicted.flatten(1).sum(1)
         ranked = areas.argsort(descending=True, stable=True).tolist()
         others = [index for index in ranked if index != self.class_index and areas[index] > 0]
         # A score is a sum over a mask. With masks of equal sums, a large region does not win by its size.
         shares = self.fit_mask(planes[0]).sum() / areas
-        return [Region(index, (predicted == index) * shares[index], self.of) for index in others[:count]]
+        return [Region(index, predicted[index] * shares[index], self.of) for index in others[:count]]
 
     def fit_mask(self, plane: Tensor, geometry: Geometry | None = None) -> Tensor:
         """Return the mask at the size of a score plane.
@@ -150,7 +150,7 @@ class Point(Target):
     Attributes:
         x: Distance from the left edge; in :func:`camtool.explain` in pixels of the photo, else of the score planes.
         y: Distance from the top edge.
-        class_index: The class; by default the one that the model predicts at the point.
+        class_index: The class; by default the one with the highest score at the point.
     """
 
     x: float

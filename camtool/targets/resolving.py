@@ -14,7 +14,7 @@ from torch import Tensor
 from camtool.arguments.explain_arguments import check_class_index
 from camtool.errors import TargetError
 from camtool.geometry.crop_and_resize import Geometry
-from camtool.outputs.class_scores import Link, compute_class_scores
+from camtool.outputs.class_scores import Link, compute_class_scores, find_predicted
 from camtool.outputs.detections import Detections
 from camtool.outputs.predictions import Prediction, get_predictions
 from camtool.targets.checks import check_confidence, check_integer
@@ -87,7 +87,8 @@ def resolve_targets(
     * an embedding ``(D,)``: one of its dimensions; ``None`` is the highest.
     * score planes ``(K, h, w)``: the class where the model predicts it; if it predicts it nowhere, the sum of its
       logits over the image. ``None`` is the class that covers most of the image, and the background only if nothing
-      else is predicted. A class is background if its label says so; without labels it is class 0.
+      else is predicted. A class is background if its label says so; without labels it is class 0. Independent labels
+      (sigmoids) are predicted where their probability is above 1/2, so they may overlap.
     * detections: of those that the model's own post-processing reports, the most confident one of the class; ``None``
       is the most confident of all. If it reports none, it is the surest candidate, with a warning.
 
@@ -251,7 +252,7 @@ def _resolve_index(index: int, image: ImageOutput) -> Target:
     # Without a mask the whole image would count, and the map would show all places that raise the class's score
     # instead of the object. If the class is predicted nowhere, there is no better choice.
     if scores.ndim >= 3:
-        is_predicted = scores.argmax(0) == index
+        is_predicted = find_predicted(scores, image.link)[index]
         if is_predicted.any():
             return Region(index, is_predicted, image.link)
     return ClassScore(index, image.link)
@@ -269,7 +270,7 @@ def _rank(top: Top, image: ImageOutput) -> list[Target]:
     if isinstance(scores, Detections):
         return list_detections(image, count=top.k)
     if scores.ndim >= 3:
-        return [_resolve_index(index, image) for index in _sort_by_area(scores, image.labels)[: top.k]]
+        return [_resolve_index(index, image) for index in _sort_by_area(scores, image)[: top.k]]
     if scores.ndim != 1:
         raise TargetError(
             f"target_class=None asks for the top class, but the model's output for an image has shape "
@@ -278,11 +279,16 @@ def _rank(top: Top, image: ImageOutput) -> list[Target]:
     return [_resolve_index(index, image) for index in scores.topk(min(top.k, len(scores))).indices.tolist()]
 
 
-def _sort_by_area(planes: Tensor, labels: Sequence[str] | None) -> list[int]:
-    """Return the predicted classes, the one that covers most of the image first, background last."""
-    areas = planes.argmax(0).flatten().bincount(minlength=len(planes)).tolist()
-    predicted = [index for index in range(len(planes)) if areas[index]]
-    return sorted(predicted, key=lambda index: (_is_background(index, labels), -areas[index]))
+def _sort_by_area(planes: Tensor, image: ImageOutput) -> list[int]:
+    """Return the predicted classes, the one that covers most of the image first, background last.
+
+    If none of independent labels is predicted anywhere, it is the one with the highest mean.
+    """
+    areas = find_predicted(planes, image.link).flatten(1).sum(1).tolist()
+    is_any = any(areas)
+    heights = areas if is_any else planes.flatten(1).mean(1).tolist()
+    ranked = sorted(range(len(planes)), key=lambda index: (_is_background(index, image.labels), -heights[index]))
+    return [index for index in ranked if areas[index]] if is_any else ranked[:1]
 
 
 def _is_background(index: int, labels: Sequence[str] | None) -> bool:

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from camtool.evidence.evidence import Evidence
 from camtool.maps import find_limits
+from camtool.outputs.class_scores import Link, find_predicted
 from camtool.targets import ScoreContext, Target
 from camtool.warning_codes import MapWarning, to_map_warning
 
@@ -106,13 +108,19 @@ def _check_score(target: Target, context: ScoreContext, *, is_link_assumed: bool
                 "low-rank",
             )
     is_of_planes = probabilities is not None and probabilities.ndim > 1 and target.traits.is_class_score
-    if probabilities is not None and is_of_planes and not np.isin(probabilities.argmax(0), classes).any():
+    if probabilities is not None and is_of_planes and not _is_anywhere(classes, probabilities, context.link):
         yield MapWarning(
             f"The model predicts this {kind} nowhere in the image, so the map is of its score summed over the image.",
             "class-nowhere",
         )
     for warning in target.get_warnings(context):
         yield to_map_warning(warning, "target-warning")
+
+
+def _is_anywhere(classes: Sequence[int], probabilities: NDArray[Any], link: Link | None) -> bool:
+    """Return True if a segmenter predicts one of the classes somewhere."""
+    planes = torch.from_numpy(probabilities)
+    return bool(find_predicted(planes.logit() if link == "sigmoid" else planes, link)[[*classes]].any())
 
 
 def _check_layers(evidence: Sequence[Evidence], target: Target, *, has_zero_gradient: bool) -> Iterator[MapWarning]:

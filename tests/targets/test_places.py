@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,18 @@ import camtool
 from camtool.errors import TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.resampling import average_cells
-from camtool.targets import ClassScore, Negated, Point, Probability, Region, Top, resolve_targets
+from camtool.outputs.class_scores import Link
+from camtool.targets import (
+    ClassScore,
+    Group,
+    ImageOutput,
+    Negated,
+    Point,
+    Probability,
+    Region,
+    Top,
+    resolve_targets,
+)
 from tests.helpers.comparison import assert_same_explanation
 
 LABELS = ["background", "cat", "dog"]
@@ -84,6 +96,85 @@ def test_single_plane_separates_an_object_from_the_background(sign: int, index: 
         assert resolve_regions(0, None, plane) == [(0, [[True, False], [True, True]])]
         (target,) = resolve_targets(0, plane, None)
         assert target(plane[None]).item() == 1 + 2 + 1  # minus the plane, where background is predicted
+
+
+# -------------------------------------------------------------------------------------------------- independent labels
+
+OVERLAPPING = torch.tensor(
+    [[[5.0, -2.0], [-2.0, -2.0]], [[1.0, 1.0], [1.0, 1.0]], [[3.0, 3.0], [-1.0, -2.0]], [[-1.0, -1.0], [-3.0, -4.0]]]
+)
+"""``(4, 2, 2)``: logits of labels of which the second is everywhere, although it is the highest in one row alone; the
+third is in the upper row, the first at one position of it, and the last is nowhere."""
+
+PARTS = ["core", "whole", "edge", "cyst"]
+
+WHOLE, UPPER, CORNER = [[True, True], [True, True]], [[True, True], [False, False]], [[True, False], [False, False]]
+
+FORMS: list[tuple[Link, Any]] = [("sigmoid", OVERLAPPING), ("identity", OVERLAPPING.sigmoid())]
+"""The link of the labels, and their planes: logits, or the probabilities that a sigmoid made of them."""
+
+each_form = pytest.mark.parametrize(("link", "planes"), FORMS, ids=["logits", "probabilities"])
+
+
+@each_form
+def test_labels_that_overlap_are_explained_wherever_they_are_predicted(link: Link, planes: Tensor) -> None:
+    ranked: list[Any] = resolve_targets(Top(9), planes, PARTS, link=link)
+    expected = [(1, WHOLE), (2, UPPER), (0, CORNER)]  # the largest first
+    assert [(region.class_index, region.mask.tolist()) for region in ranked] == expected
+    for index, mask in expected:
+        (region,) = resolve_targets(index, planes, PARTS, link=link)
+        assert region.mask.tolist() == mask  # type: ignore[attr-defined]
+    assert resolve_targets(3, planes, PARTS, link=link) == [ClassScore(3, link)]
+    rivals: Any = Region(2, torch.ones(2, 2), link).find_rivals(ImageOutput(planes, PARTS, link=link), 9)
+    assert [(rival.class_index, (rival.mask > 0).tolist()) for rival in rivals] == [(1, WHOLE), (0, CORNER)]
+
+
+@each_form
+def test_group_of_labels_that_overlap_counts_where_one_of_them_is_predicted(link: Link, planes: Tensor) -> None:
+    for members, mask in (([0, 1], WHOLE), ([0, 3], CORNER)):
+        (group,) = resolve_targets(Group(members), planes, PARTS, link=link)
+        assert group.mask.tolist() == mask  # type: ignore[attr-defined]
+
+
+@each_form
+def test_label_with_the_highest_mean_is_the_default_if_none_is_predicted(link: Link, planes: Tensor) -> None:
+    absent = planes - 9 if link == "sigmoid" else planes / 9
+    for requested in (None, Top(2)):
+        assert resolve_targets(requested, absent, PARTS, link=link) == [ClassScore(1, link)]
+    (only,) = resolve_targets(None, absent, ["core", "background", "edge", "cyst"], link=link)
+    assert only == ClassScore(2, link), "background only if nothing else can be explained"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_classes_whose_probabilities_sum_to_1_exclude_one_another(dtype: torch.dtype) -> None:
+    probabilities = (PLANES / 9).softmax(0).to(dtype)
+    assert probabilities.max() < 0.5
+    for planes in (probabilities, probabilities.float()):  # bfloat16 leaves sums of 1.001
+        ranked: list[Any] = resolve_targets(Top(9), planes, None, link="identity")
+        assert [(region.class_index, region.mask.tolist()) for region in ranked] == [
+            (index, make_mask(index)) for index in (2, 1, 0)
+        ]
+
+
+def make_label_segmenter(end: nn.Module) -> nn.Module:
+    """Return a segmenter of three labels: the first and the second are everywhere, the third is nowhere."""
+    body, head = nn.Conv2d(3, 3, 1, bias=False), nn.Conv2d(3, 3, 1)
+    body.weight.data, head.weight.data = (scale * torch.eye(3)[:, :, None, None] for scale in (1, 0.1))
+    head.bias.data = torch.tensor([0.98, 0.92, 0.05]).logit()
+    return nn.Sequential(body, nn.ReLU(), head, end).eval()
+
+
+@pytest.mark.parametrize("end", [nn.Sigmoid(), nn.Identity()], ids=["probabilities", "logits"])
+@pytest.mark.parametrize("as_target", [int, ClassScore, lambda index: Group([index])], ids=["index", "score", "group"])
+def test_label_below_another_one_is_not_said_to_be_nowhere(end: nn.Module, as_target: Any) -> None:
+    model, image = make_label_segmenter(end), torch.rand(1, 3, 8, 8)
+    if isinstance(end, nn.Identity):
+        model.config = SimpleNamespace(problem_type="multi_label_classification")  # type: ignore[assignment]
+    for index in range(3):
+        (result,) = camtool.explain(model, image, as_target(index), layer="1", method="hirescam")
+        is_nowhere = "class-nowhere" in [warning.code for warning in result.warnings]
+        assert is_nowhere == (index == 2)
+        assert result.score == pytest.approx(model(image)[0, index].sum().item(), rel=1e-5)
 
 
 # --------------------------------------------------------------------------------------------------------- on the photo
