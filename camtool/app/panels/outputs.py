@@ -16,7 +16,7 @@ from camtool.hooks.observation import observe
 from camtool.inputs.prepared_inputs import InputBatch
 from camtool.models import Loaded, resolve_labels
 from camtool.models.vision_language import takes_image_and_text
-from camtool.outputs.class_scores import compute_class_scores
+from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.targets import Target, get_class_label
 
 Kind: TypeAlias = Literal["classes", "boxes", "segments", "texts", "answer", "other"]
@@ -32,11 +32,13 @@ class ModelOutput:
         scores: ``(N, K)`` or score planes ``(N, K, h, w)``; None if the model returns boxes.
         probabilities: The same as probabilities; None for boxes and for embeddings.
         labels: The names of the classes; None if they are unknown.
+        link: The link from scores to probabilities; None for boxes and for embeddings.
     """
 
     scores: Tensor | None
     probabilities: Tensor | None
     labels: Sequence[str] | None
+    link: Link | None = None
 
     def get_label(self, index: int) -> str:
         """Return the name of a class, or e.g. ``"class 7"``."""
@@ -77,7 +79,7 @@ def read_outputs(loaded: Loaded, images: Sequence[Image.Image]) -> ModelOutput:
             return ModelOutput(scores, None, None)
         labels = resolve_labels(loaded.model, loaded.labels, scores.shape[1])
         # A single score becomes those of two classes.
-        return ModelOutput(compute_class_scores(scores, link), forward_pass.classify().probabilities, labels)
+        return ModelOutput(compute_class_scores(scores, link), forward_pass.classify().probabilities, labels, link)
 
     return ask_model(loaded, images, read)
 

@@ -18,14 +18,16 @@ from camtool.concept_maps.colors import get_color
 from camtool.errors import ModelError, TargetError
 from camtool.explaining.explainer import Explainer
 from camtool.models import Loaded
+from camtool.outputs.class_scores import find_predicted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from camtool.geometry.crop_and_resize import Geometry
-
 UNSEEN = -1
 """Class of pixels that the model did not see."""
+
+NOTHING = -2
+"""Class of pixels where the model predicts none of its independent labels."""
 
 _BACKGROUND_COLOR, _UNSEEN_COLOR = (128, 128, 128), (60, 60, 60)
 _OPACITY = 0.6
@@ -53,7 +55,8 @@ class Segments:
     """The classes of a photo.
 
     Attributes:
-        classes: ``(H, W)``, the class of each pixel of the photo; :data:`UNSEEN` where the model did not see it.
+        classes: ``(H, W)``, the class of each pixel of the photo, the smallest one where labels overlap;
+            :data:`UNSEEN` where the model did not see the photo, :data:`NOTHING` where it predicts no label.
         legend: The classes in the photo, the largest first, and background last.
         picture: The photo in the colors of the legend.
     """
@@ -72,6 +75,8 @@ class Segments:
         index = int(self.classes[int(y), int(x)])
         if index == UNSEEN:
             raise TargetError(f"the model never saw the point ({x:g}, {y:g}); click inside the colored part.")
+        if index == NOTHING:
+            raise TargetError(f"the model predicts no label at the point ({x:g}, {y:g}); click on another color.")
         return next(segment for segment in self.legend if segment.index == index)
 
 
@@ -86,19 +91,23 @@ def find_segments(loaded: Loaded, image: Image.Image) -> Segments:
     output = read_outputs(loaded, [photo])
     if output.scores is None or output.scores.ndim != 4:
         raise ModelError("this model returns no class for each pixel; it is no segmenter.")
-    planes = output.scores[0].argmax(0).cpu().numpy()
-    classes = _place_on_photo(planes, Explainer(loaded).prepare(photo).geometry)
-    legend = _build_legend(classes, output)
-    return Segments(classes, legend, _draw(photo, classes, legend))
-
-
-def _place_on_photo(planes: NDArray[np.int64], geometry: Geometry) -> NDArray[np.int64]:
-    """Return the class of each pixel of the photo, from classes ``(h, w)`` that cover the model's input."""
+    predicted = find_predicted(output.scores[0], output.link).cpu().numpy()
+    geometry, (height, width) = Explainer(loaded).prepare(photo).geometry, predicted.shape[1:]
     top, left, bottom, right = geometry.box
-    rows = _find_cells(geometry.photo[0], top, bottom, planes.shape[0])
-    columns = _find_cells(geometry.photo[1], left, right, planes.shape[1])
+    rows = _find_cells(geometry.photo[0], top, bottom, height)
+    columns = _find_cells(geometry.photo[1], left, right, width)
+    # The number of the photo's rows and columns in each cell: labels are counted without being drawn one by one.
+    by_row, by_column = (
+        np.bincount(cells[cells >= 0], minlength=count) for cells, count in ((rows, height), (columns, width))
+    )
+    areas = predicted @ by_column @ by_row
+    planes = np.full((height, width), NOTHING)
+    for index in np.argsort(-areas, kind="stable").tolist():  # the small ones last, as they may be inside of large ones
+        planes[predicted[index]] = index
     seen = np.logical_and.outer(rows >= 0, columns >= 0)
-    return np.where(seen, planes[np.ix_(rows, columns)], UNSEEN)
+    classes = np.where(seen, planes[np.ix_(rows, columns)], UNSEEN)
+    legend = _build_legend(areas / seen.sum(), output)
+    return Segments(classes, legend, _draw(photo, classes, legend))
 
 
 def _find_cells(pixels: int, start: float, end: float, cells: int) -> NDArray[np.int64]:
@@ -107,10 +116,9 @@ def _find_cells(pixels: int, start: float, end: float, cells: int) -> NDArray[np
     return np.where((indices >= 0) & (indices < cells), indices, -1)
 
 
-def _build_legend(classes: NDArray[np.int64], output: ModelOutput) -> tuple[Segment, ...]:
-    """Return the classes in the photo, the largest first, and background last."""
-    indices, counts = np.unique(classes[classes != UNSEEN], return_counts=True)
-    shares = {int(index): count / counts.sum() for index, count in zip(indices, counts, strict=True)}
+def _build_legend(by_class: NDArray[np.float64], output: ModelOutput) -> tuple[Segment, ...]:
+    """Return the classes in the photo by their shares of it, the largest first, and background last."""
+    shares = {index: share for index, share in enumerate(by_class.tolist()) if share}
     is_background = {index: _is_background(index, output) for index in shares}
     order = sorted(shares, key=lambda index: (is_background[index], -shares[index]))
     return tuple(
@@ -118,7 +126,7 @@ def _build_legend(classes: NDArray[np.int64], output: ModelOutput) -> tuple[Segm
             index,
             output.get_label(index),
             _BACKGROUND_COLOR if is_background[index] else get_color(number),
-            float(shares[index]),
+            shares[index],
         )
         for number, index in enumerate(order)
     )
@@ -132,7 +140,7 @@ def _is_background(index: int, output: ModelOutput) -> bool:
 def _draw(photo: Image.Image, classes: NDArray[np.int64], legend: tuple[Segment, ...]) -> Image.Image:
     """Return the photo in the colors of the legend; what the model did not see is dark."""
     colors = np.empty((*classes.shape, 3), np.uint8)
-    colors[classes == UNSEEN] = _UNSEEN_COLOR
+    colors[classes == UNSEEN], colors[classes == NOTHING] = _UNSEEN_COLOR, _BACKGROUND_COLOR
     for segment in legend:
         colors[classes == segment.index] = segment.color
     return Image.blend(photo, Image.fromarray(colors), _OPACITY)

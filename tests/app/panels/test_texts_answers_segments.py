@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import camtool
 from camtool.app.panels.answers import Piece, explain_answer, split_answer
-from camtool.app.panels.segments import UNSEEN, find_segments
+from camtool.app.panels.segments import NOTHING, UNSEEN, find_segments
 from camtool.app.panels.texts import explain_texts, split_prompts
 from camtool.errors import CamtoolError, ModelError, TargetError
 from camtool.models import Loaded, find_text_processor
@@ -155,6 +156,20 @@ def test_what_the_model_did_not_see_has_no_class() -> None:
         found.find_at(3, 5)
     with pytest.raises(TargetError, match="outside"):
         found.find_at(24, 5)
+
+
+def test_labels_that_overlap_are_all_in_the_legend_and_the_smallest_is_on_top() -> None:
+    """Labels by sigmoids: "bright" where red or blue is, "blue" inside of it, and no label where the photo is black."""
+    net = nn.Conv2d(3, 3, 1)
+    net.weight.data = 6 * torch.tensor([[2.0, 0, 2], [0, 0, 1], [0, 1, 0]])[:, :, None, None]
+    net.bias.data = torch.full((3,), -3.0)
+    labels = ["bright", "blue", "green"]
+    found = find_segments(Loaded(nn.Sequential(net, nn.Sigmoid()).eval(), to_tensor, labels), paint_colors())
+    assert [(each.label, each.share) for each in found.legend] == [("bright", 1 / 2), ("blue", 1 / 8)]
+    assert [found.find_at(x, 5).label for x in (12, 20, 21, 23)] == ["bright", "bright", "blue", "blue"]
+    assert (found.classes[:, :12] == NOTHING).all()
+    with pytest.raises(TargetError, match="predicts no label at the point"):
+        found.find_at(3, 5)
 
 
 def test_a_classifier_has_no_segments(demo: Loaded) -> None:
