@@ -295,6 +295,11 @@ _KINDS = (
         "Name a layer of each branch, layer=[...], or a later one; or choose a method at the input, e.g. occlusion.",
     ),
     WarningKind(
+        "cells-elsewhere",
+        "The model mirrors, turns or moves the image before the layer, so the map marks wrong places.",
+        "Do that to the image before you give it to the model, name a call that sees it as it is, or use occlusion.",
+    ),
+    WarningKind(
         "earlier-layers",
         "The class token, or another token that is no cell of the map, has read the image in earlier layers.",
         "Compare with a method that reads all layers, e.g. chefer or rollout.",

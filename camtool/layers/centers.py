@@ -36,6 +36,7 @@ from camtool.hooks.structures.modules import WeightStates, list_weights, runs_ou
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
 from camtool.layers.depths import has_other_paths, iterate_graph
 from camtool.layers.layouts import Layer
+from camtool.layers.responses import is_moved
 from camtool.progress import follow_step
 
 Sizes: TypeAlias = "tuple[int, ...]"
@@ -77,41 +78,60 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
         call_index: Which call of the layer is read if it runs more than once.
     """
 
-    def read_graph() -> tuple[CellCenters | None, bool]:
+    def read_graph() -> tuple[CellCenters | None, bool, bool]:
         # The graph is read while the model is preserved, as checkpointed parts of the model run again when they are
         # read.
         with guard(model):
             image, observed = observe_with_trunk(model, [layer.name], inputs)
             output = get_call(layer.name, observed.calls[layer.name], call_index)
             (centers,) = read_centers([(output, layer.layout.grid)], image, has_frames=layer.layout.has_frames)
-            return centers, has_other_paths(observed.output, output, image)
+            return centers, has_other_paths(observed.output, output, image), _may_be_moved(output)
 
     if runs_outside_torch(model):
-        return LayerPlace(_find_drawn_centers(model, inputs, layer), None, False)
+        return _find_drawn_place(model, inputs, layer, call_index)
     if any(parameter.is_inference() for parameter in model.parameters()):  # autograd has no graph of these
-        return LayerPlace(None, None, False)
+        return LayerPlace(None, None, False, is_moved(model, inputs, layer, call_index))
     # The graph is only read, and never run backwards. Without its tensors it takes hardly any memory.
     own = {id(parameter) for parameter in model.parameters()}
     with follow_step("Examining the model"):
         try:
             with saved_tensors_hooks(partial(_keep_weights, own), _unpack):
-                centers, is_passed_by = read_graph()
+                centers, is_passed_by, may_be_moved = read_graph()
         except ForwardError:  # the model itself differentiates, for which it needs the tensors
-            centers, is_passed_by = read_graph()
+            centers, is_passed_by, may_be_moved = read_graph()
+        moved = may_be_moved and is_moved(model, inputs, layer, call_index)
     weights = list_weights(model, buffers=False)
     states = WeightStates(weights, [place for place, weight in enumerate(weights) if _has_taps(weight)])
-    return LayerPlace(centers, states, is_passed_by)
+    return LayerPlace(centers, states, is_passed_by, moved)
 
 
-def _find_drawn_centers(model: Any, inputs: ModelInputs, layer: Layer) -> CellCenters | None:
-    """Return the centers of a layer's cells in a model that runs outside of torch, and draws its trunk as a graph."""
+def _find_drawn_place(model: Any, inputs: ModelInputs, layer: Layer, call_index: int) -> LayerPlace:
+    """Return where a layer is in a model that runs outside of torch, and may draw its trunk as a graph."""
     main = find_main_tensor(inputs)
-    if main is None or not hasattr(model, "draw_trunk"):
-        return None
-    with torch.enable_grad():
-        image = main[:1].detach().to("cpu", torch.float32).clone().requires_grad_()
-        output = model.draw_trunk(layer.name, image)
-        return None if output is None else read_centers([(output, layer.layout.grid)], image)[0]
+    output, centers = None, None
+    if main is not None and hasattr(model, "draw_trunk"):
+        with torch.enable_grad():
+            image = main[:1].detach().to("cpu", torch.float32).clone().requires_grad_()
+            output = model.draw_trunk(layer.name, image)
+            centers = None if output is None else read_centers([(output, layer.layout.grid)], image)[0]
+    may_be_moved = output is None or _may_be_moved(output)
+    return LayerPlace(centers, None, False, may_be_moved and is_moved(model, inputs, layer, call_index))
+
+
+_MOVING = re.compile(
+    "(Flip|Roll|Rot90|Permute|Transpose|Index|IndexSelect|IndexPut|Gather|Take|Stack|AsStrided|GridSampler.D)Backward"
+)
+"""Names of nodes that may bring pixels to other places. Most do not: models with their channels last permute axes."""
+
+
+def _may_be_moved(output: Tensor) -> bool:
+    """Check that a graph has a node that may mirror, turn or move the image, or joins parts along an axis of it."""
+    nodes: dict[Node, bool] = {}
+    for node in () if output.grad_fn is None else iterate_graph(output.grad_fn, nodes):
+        nodes[node] = bool(_MOVING.match(node.name())) or (
+            node.name().startswith("CatBackward") and get_saved_integers(node, "dim")[0] not in (0, 1)
+        )
+    return any(nodes.values())
 
 
 class LayerPlace(NamedTuple):
@@ -122,11 +142,14 @@ class LayerPlace(NamedTuple):
             which merge patches by a reshape, and for weights made in inference mode.
         weights: The states of the weights that the centers depend on; ``None`` if they depend on none.
         has_other_paths: See :func:`camtool.layers.depths.has_other_paths`.
+        is_moved: Whether the image was mirrored, turned or rolled on the way to the layer, so that its cells respond to
+            other places than their own.
     """
 
     centers: CellCenters | None
     weights: WeightStates | None
     has_other_paths: bool
+    is_moved: bool
 
 
 def _has_taps(tensor: Tensor) -> bool:

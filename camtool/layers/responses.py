@@ -35,6 +35,7 @@ from camtool.layers.layouts import (
     Layout,
     follows_image,
     is_in_order,
+    lies_elsewhere,
     measure_agreement,
     measure_order,
     place_prefix,
@@ -131,11 +132,30 @@ def find_places(
     model: nn.Module, inputs: ModelInputs, layers: Sequence[Candidate | Layer], call_index: int
 ) -> list[bool]:
     """Return for each layer whether its cells respond most to their own band of the image; the model runs once."""
+    return [follows_image(grid) for grid in _observe_bands(model, inputs, layers, call_index)]
+
+
+def is_moved(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int) -> bool:
+    """Check that a layer's cells respond to other bands of the image than their own; the model runs once.
+
+    Args:
+        model: Any module.
+        inputs: What the model is called with.
+        layer: The layer. The order of tokens is checked before, see :func:`locate_tokens`.
+        call_index: See :func:`camtool.layers.survey.find_candidates`.
+    """
+    return not layer.layout.has_tokens and lies_elsewhere(_observe_bands(model, inputs, [layer], call_index)[0])
+
+
+def _observe_bands(
+    model: nn.Module, inputs: ModelInputs, layers: Sequence[Candidate | Layer], call_index: int
+) -> list[Tensor]:
+    """Return the grids of layers for an image, and for variants of it with some noise in one band each."""
     run = observe_in_parts if is_language_model(model, inputs) else observe_variants
     images = nudge_bands(inputs)
     calls, count = run(model, [layer.name for layer in layers], images), len(get_image_input(images))
     grids = [layer.layout.to_grid(layer.layout.select_view(calls[layer.name][call_index])) for layer in layers]
-    return [follows_image(_repeat_constant(grid, count)) for grid in grids]
+    return [_repeat_constant(grid, count) for grid in grids]
 
 
 def locate_tokens(

@@ -124,7 +124,7 @@ def _is_anywhere(classes: Sequence[int], probabilities: NDArray[Any], link: Link
 
 
 def _check_layers(evidence: Sequence[Evidence], target: Target, *, has_zero_gradient: bool) -> Iterator[MapWarning]:
-    """Warn of a layer that other paths pass by, and of each layer that ran several times."""
+    """Warn of a layer that other paths pass by, and of each layer that sees the image moved, or ran several times."""
     first = evidence[0]
     # Several layers may be those of all branches, and a detection is read from some layers of a detector.
     is_only_way = len(evidence) == 1 and target.traits.reads == "scores" and not has_zero_gradient
@@ -135,6 +135,12 @@ def _check_layers(evidence: Sequence[Evidence], target: Target, *, has_zero_grad
             "other-paths",
         )
     for of_layer in evidence:
+        if of_layer.layer and of_layer.forward_pass.find_place(of_layer.get_layer()).is_moved:
+            yield MapWarning(
+                f"The model mirrors, turns or moves the image before layer {of_layer.layer!r}: its cells do not lie "
+                "where they look, so the map marks wrong places.",
+                "cells-elsewhere",
+            )
         # A layer that runs several times has several outputs, and a map shows only one of them.
         if of_layer.call_count > 1 and not of_layer.forward_pass.is_call_chosen:
             yield MapWarning(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -17,6 +18,7 @@ import camtool
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.geometry.cell_centers import CellCenters
 from camtool.hooks.structures.caches import forget_model
+from camtool.layers import centers
 from camtool.layers.centers import find_centers, read_centers
 from camtool.layers.layouts import Layer, Layout
 from tests.hooks.state.test_no_trace import unchanged
@@ -367,6 +369,87 @@ def test_a_mirrored_image_is_not_understood() -> None:
     assert centers is None
     centers, _ = read(nn.Sequential(Apply(lambda x: x.flip(1)), average(3, 2, 1)), torch.rand(1, 1, 32, 32))
     assert centers is not None
+
+
+MOVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "upside down": lambda x: x.flip(2),
+    "mirrored": lambda x: x.flip(-1),
+    "mirrored by an index": lambda x: x[..., torch.arange(x.shape[-1] - 1, -1, -1)],
+    "transposed": lambda x: x.transpose(2, 3),
+    "permuted": lambda x: x.permute(0, 1, 3, 2),
+    "turned": lambda x: torch.rot90(x, 1, (2, 3)),
+    "turned by 180 degrees": lambda x: torch.rot90(x, 2, (2, 3)),
+    "rolled": lambda x: x.roll(x.shape[-1] // 2, -1),
+    "rolled by an eighth": lambda x: x.roll(x.shape[2] // 8, 2),
+    "halves exchanged": lambda x: torch.cat([*x.chunk(2, -1)][::-1], -1),
+}
+
+STAYS: dict[str, Callable[[Tensor], Tensor]] = {
+    "colors exchanged": lambda x: x.flip(1),
+    "colors chosen": lambda x: x[:, [2, 1, 0]],
+    "channels last and back": lambda x: x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+    "tokens and back": lambda x: x.flatten(2).transpose(1, 2).tanh().transpose(1, 2).unflatten(2, x.shape[2:]),
+    "mirrored twice": lambda x: x.flip(3).tanh().flip(3),
+    "rolled there and back": lambda x: x.roll((5, 5), (2, 3)).tanh().roll((-5, -5), (2, 3)),
+}
+
+
+def build_classifier(channels: int = 3) -> nn.Module:
+    torch.manual_seed(0)
+    trunk = nn.Sequential(nn.Conv2d(channels, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU())
+    return nn.Sequential(trunk, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
+
+
+def find_codes(model: nn.Module, size: int = 32, **options: Any) -> list[str]:
+    image = torch.rand(1, 3, size, size, generator=torch.Generator().manual_seed(0))
+    return [warning.code for warning in camtool.explain(model.eval(), image, 0, **options)[0].warnings]
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_an_image_that_is_moved_in_the_model_gets_a_warning(move: str) -> None:
+    moved = nn.Sequential(Apply(MOVES[move]), build_classifier())
+    assert find_codes(moved) == find_codes(moved, placement="stretch") == ["cells-elsewhere"]
+
+
+def test_weights_of_inference_mode_whose_graph_shows_nothing_are_asked_too() -> None:
+    layer = Layer("1.0", Layout("channels first", (8, 8)))
+    for move, is_moved in ((MOVES["mirrored"], True), (STAYS["colors exchanged"], False)):
+        with torch.inference_mode():
+            model = nn.Sequential(Apply(move), build_classifier())
+        assert centers.find_place(model, torch.rand(1, 3, 32, 32), layer).is_moved == is_moved
+
+
+@pytest.mark.parametrize("step", STAYS)
+def test_an_image_whose_axes_are_permuted_or_moved_back_gets_none(step: str) -> None:
+    assert find_codes(nn.Sequential(Apply(STAYS[step]), build_classifier())) == []
+
+
+def test_windows_that_are_rolled_in_a_transformer_get_none() -> None:
+    torch.manual_seed(0)
+    swin = torchvision.models.SwinTransformer([4, 4], 24, [2, 2], [2, 4], [4, 4], num_classes=4)
+    assert find_codes(swin, 64) == []
+    assert find_codes(nn.Sequential(Apply(lambda x: x.flip(2)), swin), 64) == ["cells-elsewhere"]
+
+
+def test_the_mirror_image_of_a_mean_of_two_gets_a_warning_and_the_image_none() -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = build_classifier()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x) + self.net(x.flip(3))
+
+    assert find_codes(Mean()) == ["other-paths", "cells-elsewhere", "several-calls"]
+    assert find_codes(Mean(), call_index=1) == ["other-paths", "cells-elsewhere"]
+    assert find_codes(Mean(), call_index=0) == ["other-paths"]
+
+
+def test_the_model_runs_again_only_where_axes_may_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(centers, "is_moved", lambda *_: asked.append(True) or False)
+    assert (find_codes(build_classifier()), asked) == ([], [])
+    assert (find_codes(nn.Sequential(Apply(MOVES["mirrored"]), build_classifier())), asked) == ([], [True])
 
 
 def test_a_layer_that_does_not_depend_on_the_image_has_no_centers() -> None:

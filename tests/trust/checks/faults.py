@@ -364,6 +364,10 @@ FAULTS: dict[str, tuple[str, Callable[[], camtool.Explanation]]] = {
         lambda: camtool.explain(Net1d(), torch.rand(1, 1, 48), 0)[0],
     ),
     "one network of an ensemble": ("other-paths", lambda: _explain(Ensemble(), layer="nets.2.layer")),
+    "an image that is turned in the model": (
+        "cells-elsewhere",
+        lambda: _explain(nn.Sequential(Function(partial(torch.rot90, dims=(2, 3))), Net()), layer="1.layer", target=0),
+    ),
     "dropout that stays on": (
         "not-repeatable",
         lambda: _explain(Net(between=Function(partial(dropout2d, training=True))), target=0),
