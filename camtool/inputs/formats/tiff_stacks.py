@@ -190,8 +190,8 @@ def _build_file_image(
     photometric = int(tags.get(_PHOTOMETRIC, _BLACK_IS_ZERO))
     is_rgb = photometric in (_RGB, _YCBCR) and sizes.get("C", 1) == 1 and sizes.get("S", 1) >= 3
     bands = options.choose_bands(name, values.shape[-1])
-    # The user may choose the opacity itself as a band.
-    opacity = _find_opacity(values, tags) if is_rgb and 3 not in (bands or ()) else None
+    # Chosen bands are shown as they are: GDAL declares the fourth of any four bands of bytes to be an opacity.
+    opacity = _find_opacity(values, tags) if is_rgb and bands is None else None
     if bands is not None:
         values = values[..., bands]
     elif is_rgb and values.shape[-1] == 4:
