@@ -53,8 +53,8 @@ _REACH = 0.25
 """Distance from the center of a cell, relative to the image, at which the expected response falls to 1/e: a band."""
 
 _ELSEWHERE = 0.4
-"""How much better the cells' responses must fit to other places than to their own ones, as a correlation, so that they
-count as moved. Of 79 networks of torchvision and timm with random weights, none counts, and 74 do behind a mirrored
+"""Cells count as moved if the correlation of their responses with other places is higher by this than with their own
+places. Of 79 networks of torchvision and timm with random weights, none counts, and 74 do behind a mirrored
 image; the others hardly tell places apart. A ResNet has 1.6 behind a mirrored image, 0.8 behind a turned one, and 0.4
 behind one that is rolled by an eighth."""
 

@@ -43,7 +43,7 @@ def unescape_bytes(text: str) -> str:
 _NO_CHARACTER = re.compile("[\ud800-\udfff]")
 
 _FIRST_BYTE = 0xDC00
-"""What Python adds to a byte that is no UTF-8 in the name of a file."""
+"""Python reads a byte of a file name that is not UTF-8 as this number plus the byte."""
 
 
 def _encode(character: str) -> bytes:
