@@ -140,21 +140,22 @@ def test_the_search_leaves_no_trace() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("name", "size", "expected"),
     [
-        ("resnet18", ["layer3.0", "layer3", "layer4.0"]),
-        ("mobilenet_v2", ["features.10", "features.14.conv.0", "features.15"]),
-        ("convnext_tiny", ["features.5.4", "features.6.0", "features.7.1"]),
-        ("swin_t", ["features.5.2", "features.5", "features.7.0"]),
-        ("vit_b_16", [f"encoder.layers.encoder_layer_{block}" for block in (2, 4, 7)]),
+        ("resnet18", 224, ["layer3.0", "layer3", "layer4.0"]),
+        ("mobilenet_v2", 224, ["features.10", "features.14.conv.0", "features.15"]),
+        ("convnext_tiny", 224, ["features.5.4", "features.6.0", "features.7.1"]),
+        ("swin_t", 224, ["features.5.2", "features.5", "features.7.0"]),
+        ("vit_b_16", 112, [f"encoder.layers.encoder_layer_{block}" for block in (2, 4, 7)]),
     ],
 )
-def test_depths_of_known_networks(name: str, expected: list[str]) -> None:
-    net = torchvision.models.get_model(name, weights=None).eval()
+def test_depths_of_known_networks(name: str, size: int, expected: list[str]) -> None:
+    options = {"image_size": size} if name == "vit_b_16" else {}
+    net = torchvision.models.get_model(name, weights=None, **options).eval()
     for parameter in net.parameters():
         if not parameter.any():
             nn.init.normal_(parameter)
-    assert names(net, torch.randn(1, 3, 224, 224), 4) == expected
+    assert names(net, torch.randn(1, 3, size, size), 4) == expected
 
 
 @pytest.mark.slow

@@ -162,7 +162,7 @@ CNNS = [
         for name, size, layer in [
             ("densenet121", 128, "features"),
             ("vgg11", 224, "features"),  # not the pooling after it, which has as many positions
-            ("vgg11", 320, "features"),  # nor if it has fewer
+            ("vgg11", 256, "features"),  # nor if it has fewer
             ("vgg16_bn", 128, "features"),
             ("googlenet", 128, "inception5b"),
             ("inception_v3", 192, "Mixed_7c"),
@@ -202,9 +202,9 @@ def test_the_best_layer_of_a_cnn_is_its_last_feature_map(name: str, size: int, l
             Layer("norm", Layout(LAST, (8, 8))),
         ),
         pytest.param(
-            lambda: zoo.vit_b_16(num_classes=5),
-            224,
-            Layer("encoder.layers.encoder_layer_11.ln_1", Layout(TOKENS, (14, 14), 1)),
+            lambda: zoo.vit_b_16(num_classes=5, image_size=112),
+            112,
+            Layer("encoder.layers.encoder_layer_11.ln_1", Layout(TOKENS, (7, 7), 1)),
             marks=pytest.mark.slow,
         ),
         pytest.param(zoo.swin_t, 224, Layer("norm", Layout(LAST, (7, 7))), marks=pytest.mark.slow),
