@@ -34,7 +34,7 @@ TORCHVISION: dict[str, Any] = {
     "fasterrcnn_mobilenet_v3_large_320_fpn": BY_REGION,
     "maskrcnn_resnet50_fpn": BY_REGION,
     "maskrcnn_resnet50_fpn_v2": BY_REGION,
-    "keypointrcnn_resnet50_fpn": {**BY_REGION, "num_classes": 2, "num_keypoints": 5},
+    "keypointrcnn_resnet50_fpn": {**BY_REGION, "box_detections_per_img": 5, "num_classes": 2, "num_keypoints": 5},
     "retinanet_resnet50_fpn": {**BY_SIDES, "score_thresh": 0.0},
     "retinanet_resnet50_fpn_v2": {**BY_SIDES, "score_thresh": 0.0},
     "fcos_resnet50_fpn": {**BY_SIDES, "score_thresh": 0.0},

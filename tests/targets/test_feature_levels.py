@@ -79,18 +79,16 @@ def compute_gradcam(model: nn.Module, image: Tensor, layer: str, rank: int, *, r
     kept: list[Tensor] = []
 
     def keep(_module: nn.Module, _given: Any, output: Tensor) -> Tensor:
-        output.retain_grad()
         kept.append(output)
         return output.clone()
 
     handle = model.get_submodule(layer).register_forward_hook(keep)
     with torch.enable_grad():
         scores = model([image.clone()])[0]["scores"]
-        scores[scores.argsort(descending=True, stable=True)[rank]].backward()
+        score = scores[scores.argsort(descending=True, stable=True)[rank]]
     handle.remove()
-    model.zero_grad()
-    activations, gradient = kept[0][0].detach(), kept[0].grad
-    assert gradient is not None
+    (gradient,) = torch.autograd.grad(score, kept[0])
+    activations = kept[0][0].detach()
     weights = gradient[0].mean((1, 2), keepdim=True)
     signed = (weights * activations).sum(0)
     return (signed.relu() if rectify else signed).numpy()
