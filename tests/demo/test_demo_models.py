@@ -224,6 +224,7 @@ def test_the_scenes_of_the_cheat_page_prove_the_cheat(honest, cheat):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", BUNDLED)
 def test_the_figures_of_the_card_can_be_measured_again(name, monkeypatch):
     """Each figure is within four standard deviations of the mean of a sample of 100 numbers in [0, 1]."""
