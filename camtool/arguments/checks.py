@@ -21,6 +21,7 @@ from camtool.errors import CamtoolError
 
 # A scheme has two letters or more: C:/ is a drive of Windows.
 _SCHEME = "[a-z][a-z0-9+.-]+"
+_MOST_YAML_LEVELS = 50  # files of options have two, descriptions of models four
 
 
 def check_integer(
@@ -143,16 +144,24 @@ def is_web_address(value: object) -> bool:
     return isinstance(value, str) and re.match(r"https?://", value, re.IGNORECASE) is not None
 
 
-def check_no_aliases(text: str) -> None:
-    """Check that a text in YAML has no aliases: some unpack to any size, and one of itself never ends.
+def check_plain_yaml(text: str) -> None:
+    """Check that a text in YAML has neither aliases nor deep nesting.
+
+    Some aliases unpack to any size, and one of itself never ends. The time of the parser is quadratic in the depth:
+    one of 50 kB can keep it busy for minutes.
 
     Raises:
         ValueError: It has some.
     """
     import yaml
 
-    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-        raise ValueError("aliases of YAML (*name) are not read; write the values out")
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("aliases of YAML (*name) are not read; write the values out")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MOST_YAML_LEVELS:
+            raise ValueError(f"lists and mappings of YAML are nested in more than {_MOST_YAML_LEVELS} levels")
 
 
 def parse_device(device: torch.device | str) -> torch.device:

@@ -67,7 +67,7 @@ def test_the_preprocessing_may_stand_in_the_file(camtool_, photos, lines) -> Non
         ("target: no", ["target has the value False", "in quotes"]),
         ("model: {a: b}", ["model takes a value or a list of values, got dict"]),
         ("model: &a [*a]", ["aliases of YAML (*name) are not read"]),
-        ("[" * 5000, ["cannot be read"]),
+        ("[" * 5000, ["cannot be read", "nested in more than 50 levels"]),
         ("config: other.yaml", ["no option 'config'"]),
         ("mean: 0.5", ["--mean is given alone"]),
         ("\x1b[31m: 1", ["cannot be read"]),

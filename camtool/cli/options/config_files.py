@@ -28,11 +28,11 @@ def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
     """
     import yaml
 
-    from camtool.arguments.checks import check_no_aliases
+    from camtool.arguments.checks import check_plain_yaml
 
     try:
         text = read_regular(path, _MAX_BYTES).decode("utf-8-sig")
-        check_no_aliases(text)
+        check_plain_yaml(text)
         content = yaml.safe_load(text)
         _check_names_once(path, yaml.compose(text, Loader=yaml.SafeLoader))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

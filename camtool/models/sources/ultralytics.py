@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from camtool.arguments.checks import check_no_aliases
+from camtool.arguments.checks import check_plain_yaml
 from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
@@ -111,7 +111,7 @@ class UltralyticsSource(Source):
         kind = library.RTDETR if "rtdetr" in name.lower() else library.YOLO
         try:
             if (path := _find_own_yaml(name)) is not None:
-                check_no_aliases(path.read_text(encoding="utf-8", errors="ignore"))
+                check_plain_yaml(path.read_text(encoding="utf-8", errors="ignore"))
             with _load_safely():
                 model = kind(name).model
         except (
