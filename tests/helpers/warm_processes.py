@@ -2,13 +2,14 @@
 
 A fork has the arguments, working directory, environment, streams, single thread and signal handlers of a fresh process,
 and imports the command line itself. It does not show what a start does: variables that are read when torch is imported,
-modules in the working directory, the largest memory, a terminal that the streams are.
+modules in the working directory, the largest memory.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -24,8 +25,10 @@ from typing import Any
 
 IS_POSSIBLE = sys.platform == "linux"
 IMPORTED = (
-    *("cv2", "jinja2", "pydantic", "rich.progress", "torchvision.transforms.v2", "typer"),
-    *("camtool.demo.camnet", "camtool.engines.observers", "camtool.explaining.explainer", "camtool.runs.report.page"),
+    *("cv2", "jinja2", "packaging.requirements", "pydantic.type_adapter", "rich.progress", "safetensors.torch"),
+    *("torchvision.transforms.v2", "typer"),
+    *("camtool.demo.camnet", "camtool.engines.observers", "camtool.explaining.explainer", "camtool.runs.executor"),
+    *("camtool.runs.report.page", "camtool.runs.run_folder.replay"),
 )
 PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 
@@ -73,6 +76,8 @@ def serve() -> None:
     """Fork a process for each request; in the fork, run the command."""
     for name in IMPORTED:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would look at all of it, and copy it
     server = socket.socket(fileno=os.dup(0))
     while True:
         text, streams, *_ = socket.recv_fds(server, 1 << 20, 3)
@@ -104,4 +109,5 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str]) -> None:
     tempfile.tempdir = None  # the environment says where it is
     sys.argv[:] = ["camtool", *arguments]
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # as for a terminal that is there from the start
     runpy.run_module("camtool", run_name="__main__", alter_sys=True)
