@@ -63,6 +63,14 @@ def _memory_is_given_back() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _commands_print_no_lines_of_progress() -> Iterator[None]:
+    """On a machine under load commands that run in this process would add them to what they say on standard error."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("camtool.cli.terminal.SECONDS_BEFORE_FIRST_LINE", 3600.0)
+        yield
+
+
 # Too slow after each test.
 COLLECT_AFTER_MIB = 100
 resident_after_collecting = 0.0

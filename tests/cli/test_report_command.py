@@ -11,6 +11,7 @@ from tests.cli.test_commands import (
     Command,
     Result,
     assert_refused,
+    drop_progress,
     list_files,
     posix,
     read_lines,
@@ -121,7 +122,7 @@ def test_shards_that_are_no_files_end_in_a_sentence_and_are_not_waited_for(
             out, err = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert_refused(Result(process.returncode, out, err), argument, words)
+    assert_refused(Result(process.returncode, out, drop_progress(err)), argument, words)
     assert not [*tmp_path.rglob("index.html")]
 
 

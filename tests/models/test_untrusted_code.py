@@ -17,7 +17,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 import camtool
 from camtool import ModelError
-from tests.cli.test_commands import camtool_, photos, split_notes, start_process
+from tests.cli.test_commands import camtool_, drop_progress, photos, split_notes, start_process
 from tests.helpers.tiny_models import TINY
 from tests.models.sources.test_hugging_face import PHOTO, TEXT, build_tokenizer, clip, vit
 
@@ -109,7 +109,7 @@ def test_a_module_in_the_photo_folder_does_not_replace_a_library(photos, tmp_pat
         monkeypatch.setenv("PYTHONSAFEPATH", "1")
     ran = write_malicious_modules(tmp_path, *LIBRARIES, *STANDARD)
     process = start_process("photos", "--model", model, cwd=tmp_path, is_fresh=True)
-    assert (split_notes(process.communicate(timeout=300)[1])[0], process.returncode) == ("", 0)
+    assert (split_notes(drop_progress(process.communicate(timeout=300)[1]))[0], process.returncode) == ("", 0)
     assert [*ran.iterdir()] == []
 
 
@@ -133,7 +133,7 @@ def test_a_factory_in_the_working_directory_is_imported_with_its_siblings_only(p
         "import layers_of_mine, sys\ndef make():\n    import numpy, layers_of_mine\n    return layers_of_mine.tiny()\n"
     )
     process = start_process("photos", "--model", "nets_of_mine:make", cwd=tmp_path, is_fresh=True)
-    assert (split_notes(process.communicate(timeout=300)[1])[0], process.returncode) == ("", 0)
+    assert (split_notes(drop_progress(process.communicate(timeout=300)[1]))[0], process.returncode) == ("", 0)
     assert [*ran.iterdir()] == []
 
 
