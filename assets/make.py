@@ -8,14 +8,14 @@ and the activation map.
 ``placement.jpg``: photos of animals, explained by MobileNetV2 with the heat stretched and by centers.
 ``faithcam.jpg``: photos of animals, by MobileNetV2, Grad-CAM as other libraries draw it and ``faithcam``.
 ``questions.jpg``: photos of dogs, by MobileNetV2 and Grad-CAM: why a dog, why this dog and not that one, why no cat.
-``planted-spot.png``: the Grad-CAM of a spot by four libraries; needs ``camtool[test]``.
+``planted-spot.png``: the Grad-CAM of a spot by four libraries; needs ``camtool[dev]``.
 ``conservative.jpg``: scenes, by a ViT of ``tools/train_scene_models.py``, with plain and conservative gradients.
 ``words.png``: maps of the words of the demo's captioner; needs ``camtool[hf]``.
 ``word-sources.jpg``: the words of a captioner with a habit, checked; needs ``camtool[hf]``.
 ``methods.png``, ``layers.png``, ``classes.png``, ``features.png``, ``kernels.png``: a figure of each kind, drawn with
 the bundled model and its scenes; they need ``camtool[figures]``.
-``report.jpg``: the report of a run, as Chromium shows it: ``--report RUN``; needs ``camtool[test]``.
-``audit.jpg``: the page of an audit of the demo's cheating model: ``--audit``; needs ``camtool[test]``.
+``report.jpg``: the report of a run, as Chromium shows it: ``--report RUN``; needs ``camtool[dev]``.
+``audit.jpg``: the page of an audit of the demo's cheating model: ``--audit``; needs ``camtool[dev]``.
 ``scenes/``: a dozen scenes of the demo's generator.
 """
 

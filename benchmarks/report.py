@@ -1,7 +1,7 @@
 """Seconds to write and open the report of many explanations: ``python -m benchmarks report``.
 
 The overlays are generated: photos of 500 x 375 pixels, which are their own thumbnails, and with ``--large`` photos of
-4000 x 3000, which get thumbnails. The page is open when all pictures in view are decoded. Needs ``camtool[test]`` and
+4000 x 3000, which get thumbnails. The page is open when all pictures in view are decoded. Needs ``camtool[dev]`` and
 Chromium. Run nothing else meanwhile.
 """
 

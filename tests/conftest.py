@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Generator, Iterator
@@ -17,6 +16,8 @@ import torch
 
 from camtool.hooks.private_torch import restore_function_modes, save_function_modes
 from tests.helpers.memory import read_resident_mib
+
+pytest_plugins = ["pytester", "tests.helpers.missing_extras"]
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -115,20 +116,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return IN_ONE_PROCESS.get(nodeid.partition("::")[0], nodeid)
 
     return Scheduler(config, log)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Skip a file that imports a library that is not installed; an error where all tests are asked for (``-m ""``)."""
-    report = yield
-    missing = re.search(r"ModuleNotFoundError: No module named '(\w+)", str(report.longrepr))
-    is_ours = missing and (collector.config.rootpath / missing[1]).exists()
-    if report.failed and missing and not is_ours and collector.config.option.markexpr:
-        reason = f"Skipped: {missing[1]} is not installed: pip install -e '.[test]'"
-        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, reason)
-    return report
 
 
 @pytest.fixture(autouse=True)

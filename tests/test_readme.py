@@ -66,7 +66,7 @@ def ran(command: list[str] | str, folder: Path, cache: Path) -> str:
 @pytest.mark.slow
 def test_the_python_blocks_run_as_they_stand(furnished: Path, cache: Path) -> None:
     for library in ("pytorch_grad_cam", "torchcam", "captum"):
-        pytest.importorskip(library, reason=f"{library} is not installed: pip install 'camtool[test]'")
+        pytest.importorskip(library, reason=f"{library} is not installed: pip install 'camtool[dev]'")
     program = Path(readme_world.__file__)
     # The blocks may print, too, e.g. what check() finds in random weights.
     names = json.loads(ran([sys.executable, str(program)], furnished, cache).splitlines()[-1])

@@ -15,8 +15,8 @@ from camtool.evidence.forward_pass import ForwardPass
 from camtool.layers.selection import find_layers
 from camtool.targets import Custom, Target
 
-grad_cam = pytest.importorskip("pytorch_grad_cam", reason="grad-cam is not installed: pip install 'camtool[test]'")
-torchcam = pytest.importorskip("torchcam.methods", reason="torchcam is not installed: pip install 'camtool[test]'")
+grad_cam = pytest.importorskip("pytorch_grad_cam", reason="grad-cam is not installed: pip install 'camtool[dev]'")
+torchcam = pytest.importorskip("torchcam.methods", reason="torchcam is not installed: pip install 'camtool[dev]'")
 torchvision = pytest.importorskip("torchvision")
 
 

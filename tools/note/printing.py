@@ -35,7 +35,7 @@ def print_page(page: Path, out: Path) -> None:
     try:
         from playwright.sync_api import sync_playwright
     except ModuleNotFoundError as error:
-        raise SystemExit("The PDF file needs playwright and Chromium: pip install 'camtool[test]'") from error
+        raise SystemExit("The PDF file needs playwright and Chromium: pip install 'camtool[dev]'") from error
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         source = Path(folder, "note.html")

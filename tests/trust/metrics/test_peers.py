@@ -121,7 +121,7 @@ def warnings_of_peers() -> Iterator[None]:
 
 
 def run_torchcam(kind: str, **options: Any) -> dict[str, float]:
-    metrics = pytest.importorskip("torchcam.metrics", reason="torchcam is not installed: pip install 'camtool[test]'")
+    metrics = pytest.importorskip("torchcam.metrics", reason="torchcam is not installed: pip install 'camtool[dev]'")
     metric = getattr(metrics, kind)(GivenMaps(NET, MAPS), softmax, **options)
     metric.update(IMAGES, CLASSES)
     return metric.summary()
@@ -156,7 +156,7 @@ def test_torchcams_last_step_is_shorter_where_the_steps_do_not_divide_the_pixels
 
 
 def run_grad_cam(module: str, kind: str, **options: Any) -> np.ndarray:
-    pytest.importorskip("pytorch_grad_cam", reason="grad-cam is not installed: pip install 'camtool[test]'")
+    pytest.importorskip("pytorch_grad_cam", reason="grad-cam is not installed: pip install 'camtool[dev]'")
     metrics = pytest.importorskip(f"pytorch_grad_cam.metrics.{module}")
     targets = pytest.importorskip("pytorch_grad_cam.utils.model_targets")
     wanted = [targets.ClassifierOutputSoftmaxTarget(each) for each in CLASSES]
@@ -293,7 +293,7 @@ def record_sensitivity(net: Net, images: Tensor, classes: list[int]) -> tuple[li
 @pytest.fixture
 def quantus() -> Any:
     with warnings_of_peers():
-        return pytest.importorskip("quantus", reason="Quantus is not installed: pip install 'camtool[test]'")
+        return pytest.importorskip("quantus", reason="Quantus is not installed: pip install 'camtool[dev]'")
 
 
 def run_quantus(metric: Callable[..., Any], maps: Tensor | None, *, net: Net = NET, images: Tensor = IMAGES,
