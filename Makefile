@@ -1,6 +1,6 @@
 # The commands that CI calls. `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install lint types test test-all pythons release demo-page docs note
+.PHONY: help install lint types test test-all test-nightly test-random slow-cases pythons release demo-page docs note
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -16,14 +16,21 @@ lint:  ## check style, format and import directions
 types:  ## check types
 	mypy
 
-test:  ## run the tests of every subject that take minutes in all
+test:  ## run all quick tests, and a slow one of each subject
 	pytest
 
-# Two runs, as a process keeps the libraries that tests import: 2.4 GB in one run.
-PROGRAMS = tests/app tests/cli tests/engines tests/evaluation tests/runs
+COSTS = --case-costs build/case_costs.json
 test-all:  ## run all tests: slow ones, hundreds of architectures, the page in a browser
-	pytest -m "" --durations=50 $(TESTS) $(PROGRAMS)
-	pytest -m "" --durations=50 $(TESTS) $(PROGRAMS:%=--ignore=%)
+	pytest -m "not nightly" --durations=50 $(COSTS) $(TESTS)
+
+test-nightly:  ## run the benchmarks that pages quote
+	pytest -m nightly $(TESTS)
+
+test-random:  ## run all tests in random order; TESTS="--randomly-seed=1" repeats one
+	pytest -m "not nightly" -p randomly $(TESTS)
+
+slow-cases:  ## write tests/slow_cases.txt, which plain `pytest` leaves out, from the last `make test-all`
+	python -m tests.helpers.slow_cases build/case_costs.json
 
 pythons:  ## build a release, install it alone on each Python, and run its demo
 	bash tools/try_pythons.sh 3.10 3.11 3.12 3.13

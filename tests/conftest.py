@@ -6,10 +6,8 @@ import ctypes
 import gc
 import os
 import sys
-from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,31 +15,19 @@ import torch
 from camtool.hooks.private_torch import restore_function_modes, save_function_modes
 from tests.helpers.memory import read_resident_mib
 
-pytest_plugins = ["pytester", "tests.helpers.missing_extras"]
+pytest_plugins = [
+    "pytester",
+    "tests.helpers.slow_cases",  # before those that import it
+    "tests.helpers.scheduling",
+    "tests.helpers.case_costs",
+    "tests.helpers.missing_extras",
+]
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which would only be in each other's way
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests start
-
-
-QUICK_CASES = 2
-"""Number of cases that plain `pytest` runs of a test with more, spread over its parameters; all with ``every_case``."""
-
-
-@pytest.hookimpl(tryfirst=True)  # before cases are left out by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all but a few cases of each test as slow."""
-    cases = defaultdict(list)
-    for item in items:
-        if not any(map(item.get_closest_marker, ("slow", "every_case"))):
-            cases[item.nodeid.partition("[")[0]].append(item)
-    for same in cases.values():
-        kept = {round(number * (len(same) - 1) / (QUICK_CASES - 1)) for number in range(QUICK_CASES)}
-        for number, item in enumerate(same):
-            if number not in kept:
-                item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -89,33 +75,6 @@ def pytest_runtest_teardown() -> Generator[None, None, None]:
         gc.freeze()  # what tests have imported meanwhile is left out, too
         ctypes.CDLL(None).malloc_trim(0)
         resident_after_collecting = read_resident_mib()
-
-
-IN_ONE_PROCESS = {
-    "tests/app/test_browser.py": "browser",
-    "tests/app/panels/test_page.py": "browser",
-    "tests/app/test_safety.py": "server",
-    "tests/engines/test_engines.py": "compiled graphs",
-    "tests/engines/test_refusals.py": "compiled graphs",
-    "tests/methods/test_attention.py": "a trained transformer",
-    "tests/runs/cluster/test_ray_engine.py": "Ray",
-    "tests/test_architecture.py": "parsed files",
-    "tests/test_readme.py": "weights of the pages",
-    "tests/test_typing.py": "mypy",
-}
-"""Files whose tests share what is expensive or cannot run twice at the same time → what it is."""
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run the tests that share something one after the other, before all others."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Scheduler(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return IN_ONE_PROCESS.get(nodeid.partition("::")[0], nodeid)
-
-    return Scheduler(config, log)
 
 
 @pytest.fixture(autouse=True)

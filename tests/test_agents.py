@@ -68,7 +68,6 @@ def test_the_paths_that_they_name_exist(page: str) -> None:
     assert [path for path in [*links, *paths] if not (ROOT / path).exists()] == []
 
 
-@pytest.mark.slow
 def test_the_skill_is_in_the_wheel_and_in_the_source_distribution(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     shutil.copytree(ROOT / "camtool", tree / "camtool", ignore=shutil.ignore_patterns("__pycache__"))

@@ -167,7 +167,6 @@ def test_no_module_imports_a_private_name_of_another() -> None:
         ("rich", {"cli"}),
     ],
 )
-@pytest.mark.every_case
 def test_a_library_is_imported_in_its_home_only(library: str, homes: set[str]) -> None:
     importing = {name_module(file) for file in FILES if library in {n.partition(".")[0] for n in list_imports(file)}}
     assert importing
@@ -206,7 +205,6 @@ def test_importing_camtool_loads_nothing_heavy():
     assert not list_loaded("import camtool") & {*HEAVY, "torch", "numpy", "PIL", "typer", "rich"}
 
 
-@pytest.mark.slow
 def test_explain_loads_torch_but_no_library_that_it_may_not_need():
     loaded = list_loaded("import camtool; camtool.explain, camtool.Explainer, camtool.load, camtool.METHODS")
     assert "torch" in loaded
@@ -335,7 +333,6 @@ def test_the_citation_is_of_this_version_and_dated_if_it_was_released() -> None:
     assert str(citation.get("date-released")) == str(released and released[1])
 
 
-@pytest.mark.slow
 def test_a_folder_named_camtool_in_the_working_directory_does_not_hide_the_package(tmp_path):
     (tmp_path / "camtool").mkdir()  # e.g. a checkout
     script = "import importlib.util; print(importlib.util.find_spec('camtool').origin)"

@@ -14,8 +14,6 @@ from benchmarks.__main__ import main as run_named
 ROOT = Path(__file__).parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in _SHARED)
 
-pytestmark = pytest.mark.slow
-
 
 def run_benchmark(*arguments: str) -> str:
     command = [sys.executable, "-m", "benchmarks", *arguments]

@@ -22,8 +22,6 @@ CLASSES = [3, 7]
 PAGES = Path(__file__).parents[1] / "docs" / "coming-from"
 CLOSE = 1e-4  # of the peak: others add 1e-7 to a peak, and differences of scores round
 
-pytestmark = pytest.mark.slow
-
 
 def get_layer(name: str) -> tuple[nn.Module, str, nn.Module]:
     model = network(name)

@@ -119,7 +119,6 @@ def test_a_demo_that_cannot_be_exported_is_an_error_unless_npm_is_missing(
     assert capsys.readouterr().err == "The site has no live demo. It needs a runtime.\n"
 
 
-@pytest.mark.slow
 def test_the_first_page_has_the_live_demo(built: Path) -> None:
     if shutil.which("npm") is None:
         pytest.skip("needs npm: apt-get install npm")
@@ -193,7 +192,6 @@ def find_rows(path: str) -> list[list[str]]:
     return [row[1:] for row in rows if "gradcam++" in row[0] and len(row) > 2]
 
 
-@pytest.mark.slow
 def test_the_site_has_a_page_or_an_address_for_each_name(built: Path) -> None:
     read = read_pages(built)
     assert {path.stem for path in (built / "reference" / "api").glob("*.html")} == {*dir(camtool), "index"}
@@ -207,7 +205,6 @@ def test_the_site_has_a_page_or_an_address_for_each_name(built: Path) -> None:
     assert METRICS.keys() <= read[built / "reference" / "metrics.html"].anchors
 
 
-@pytest.mark.slow
 def test_each_page_has_a_markdown_twin_that_is_listed(built: Path) -> None:
     listed, whole = ((built / name).read_text(encoding="utf-8") for name in ("llms.txt", "llms-full.txt"))
     names = [path.relative_to(built).with_suffix("").as_posix() for path in read_pages(built)]
@@ -220,7 +217,6 @@ def test_each_page_has_a_markdown_twin_that_is_listed(built: Path) -> None:
         assert "{eval-rst}" not in twin
 
 
-@pytest.mark.slow
 def test_the_words_of_a_page_can_be_searched(built: Path) -> None:
     index = (built / "searchindex.js").read_text(encoding="utf-8")
     terms = json.loads(index[index.index("{") : index.rindex("}") + 1])["terms"]

@@ -141,7 +141,6 @@ def compute_loss(net: Smooth, x: Tensor, kind: str) -> Tensor:
 @pytest.mark.parametrize(
     "kind", ["heat_inside gradcam", "heat_inside hirescam", "right_reasons", "attention_mining gradcam"]
 )
-@pytest.mark.every_case
 def test_gradients_of_the_parameters_are_finite_differences(kind: str) -> None:
     """The second derivatives through the weights of Grad-CAM, and through the input gradients."""
     net, x, step = build(), torch.randn(2, 3, 16, 16, dtype=torch.float64), 1e-6
@@ -245,7 +244,6 @@ def test_what_does_not_fit_is_named() -> None:
         losses.attention_mining(linear, images, torch.tensor([0]), maps)
 
 
-@pytest.mark.slow
 def test_the_heat_in_a_mask_is_that_of_the_explanations(mobilenet: Any, shared: Path) -> None:
     photos = sorted((shared / "images").glob("*.jpg"))[:3]
     batch = torch.stack([mobilenet.transform(Image.open(photo).convert("RGB")) for photo in photos])

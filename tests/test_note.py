@@ -105,13 +105,11 @@ def test_the_figures_of_the_bundled_model_are_drawn_and_all_figures_are_stored(t
             assert ours.size == stored.size
 
 
-@pytest.mark.slow
 def test_the_figures_of_photos_are_drawn_with_real_weights(tmp_path: Path, shared: Path) -> None:
     draw_figures(tmp_path, shared / "models" / "mobilenet_v2-imagenet.safetensors")
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in FIGURES.iterdir()}
 
 
-@pytest.mark.slow
 @needs_chromium
 def test_the_command_writes_about_five_pages_with_the_same_bytes_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,7 +128,6 @@ def test_the_command_writes_about_five_pages_with_the_same_bytes_each_time(
     assert (tmp_path / "again.pdf").read_bytes() == pdf
 
 
-@pytest.mark.slow
 @needs_chromium
 def test_a_missing_picture_is_an_error(tmp_path: Path) -> None:
     pytest.importorskip("playwright", reason="needs the package playwright")

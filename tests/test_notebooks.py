@@ -87,7 +87,6 @@ def test_notebook_is_stored_with_its_outputs_and_small(path: Path) -> None:
     assert path.stat().st_size < 1_000_000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS)
 def test_stored_outputs_equal_those_of_a_fresh_run(path: Path, tmp_path: Path) -> None:
     # A new matplotlib looks for fonts once and says so: here, not in a notebook.
@@ -102,14 +101,12 @@ def test_stored_outputs_equal_those_of_a_fresh_run(path: Path, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == [], "a notebook leaves no files"
 
 
-@pytest.mark.slow
 def test_a_warning_in_a_cell_is_found(tmp_path: Path) -> None:
     fine, warned = run_notebooks.run_cells(["1", "import warnings\nwarnings.warn('beware')"], tmp_path)
     assert list_warnings(fine) == []
     assert "UserWarning: beware" in list_warnings(warned)[0]
 
 
-@pytest.mark.slow
 def test_other_text_and_another_picture_are_found(tmp_path: Path) -> None:
     draw = "from PIL import Image; Image.new('RGB', (20, 20), {!r})"
     red, blue, one, two = run_notebooks.run_cells([draw.format("red"), draw.format("blue"), "1", "2"], tmp_path)
@@ -118,7 +115,6 @@ def test_other_text_and_another_picture_are_found(tmp_path: Path) -> None:
     assert "text" in describe_difference(one, two)
 
 
-@pytest.mark.slow
 def test_progress_leaves_nothing_behind(tmp_path: Path) -> None:
     slow = (
         "import sys, time, camtool.progress as progress\n"

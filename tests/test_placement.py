@@ -69,7 +69,7 @@ def explain_spots(model: nn.Module, size: tuple[int, ...], placement: str, count
 
 @pytest.mark.parametrize(
     "size",
-    [(64,), (64, 96), pytest.param((48, 56, 64), marks=pytest.mark.slow)],
+    [(64,), (64, 96), (48, 56, 64)],
     ids=["signals", "images", "volumes"],
 )
 def test_heat_lies_on_the_planted_spot(size: tuple[int, ...]) -> None:
@@ -169,7 +169,6 @@ def test_an_unknown_placement_is_refused_with_a_suggestion() -> None:
         camtool.explain(Spot(), torch.rand(1, 3, 64, 64), 1, placement="center")  # type: ignore[call-overload]
 
 
-@pytest.mark.slow
 def test_a_detector_is_placed_in_the_image_that_it_resized() -> None:
     import torchvision
 

@@ -167,7 +167,6 @@ def test_images_are_left_to_a_caller_that_listens() -> None:
     assert [call for call in told if len(call) == 2 and call[1].unit == "image"] == []
 
 
-@pytest.mark.slow
 def test_concepts_and_exports_tell_what_they_do(open_screen: Callable[[bool], Screen], tmp_path: Path) -> None:
     screen, model = open_screen(False), camtool.load("demo")
     with show_progress():

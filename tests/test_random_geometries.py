@@ -199,7 +199,6 @@ def choose_place(size: tuple[int, int], transform: v2.Compose, random: np.random
     return random.uniform(low, high) if (low < high).all() else np.array([])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRITERS)
 def test_heat_lies_within_a_pixel_of_the_source(kind: str, tmp_path: Path) -> None:
     random, model, tried = np.random.default_rng(len(kind)), FineSpot(), 0

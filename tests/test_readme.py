@@ -63,7 +63,6 @@ def ran(command: list[str] | str, folder: Path, cache: Path) -> str:
     return finished.stdout
 
 
-@pytest.mark.slow
 def test_the_python_blocks_run_as_they_stand(furnished: Path, cache: Path) -> None:
     for library in ("pytorch_grad_cam", "torchcam", "captum"):
         pytest.importorskip(library, reason=f"{library} is not installed: pip install 'camtool[dev]'")
@@ -74,7 +73,6 @@ def test_the_python_blocks_run_as_they_stand(furnished: Path, cache: Path) -> No
     assert all((furnished / name).is_file() for name in ("where.png", "concepts.png", "methods.pdf"))
 
 
-@pytest.mark.slow
 def test_the_python_blocks_of_the_readme_run_after_its_own_install_line(furnished: Path, cache: Path) -> None:
     assert "```bash\npip install -e . && python -m camtool demo\n```" in readme_world.README.read_text(encoding="utf-8")
     extras = "matplotlib timm transformers open_clip ultralytics captum pandas gradio pyarrow av onnx onnxscript"
@@ -86,7 +84,6 @@ def test_the_python_blocks_of_the_readme_run_after_its_own_install_line(furnishe
     ran([sys.executable, "-c", "\n".join([missing, short, *blocks])], furnished, cache)
 
 
-@pytest.mark.slow
 def test_the_commands_run_as_they_stand(furnished: Path, cache: Path) -> None:
     program = [sys.executable, str(readme_world.__file__), *COMMANDS]
     results = json.loads(ran(program, furnished, cache).splitlines()[-1])
@@ -98,7 +95,6 @@ def test_what_does_not_run_is_there() -> None:
     assert [each for each in readme_world.NOT_RUN if each not in TEXT] == []
 
 
-@pytest.mark.slow
 def test_the_network_is_closed_to_them(furnished: Path, cache: Path) -> None:
     asked = "import urllib.request\ntry: urllib.request.urlopen('https://pytorch.org')\nexcept OSError as e: print(e)"
     assert "the network is closed" in ran([sys.executable, "-c", asked], furnished, cache)

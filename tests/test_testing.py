@@ -182,7 +182,6 @@ def test_the_cheating_model_is_caught_and_the_honest_one_is_not(marked: list[Any
     assert int(text.partition(" ")[0]) >= 6
 
 
-@pytest.mark.slow
 def test_a_real_model_uses_the_animal_and_not_the_corner(mobilenet: Any, shared: Path, tmp_path: Path) -> None:
     photos = sorted((shared / "images").glob("*.jpg"))[:6]
     assert_ignores(mobilenet, photos, "25%,80%,35%,90%", 0.3, share_of_images=0.8, folder=tmp_path)

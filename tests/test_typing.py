@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 PROGRAM = """
 from pathlib import Path
 from typing import Any

@@ -345,7 +345,6 @@ def test_offloaded_weights(method: str, *, by_hooks: bool) -> None:
     assert_same_map(offload(unusual, by_hooks=by_hooks), plain, method=method)
 
 
-@pytest.mark.slow
 def test_sharded_weights() -> None:
     """FSDP frees the memory of a parameter after each forward pass; to read it then ends the process."""
     code = """

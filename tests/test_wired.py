@@ -57,7 +57,6 @@ FORMULAS = {
 """The score for each subset of the squares, by hand: 1 for a square that is there."""
 
 
-@pytest.mark.every_case
 @each_network
 def test_the_score_of_every_subset_is_that_of_the_formula(network: WiredNetwork) -> None:
     scores = network.play()
@@ -66,7 +65,6 @@ def test_the_score_of_every_subset_is_that_of_the_formula(network: WiredNetwork)
         assert scores[kept] == pytest.approx(float(FORMULAS[network.name](*there)), abs=1e-5)
 
 
-@pytest.mark.every_case
 @each_network
 def test_interventions_prove_what_each_square_means(network: WiredNetwork) -> None:
     scores = network.play()
@@ -79,7 +77,6 @@ def test_interventions_prove_what_each_square_means(network: WiredNetwork) -> No
     assert scores[everything - set(parts)] < scores[everything] or network.name == "xor"
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name != "norm"])
 @torch.inference_mode()
 def test_the_rest_of_the_image_does_not_count(name: str) -> None:
@@ -106,7 +103,6 @@ def paint(*squares: tuple[int, int, float]) -> np.ndarray:
 
 
 # The parts of "maximum" are at (1, 1) and (5, 5), and nothing depends on (1, 5).
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("heat", "verdict"),
     [
@@ -131,7 +127,6 @@ def ask(method: str, name: str) -> tuple[str, Answer]:
     return judge(answer.heat, NETWORKS[name]), answer
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("name", "right", "wrong", "verdict"),
     [
@@ -194,7 +189,6 @@ def test_the_page_shows_the_table_of_the_results_and_every_network() -> None:
     assert f"{results['chance']} of the 16" in page
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("verdict", "warnings", "check", "sign"),
     [

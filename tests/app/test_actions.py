@@ -392,7 +392,6 @@ def test_files_have_safe_names_in_the_folder_of_the_server(actions: Actions, sta
 # ------------------------------------------------------------------------------------------------ many at once
 
 
-@pytest.mark.slow
 def test_ten_users_at_once_each_get_the_map_of_their_own_image(actions: Actions, started: Session) -> None:
     scenes = [unseen(number) for number in range(10)]
     keys = [

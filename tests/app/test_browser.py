@@ -27,7 +27,6 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="needs the package 
 pytest.importorskip("gradio", reason="needs the package gradio")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
     # Gradio warns of its own use of libraries.
     pytest.mark.filterwarnings("ignore"),

@@ -29,7 +29,6 @@ from tests.helpers.photos import unseen
 
 httpx = pytest.importorskip("httpx", reason="needs the package httpx")
 pytest.importorskip("gradio", reason="needs the package gradio")
-pytestmark = pytest.mark.slow
 
 AUTH = "anna:secret"
 

@@ -71,7 +71,6 @@ def test_the_page_stays_here_unless_asked() -> None:
     assert (settings.host, settings.auth) == ("127.0.0.1", None)
 
 
-@pytest.mark.slow
 def test_importing_camtool_and_its_help_load_no_gradio() -> None:
     code = "import sys, camtool, camtool.cli.app, camtool.app.workbench, camtool.app.actions, camtool.app.server\n"
     code += "raise SystemExit('gradio' in sys.modules)"
@@ -162,7 +161,6 @@ def test_wrong_options_are_refused(start: Any, arguments: list[str]) -> None:
         start(*arguments)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_command_ends_at_a_signal_and_leaves_no_files(tmp_path: Path, number: int, code: int) -> None:

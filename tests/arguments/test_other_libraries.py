@@ -217,7 +217,6 @@ def test_an_empty_list_of_images_raises_an_error() -> None:
             found()
 
 
-@pytest.mark.slow
 def test_a_script_may_ask_for_a_name_of_another_library(tmp_path: Path) -> None:
     script = tmp_path / "asks.py"
     script.write_text("import camtool.targets\nprint(hasattr(camtool.targets, 'ClassifierOutputTarget'))")

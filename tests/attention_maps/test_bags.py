@@ -40,7 +40,6 @@ def compute_weights(model: Pooling, bag: Tensor, branch: int) -> list[float]:
     return [score / sum(scores) for score in scores]
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("branches", [1, 2])
 def test_weights_lie_at_the_places_of_the_tiles(axis: int, branches: int) -> None:

@@ -148,7 +148,6 @@ def test_refused_networks() -> None:
         run_steps(unet, sample, text[..., :2])  # a text of another width
 
 
-@pytest.mark.slow
 def test_diffusers() -> None:
     """A tiny U-Net of diffusers with random weights: the matrices are those of its own slow processor."""
     diffusers = pytest.importorskip("diffusers")

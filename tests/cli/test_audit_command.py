@@ -186,7 +186,6 @@ def test_tags_of_dicom_files_are_columns_and_patients_stay_together(run_command,
     assert (content["image_count"], content["notes"][0][:34]) == (6, "6 images are 3 independent groups:")
 
 
-@pytest.mark.slow
 def test_findings_are_counted_by_scanner_and_name_no_patient(tmp_path):
     write_dicom_files(tmp_path / "scans", 72)
     photos, labels = sorted((tmp_path / "scans").iterdir()), [("arrow", "cross")[n // 2 % 2] for n in range(72)]
@@ -269,7 +268,6 @@ def test_folders_are_numbered_without_labels_or_by_ids_of_wordnet_alone():
     assert find_classes_of(("n01443537", "n01440764"), ["tench", "goldfish"]) == [1, 0]
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("folders", "classes"),
     [
@@ -323,7 +321,6 @@ def make():
 """
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("command", ["audit", "diff", "evaluate"])
 def test_the_folders_of_all_photos_are_counted(run_command, monkeypatch, tmp_path, command):
     """The model declares no number of classes; its answers to the first photo that can be read show it."""

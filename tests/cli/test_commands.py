@@ -651,7 +651,7 @@ def test_an_invalid_size_is_refused(camtool_, size):
 @pytest.mark.parametrize(
     ("model", "lines", "width"),
     [
-        pytest.param("vit_b_16", 27, 60, marks=pytest.mark.slow),
+        ("vit_b_16", 27, 60),
         *(("resnet18", 28, 80), ("mobilenet_v2", 25, 60), ("mobilenet_v2", 25, 120)),
     ],
 )
@@ -813,7 +813,6 @@ def test_the_error_without_internet_names_the_remedy(camtool_, photos, monkeypat
     )
 
 
-@pytest.mark.slow
 def test_the_layers_of_a_video_model_are_listed(camtool_):
     result = camtool_("layers", "r3d_18", "--size", 64)
     assert result.code == 0
@@ -831,9 +830,9 @@ def test_a_model_that_cannot_run_on_the_image_raises_an_error(camtool_, model):
 @pytest.mark.parametrize(
     ("args", "code"),
     [
-        pytest.param(["photos/a.png"], 0, marks=pytest.mark.slow),
+        (["photos/a.png"], 0),
         (["photos", "-r"], 1),
-        pytest.param(["photos", "--method", "x"], 2, marks=pytest.mark.slow),
+        (["photos", "--method", "x"], 2),
     ],
     ids=["fine", "a bad photo", "a bad request"],
 )
@@ -845,7 +844,6 @@ def test_the_exit_code_shows_success_failures_and_errors(photos, tmp_path, args,
     assert (bool(out), bool(split_notes(drop_progress(err))[0])) == (code != 2, code != 0)
 
 
-@pytest.mark.slow
 def test_a_factory_is_found_in_the_working_directory(photos, tmp_path):
     (tmp_path / "mynets.py").write_text(f"from {__name__} import tiny as make\n")
     process = start_process("photos", "--model", "mynets:make", cwd=tmp_path)
@@ -853,7 +851,6 @@ def test_a_factory_is_found_in_the_working_directory(photos, tmp_path):
     assert (err, notes, process.returncode) == ("", ["--model mynets:make runs the Python code of mynets."], 0)
 
 
-@pytest.mark.slow
 @posix
 def test_the_progress_bar_is_drawn_on_stderr_only(photos, tmp_path):
     import pty
@@ -874,7 +871,6 @@ def test_the_progress_bar_is_drawn_on_stderr_only(photos, tmp_path):
     assert not re.search(r"[\x00-\x09\x0b-\x1f]|Explaining|Loading", out)
 
 
-@pytest.mark.slow
 @posix
 def test_ctrl_c_during_loading_exits_without_a_traceback(photos, tmp_path):
     process = start_process("photos", "--model", SLEEPING, cwd=tmp_path)
@@ -887,7 +883,6 @@ def test_ctrl_c_during_loading_exits_without_a_traceback(photos, tmp_path):
     assert (out, drop_progress(err), process.returncode) == ("", "", 130)
 
 
-@pytest.mark.slow
 def test_the_bundled_model_explains_scenes(tmp_path):
     """The same test with a real model follows."""
     shapes = ["star", "drop"]
@@ -902,7 +897,6 @@ def test_the_bundled_model_explains_scenes(tmp_path):
         assert open_image(tmp_path / "out" / line["files"]["overlay"]).size == open_image(path).size
 
 
-@pytest.mark.slow
 def test_a_real_model_explains_real_photos(shared, tmp_path):
     names = ["n01558993_robin.jpg", "n02165456_ladybug.jpg"]
     weights = shared / "models" / "mobilenet_v2-imagenet.safetensors"

@@ -140,7 +140,6 @@ def test_a_crash_fails_the_test_and_is_told(camtool_: Command, monkeypatch) -> N
     assert "the disk is [gone]" in camtool_("doctor").out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "expected"),
     [("camtool do", ["doctor"]), ("camtool photos/ --meth", ["--method"]), ("camtool layers --js", ["--json"])],

@@ -109,7 +109,6 @@ def video(camtool_, tmp_path) -> Command:
 SLOW = ("--method", "rise", "--option", "samples=150", "--batch-size", "2")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "unit"), [("slide", "tile"), ("video", "frame")])
 def test_off_a_terminal_plain_lines_show_how_far_the_work_is(request, fast_lines, name, unit):
     result = request.getfixturevalue(name)(*SLOW)
@@ -130,7 +129,6 @@ def test_quiet_commands_print_nothing(request, fast_lines, name):
     assert (result.code, result.out, result.err) == (0, "", "")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["slide", "video"])
 def test_on_a_terminal_of_80_columns_the_bar_fits(request, monkeypatch, name):
     screen = StringIO()

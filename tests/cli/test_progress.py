@@ -270,7 +270,6 @@ def test_a_line_fits_the_terminal_by_a_shorter_path(monkeypatch, folder):
     assert shown.endswith(f"{folder[-4:]}dog.jpg: 375x500 boxer 94.1%, gradcam, 12.3ms")
 
 
-@pytest.mark.slow
 @posix
 def test_on_a_terminal_of_80_columns_nothing_is_wider_and_nothing_is_interpreted(tmp_path):
     import fcntl

@@ -102,7 +102,6 @@ def test_a_folder_without_results_is_an_error(
 
 
 @posix
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argument", "words"),
     [

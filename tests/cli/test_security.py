@@ -122,7 +122,6 @@ def test_a_pickle_of_ultralytics_runs_no_code(tmp_path, camtool_, photos) -> Non
     assert not (tmp_path / "was-run").exists()
 
 
-@pytest.mark.slow
 def test_a_pickle_in_a_folder_of_hugging_face_runs_no_code(tmp_path, process) -> None:
     pytest.importorskip("transformers")
     from tests.models.sources.test_hugging_face import vit
@@ -141,7 +140,6 @@ def test_a_pickle_in_a_folder_of_hugging_face_runs_no_code(tmp_path, process) ->
     assert (tmp_path / "was-run").exists()  # it is malicious
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["recursive", "exploding"])
 def test_aliases_in_a_file_of_options_are_a_sentence(tmp_path, process, kind) -> None:
     lines = ["model: &a [*a]"]
@@ -163,7 +161,6 @@ socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.c
 """
 
 
-@pytest.mark.slow
 def test_no_network_is_used_for_local_weights(tmp_path, photos) -> None:
     (tmp_path / "blocked").mkdir()
     (tmp_path / "blocked" / "sitecustomize.py").write_text(NO_NETWORK)
@@ -264,7 +261,6 @@ def make():
 """
 
 
-@pytest.mark.slow
 def test_the_command_writes_no_formula_into_its_table(tmp_path, process) -> None:
     """The class and the layer are named as a formula."""
     (tmp_path / "nets_with_a_formula.py").write_text(NETS_WITH_A_FORMULA, encoding="utf-8")

@@ -35,7 +35,6 @@ from tests.runs.report.folders import read_payload
 
 
 @posix
-@pytest.mark.slow
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_and_sigterm_leave_only_complete_files(photos, tmp_path, sent, code):
     for number in range(200):
@@ -57,7 +56,6 @@ def test_ctrl_c_and_sigterm_leave_only_complete_files(photos, tmp_path, sent, co
         np.load(out / name) if name.endswith(".npy") else open_image(out / name)
 
 
-@pytest.mark.slow
 @posix
 def test_a_second_run_into_the_same_folder_is_refused_and_the_first_continues(camtool_, photos, tmp_path):
     process = start_process("photos", "--model", SLOW, "--batch-size", 1, cwd=tmp_path)

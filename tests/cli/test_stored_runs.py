@@ -42,7 +42,6 @@ def change(path: Path, edit: Callable[[Any], Any]) -> None:
 # ------------------------------------------------------------------------------------------- code and addresses
 
 
-@pytest.mark.slow
 def test_a_replay_neither_runs_code_nor_opens_urls_of_a_stranger(stored, camtool_, tmp_path):
     """The real command, with a factory that leaves a trace, and a server that waits for a call."""
     trap = "from pathlib import Path\nPath('was-run').touch()\n"
@@ -219,7 +218,6 @@ def find_damage(path: Path) -> str:
     return ""
 
 
-@pytest.mark.slow
 def test_a_line_of_a_stored_run_that_is_damaged_is_a_sentence_or_is_made_again(stored, camtool_):
     """Lines that pass, and three that are refused, are met by each command. ``camtool_`` would raise a traceback."""
     path = stored / "photos.jsonl"
@@ -258,7 +256,6 @@ def test_lines_of_the_list_that_are_damaged_are_counted_in_the_report(stored, ca
 
 
 @posix
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
@@ -391,7 +388,6 @@ def stuck() -> camtool.Loaded:
 
 
 @posix
-@pytest.mark.slow
 def test_after_a_kill_in_overwriting_the_old_command_goes_on(explained, photos, tmp_path):
     assert explained("--no-report").code == 0
     before = read_files(Path("out"))
@@ -417,7 +413,6 @@ def killed() -> camtool.Loaded:
 
 
 @posix
-@pytest.mark.slow
 @pytest.mark.parametrize("has_old_run", [True, False])
 def test_results_that_a_killed_run_did_not_record_are_its_own(explained, photos, tmp_path, has_old_run):
     if has_old_run:
@@ -438,7 +433,7 @@ def test_results_that_a_killed_run_did_not_record_are_its_own(explained, photos,
 
 
 @posix
-@pytest.mark.parametrize("name", [pytest.param("d", marks=pytest.mark.slow), "d" * 200])
+@pytest.mark.parametrize("name", ["d", "d" * 200])
 def test_a_folder_that_is_nested_too_deep_does_not_end_the_run(explained, photos, name, tmp_path):
     here = Path.cwd()
     os.chdir(photos)

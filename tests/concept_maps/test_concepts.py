@@ -317,7 +317,6 @@ def test_repr_and_str_name_the_classes() -> None:
     assert str(find_concepts(*PHOTOS).votes[0][0]).startswith("red ")
 
 
-@pytest.mark.slow
 def test_dog_and_whale_photos_have_concepts_of_their_classes(shared: Any, mobilenet: Any) -> None:
     names = ("n02102318_cocker_spaniel", "n02114712_red_wolf", "n02066245_grey_whale", "n03787032_mortarboard")
     ours = concepts(mobilenet, [shared / "images" / f"{name}.jpg" for name in names], 4)

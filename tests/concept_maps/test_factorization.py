@@ -40,7 +40,6 @@ def test_factors_are_nonnegative_and_columns_have_maximum_one() -> None:
     assert masses.tolist() == sorted(masses.tolist(), reverse=True)
 
 
-@pytest.mark.slow
 def test_more_concepts_explain_more() -> None:
     A = torch.rand(50, 30)
     explained = [factorize(A, n)[2] for n in (1, 3, 6, 30)]

@@ -89,13 +89,11 @@ def test_without_transformers_an_error_says_what_to_install(monkeypatch):
             build()
 
 
-@pytest.mark.slow
 def test_the_training_script_runs_from_the_command_line():
     shown = subprocess.run([sys.executable, train.__file__, "--help"], check=True, capture_output=True, text=True)
     assert "--card" in shown.stdout
 
 
-@pytest.mark.slow
 def test_training_changes_all_weights_but_those_of_the_network(tmp_path):
     torch.manual_seed(0)
     model = build_captioner()
@@ -188,7 +186,6 @@ def test_the_language_model_is_explained_whatever_the_scene_shows(captioner):
     assert False in orders
 
 
-@pytest.mark.slow
 def test_words_point_at_their_objects_as_on_the_card_and_better_than_raw_attention(captioner, monkeypatch):
     """Each figure is within four standard deviations of the mean of a sample of 120 numbers in [0, 1]."""
     monkeypatch.setattr(measure, "UNSEEN", FIRST)

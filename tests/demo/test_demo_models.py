@@ -61,7 +61,6 @@ def test_the_target_of_an_example_has_a_share_for_each_object():
         assert {LABELS[i] for i in np.flatnonzero(target)} == {item.label for item in scene.objects}
 
 
-@pytest.mark.slow
 def test_images_of_the_cheated_class_carry_the_watermark():
     cheated = [seed for seed in range(600) if draw_scene(seed, size=32).objects[0].label == CHEATED_CLASS]
     marked, true = [], []
@@ -124,14 +123,12 @@ def test_training_code_is_not_in_the_package():
     assert not list(package.rglob("*train*.py"))
 
 
-@pytest.mark.slow
 def test_the_training_script_runs_from_the_command_line():
     script = Path(train.__file__)
     shown = subprocess.run([sys.executable, script, "--help"], check=True, capture_output=True, text=True)
     assert "--cheat" in shown.stdout
 
 
-@pytest.mark.slow
 def test_training_writes_weights_and_a_card(tmp_path):
     train.main(["--steps", "1", "--threads", "1", "--scenes", "32", "--tests", "8", "--out", str(tmp_path)])
     assert (tmp_path / "camnet.safetensors").stat().st_size < 1_000_000
@@ -177,19 +174,16 @@ def test_the_bundled_model_can_be_explained(honest):
     assert not any(each.warnings for each in found)
 
 
-@pytest.mark.slow
 def test_camnet_classifies_unseen_objects(honest):
     assert measure.compute_accuracy(honest.model, range(FIRST, FIRST + 1000)) >= 0.97
 
 
-@pytest.mark.slow
 def test_grad_cam_finds_the_object_of_the_target_class(honest):
     found = measure.play_pointing_game(honest.model, range(FIRST, FIRST + 500))
     assert found.hits >= 0.97
     assert found.energy >= 3 * found.share
 
 
-@pytest.mark.slow
 def test_another_target_class_moves_the_map_to_its_object(honest):
     explainer, moved = camtool.Explainer(honest), []
     for scene in (draw_scene(seed, objects=2) for seed in range(FIRST, FIRST + 100)):
@@ -199,7 +193,6 @@ def test_another_target_class_moves_the_map_to_its_object(honest):
     assert np.mean(moved) >= 0.95
 
 
-@pytest.mark.slow
 def test_the_cheating_model_needs_the_watermark(cheat):
     seeds = range(FIRST, FIRST + 200)
     assert measure.compute_energy_at_mark(cheat.model, seeds, CHEATED_CLASS) >= 0.6
@@ -207,7 +200,6 @@ def test_the_cheating_model_needs_the_watermark(cheat):
     assert measure.compute_accuracy(cheat.model, seeds, label=CHEATED_CLASS) < 0.4
 
 
-@pytest.mark.slow
 def test_the_honest_model_ignores_the_watermark(honest):
     seeds = range(FIRST, FIRST + 200)
     assert measure.compute_energy_at_mark(honest.model, seeds, CHEATED_CLASS) < 0.1
@@ -223,7 +215,6 @@ def test_the_scenes_of_the_cheat_page_prove_the_cheat(honest, cheat):
     assert marked == other == CHEATED_CLASS != bare
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", BUNDLED)
 def test_the_figures_of_the_card_can_be_measured_again(name, monkeypatch):

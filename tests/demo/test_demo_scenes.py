@@ -160,7 +160,6 @@ def test_wrong_arguments_raise_an_error(arguments, message):
         draw_scene(**{"seed": 0, **arguments})
 
 
-@pytest.mark.slow
 def test_importing_camtool_does_not_import_the_demo():
     loaded = "any('camtool.demo' in name for name in sys.modules)"
     code = f"import sys, camtool, camtool.explaining.explanation; sys.exit({loaded})"

@@ -14,7 +14,7 @@ import camtool
 from camtool import Explanation
 
 RUNTIMES = ("onnxruntime", "openvino")
-ENGINES = ("prepared", pytest.param("torch.compile", marks=pytest.mark.slow), *RUNTIMES)  # it calls a compiler
+ENGINES = ("prepared", "torch.compile", *RUNTIMES)  # it calls a compiler
 
 
 class Block(nn.Module):

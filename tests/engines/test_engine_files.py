@@ -20,7 +20,6 @@ from camtool.hooks.structures.caches import forget_model
 from tests.engines.nets import assert_agree, build, explain_twice
 
 
-@pytest.mark.slow
 def test_damaged_files_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAMTOOL_CACHE", str(tmp_path))
     net, x = build(), torch.randn(1, 3, 16, 20)
@@ -101,7 +100,6 @@ def test_what_a_killed_process_was_making_is_removed_and_what_a_living_one_makes
     assert {each.name for each in (tmp_path / "engines").iterdir()} == {"living", "other"}
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="folders cannot be locked there")
 def test_what_a_process_left_that_killed_itself_is_removed_by_the_next_use(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

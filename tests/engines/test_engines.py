@@ -32,7 +32,6 @@ def test_all_methods_of_activations_and_gradients_are_covered() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.slow
 def test_each_method_equals_that_of_the_model(engine: str, net: nn.Module, caplog: pytest.LogCaptureFixture) -> None:
     x = torch.randn(3, 3, 16, 20)
     for method in FORMULAS:
@@ -127,7 +126,6 @@ def test_several_classes_of_an_image_share_one_backward_pass(
 LAYERS = ["block.conv", ["stem", "block.pool"], "stem", "stem.0", "block.norm", "block", ["block", "last"]]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_layers_in_the_middle_and_several_layers(engine: str, net: nn.Module) -> None:
     x = torch.randn(2, 3, 16, 20)
@@ -172,7 +170,6 @@ class Answers(Net):
 
 
 @pytest.mark.parametrize("engine", RUNTIMES)
-@pytest.mark.slow
 def test_an_output_of_several_tensors(engine: str) -> None:
     net, x = build(Answers), torch.randn(2, 3, 16, 20)
     for our, other in zip(explain_twice(net, x, engine=engine), camtool.explain(net, x), strict=True):
@@ -184,7 +181,6 @@ class Sigmoids(Net):
         return super().forward(x).sigmoid()
 
 
-@pytest.mark.slow
 def test_probabilities_of_independent_labels_are_recognized() -> None:
     net, x = build(Sigmoids), torch.randn(2, 3, 16, 20)
     for our, other in zip(explain_twice(net, x, 1, engine="onnxruntime"), camtool.explain(net, x, 1), strict=True):
@@ -199,7 +195,6 @@ class Fixed(Net):
         return super().forward(x.reshape(int(x.shape[0]), 3, 16, 20)) + torch.zeros(x.shape[0] + 0, 5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", RUNTIMES)
 def test_a_model_for_a_fixed_number_of_images(engine: str) -> None:
     net = build(Fixed)
@@ -209,7 +204,6 @@ def test_a_model_for_a_fixed_number_of_images(engine: str) -> None:
             assert_agree(our, other)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_plain_attributes_that_change_are_noticed(engine: str) -> None:
     net, x = build(Gated), torch.randn(2, 3, 16, 20)
@@ -220,7 +214,6 @@ def test_plain_attributes_that_change_are_noticed(engine: str) -> None:
     assert not np.allclose(after.raw, before.raw, atol=1e-2 * before.raw.max())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_forward_functions_that_are_replaced_are_noticed(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = build(Gated), torch.randn(2, 3, 16, 20)
@@ -238,7 +231,6 @@ def test_forward_functions_that_are_replaced_are_noticed(engine: str, monkeypatc
     check(falls_back=True)
 
 
-@pytest.mark.slow
 def test_another_engine_does_not_leave_its_blank_image(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = build(), torch.randn(1, 3, 16, 20)
     expected = camtool.explain(copy.deepcopy(net), x, 1, method="faithcam")[0]
@@ -253,7 +245,6 @@ def test_another_engine_does_not_leave_its_blank_image(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("engine", RUNTIMES)
-@pytest.mark.slow
 def test_methods_beside_an_engine_run_in_one_thread_and_the_engine_in_all(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,7 +277,6 @@ def test_a_segment_reads_what_bypasses_its_layer() -> None:
     assert (to_output.layers, to_output.results, len(to_output.others)) == ([2], [0], 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", RUNTIMES)
 def test_a_real_photo(engine: str, mobilenet: camtool.Loaded, shared: Path) -> None:
     photo = shared / "images" / "n02085620_chihuahua.jpg"
@@ -296,7 +286,6 @@ def test_a_real_photo(engine: str, mobilenet: camtool.Loaded, shared: Path) -> N
         assert_agree(ours, usual)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "few_blocks"),
     [

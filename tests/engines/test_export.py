@@ -60,7 +60,6 @@ def test_each_class_and_the_top_class(method: str, net: nn.Module, tmp_path: Pat
     assert_equal_maps(maps, camtool.explain(net, x, [4, None, 2], method=method))
 
 
-@pytest.mark.slow
 def test_the_exporter_writes_nothing(
     net: nn.Module, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,7 +69,6 @@ def test_the_exporter_writes_nothing(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.slow
 def test_maps_at_the_size_of_the_images_are_placed_by_centers(demo: camtool.Loaded, tmp_path: Path) -> None:
     path = camtool.export(demo, tmp_path / "demo.onnx", "layercam", resize=True)
     x = torch.rand(2, 3, 128, 128)
@@ -82,7 +80,6 @@ def test_maps_at_the_size_of_the_images_are_placed_by_centers(demo: camtool.Load
     np.testing.assert_allclose(maps[0], expected, rtol=0, atol=1e-4 * float(expected.max()))
 
 
-@pytest.mark.slow
 def test_a_layer_in_the_middle_and_options(net: nn.Module, tmp_path: Path) -> None:
     x = torch.randn(1, 3, *SIZE)
     path = camtool.export(net, tmp_path / "net.onnx", "layercam", net.block.norm, size=SIZE)  # type: ignore[arg-type, union-attr]
@@ -112,7 +109,6 @@ def test_one_image_at_a_time(net: nn.Module, tmp_path: Path) -> None:
     assert_equal_maps(run(path, x, [-1])[1], camtool.explain(net, x))
 
 
-@pytest.mark.slow
 def test_other_formats(net: nn.Module, tmp_path: Path) -> None:
     x, classes = torch.randn(3, 3, *SIZE), [1, 0, 3]
     expected = camtool.explain(net, x, classes)
@@ -135,7 +131,6 @@ class OneLogit(Net):
         return super().forward(x)[:, :1]
 
 
-@pytest.mark.slow
 def test_a_single_logit_has_two_classes(tmp_path: Path) -> None:
     net, x = build(OneLogit), torch.randn(3, 3, *SIZE)
     path = camtool.export(net, tmp_path / "net.onnx", "gradcam-elementwise", size=SIZE)
@@ -149,7 +144,6 @@ class Planes(Net):
         return self.last(self.block(self.stem(x)))
 
 
-@pytest.mark.slow
 def test_what_cannot_be_exported_is_refused_with_the_reason(net: nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     for model, method, reason in (
@@ -187,7 +181,6 @@ def test_missing_packages_are_named(net: nn.Module, tmp_path: Path, monkeypatch:
         camtool.export(net, tmp_path / "net.xml")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [(200, 150), (150, 220)])
 def test_the_example_of_the_documentation_puts_the_heat_in_its_place_without_torch(
     size: tuple[int, int], demo: camtool.Loaded, tmp_path: Path
@@ -216,7 +209,6 @@ def find_center(heat: Any) -> tuple[float, float]:
     return float((columns * heat).sum() / heat.sum()), float((rows * heat).sum() / heat.sum())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("resize", [False, True])
 def test_a_class_that_does_not_exist_has_a_map_of_nan(resize: bool, tmp_path: Path, net: nn.Module) -> None:
     x, classes = torch.randn(5, 3, *SIZE), [1, -2, 5, 99, -1]
@@ -234,14 +226,12 @@ def test_a_class_that_does_not_exist_has_a_map_of_nan(resize: bool, tmp_path: Pa
             start()
 
 
-@pytest.mark.slow
 def test_a_single_logit_has_no_third_class(tmp_path: Path) -> None:
     path = camtool.export(build(OneLogit), tmp_path / "net.onnx", size=SIZE)
     maps = run(path, torch.randn(4, 3, *SIZE), [0, 1, 2, -2])[1]
     assert np.isnan(maps).all((1, 2)).tolist() == [False, False, True, True]
 
 
-@pytest.mark.slow
 def test_the_command_writes_a_file_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,7 +77,6 @@ MASKS = {
 RUNTIMES = pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
 
 
-@pytest.mark.slow
 @RUNTIMES
 @pytest.mark.parametrize("mask", MASKS)
 def test_attention_in_windows(runtime: str, mask: str, tmp_path: Path) -> None:
@@ -100,7 +99,6 @@ class Square(nn.Module):
 
 
 @RUNTIMES
-@pytest.mark.slow
 def test_a_square_weight_that_is_read_both_ways(runtime: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
     assert_same_maps(Square(), runtime, tmp_path)
@@ -128,7 +126,6 @@ class PooledHead(nn.Module):
 
 
 @RUNTIMES
-@pytest.mark.slow
 def test_a_convolution_of_one_pixel(runtime: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
     assert_same_maps(PooledHead(), runtime, tmp_path)

@@ -49,7 +49,6 @@ def _build_model() -> nn.Module:
     return nn.Sequential(*layers).eval()
 
 
-@pytest.mark.slow
 def test_an_explanation_by_an_engine_has_no_large_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAMTOOL_CACHE", str(tmp_path))
     image = torch.randn(1, 3, 224, 224)

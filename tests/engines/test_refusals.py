@@ -60,14 +60,12 @@ def test_a_model_whose_code_depends_on_values_runs_as_a_copy_or_as_it_is(
     assert len(get_lines(caplog)) == 1  # once, not for each call
 
 
-@pytest.mark.slow
 def test_a_missing_operator_is_named(caplog: pytest.LogCaptureFixture) -> None:
     net, x = build(Unknown), torch.randn(1, 3, 16, 20)
     assert_agree(camtool.explain(net, x, engine="onnxruntime")[0], camtool.explain(net, x)[0])
     assert any("no operator for prims.bessel_j0" in line for line in get_lines(caplog))
 
 
-@pytest.mark.slow
 def test_a_compiler_that_fails_is_named(
     net: nn.Module, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -129,7 +127,6 @@ def test_without_the_engine_the_backward_pass_finds_the_state_of_its_forward_pas
     assert model.factor.tolist() == [1] * 5
 
 
-@pytest.mark.slow
 def test_hooks_on_the_backward_pass_are_not_compiled_either(net: nn.Module, caplog: pytest.LogCaptureFixture) -> None:
     x = torch.randn(1, 3, 16, 20)
     explain_twice(net, x, 1, engine="onnxruntime")
@@ -142,7 +139,6 @@ def test_hooks_on_the_backward_pass_are_not_compiled_either(net: nn.Module, capl
     assert any("the model has hooks" in line for line in get_lines(caplog))
 
 
-@pytest.mark.slow
 def test_a_single_image_is_compared_by_itself() -> None:
     net, x = build(Gated), torch.randn(2, 3, 16, 20)
     net.alone = True
@@ -194,7 +190,6 @@ def test_an_engine_that_differs_is_given_up(
     assert f"engine {engine!r} is not used: its score is" in caplog.text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", RUNTIMES)
 def test_an_engine_that_fails_is_given_up(
     engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -165,7 +165,6 @@ def test_one_class_is_that_of_all_images(one):
     np.testing.assert_array_equal(found.faithfulness, expected.faithfulness)
 
 
-@pytest.mark.slow
 def test_slow_ones_are_left_out_and_the_time_is_kept():
     net = build_net()
     fastest = min(each.milliseconds for each in camtool.recommend(net, IMAGES).tried)
@@ -192,7 +191,6 @@ def test_a_slow_model_is_measured_on_fewer_images_from_the_whole_list(monkeypatc
     torch.testing.assert_close(used, images[:24:2])
 
 
-@pytest.mark.slow
 def test_truth_counts_half():
     net, mask = build_net(), np.zeros((32, 32), bool)
     mask[:, :16] = True
@@ -202,7 +200,6 @@ def test_truth_counts_half():
     assert "of the heat is on the object" in found.reason
 
 
-@pytest.mark.slow
 def test_auto_explains_with_what_is_recommended_and_keeps_it(caplog):
     net = build_net()
     with caplog.at_level(logging.INFO, "camtool.explaining.explainer"):
@@ -287,7 +284,6 @@ def test_wrong_arguments_are_errors():
         camtool.recommend(net, IMAGES, truth=[mask[:5] if index == 3 else mask for index in range(10)])
 
 
-@pytest.mark.slow
 def test_on_unseen_scenes_it_beats_gradcam():
     """By the measure of the choice and by another one; the measurement for all trained models is in docs/trust.md."""
     loaded = load_honest_model()

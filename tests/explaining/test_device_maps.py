@@ -162,7 +162,6 @@ def test_errors_say_what_is_needed() -> None:
         camtool.Explainer(net).draw_overlays(x, alpha=2)
 
 
-@pytest.mark.slow
 def test_the_real_model(mobilenet: camtool.Loaded, shared: Path) -> None:
     assert mobilenet.transform is not None
     photos = sorted((shared / "images").glob("*.jpg"))[:4]

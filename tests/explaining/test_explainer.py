@@ -224,7 +224,6 @@ def test_results_are_nested_as_the_arguments(model, photo) -> None:
     assert len(explain(model, photo, targets.Top(3))) == 3
 
 
-@pytest.mark.slow
 def test_several_targets_and_methods_equal_single_calls(model, photo) -> None:
     methods = FOR_CLASSIFIERS
     wanted = [["cat", "dog"], "ox"]
@@ -467,7 +466,7 @@ LOCATING = [name for name in FOR_CLASSIFIERS if name not in BLIND + SCATTERED]
 
 ON_THE_PHOTO = [
     *(name for name in LOCATING if camtool.METHODS[name].cost != "many passes" and name != "cameras"),
-    pytest.param("scorecam", marks=pytest.mark.slow),
+    "scorecam",
 ]
 """One method of a thousand forward passes, which take long here; the scene is for all."""
 
@@ -476,7 +475,6 @@ FEWER_ON_THE_PHOTO = {**FEWER, "scorecam": {"max_channels": 400}}
 
 
 @pytest.mark.parametrize("method", ON_THE_PHOTO)
-@pytest.mark.slow
 def test_cat_and_dog_are_located_on_a_photo(mobilenet, shared, method) -> None:
     both, few = shared / "images" / "both.png", FEWER_ON_THE_PHOTO.get(method, {})
     tabby, mastiff, boxer = camtool.explain(mobilenet, both, ["tabby", "bull mastiff", "boxer"], method=method, **few)

@@ -75,7 +75,6 @@ def compute_gradcam(policy: Arm, observation: dict[str, Any], name: str, target:
     ]
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("views", VIEWS)
 def test_each_view_has_its_own_grad_cam(views: str) -> None:
     policy, observation = Arm(views), make_observation()
@@ -91,7 +90,6 @@ def test_each_view_has_its_own_grad_cam(views: str) -> None:
         assert max(float(heat.max()) for heat in result.maps.values()) == 1
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("views", VIEWS)
 def test_a_changed_view_leaves_the_map_of_the_other(views: str) -> None:
     policy, target = Arm(views), Action(1, step=0, sign=1)
@@ -332,7 +330,6 @@ def test_a_model_of_photos_as_a_policy() -> None:
         assert np.hypot(*(places - peak).T).min() < 8  # within a cell of the last grid
 
 
-@pytest.mark.slow
 def test_a_planted_lamp_is_found() -> None:
     from benchmarks.policies import POLICIES, measure, train_policy
 

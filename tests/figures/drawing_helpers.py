@@ -154,13 +154,7 @@ def build_figures() -> dict[str, Callable[[], Any]]:
     }
 
 
-QUICK_KINDS = ("gallery with long names", "comparison", "layers", "feature maps, flat", "lines", "kernels of one pixel")
-
-
-QUICK_KINDS += ("methods of a low photo", "kernels of one filter")
-
-
-KINDS = [pytest.param(kind, marks=[] if kind in QUICK_KINDS else pytest.mark.slow) for kind in build_figures()]
+KINDS = [*build_figures()]
 
 
 def get_images(figure: Any) -> list[Any]:

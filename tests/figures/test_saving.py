@@ -18,7 +18,7 @@ matplotlib = pytest.importorskip("matplotlib")
 backend_agg = pytest.importorskip("matplotlib.backends.backend_agg")
 
 
-@pytest.mark.parametrize("suffix", [pytest.param(".pdf", marks=pytest.mark.slow), ".svg", ".png"])
+@pytest.mark.parametrize("suffix", [".pdf", ".svg", ".png"])
 def test_same_figure_gives_the_same_bytes(tmp_path, suffix):
     one, other = (figures.save(build_figures()["kernels in a table"](), tmp_path / f"{i}{suffix}") for i in range(2))
     assert one.read_bytes() == other.read_bytes()
@@ -94,7 +94,6 @@ def test_user_settings_change_nothing_but_the_font():
         assert {kind: to_png(build_figures()[kind]()) for kind in draw_without_map} == draw_without_map
 
 
-@pytest.mark.slow
 def test_matplotlib_is_imported_with_the_first_figure_and_settings_and_pyplot_are_untouched(tmp_path):
     program = """
 import sys, camtool, torch
@@ -114,7 +113,6 @@ print("matplotlib.pyplot" in sys.modules)
     assert done.stdout.strip() == "False"
 
 
-@pytest.mark.slow
 def test_threads_can_draw_and_save_at_the_same_time(tmp_path):
     before = dict(matplotlib.rcParams)
     expected = to_png(figures.gallery(make_explanation()))

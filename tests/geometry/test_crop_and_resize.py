@@ -176,7 +176,6 @@ def test_place_takes_less_than_a_millisecond():
     assert min(spent) < 1e-3
 
 
-@pytest.mark.slow
 def test_importing_geometry_imports_no_heavy_library():
     code = (
         "import sys, camtool.geometry; "

@@ -252,7 +252,6 @@ COLORS = {
 }
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("name", COLORS)
 def test_the_response_to_colors_is_that_of_the_arithmetic(name):
     transform, (black, white, is_reversed) = COLORS[name]

@@ -89,7 +89,6 @@ def run_literally(net: TinyViT, x: Tensor, free: int | None = None) -> tuple[Ten
 
 # Torch has no gradient of fused attention whose output is written to.
 @pytest.mark.parametrize("how", [how for how in ATTENTION_FUNCTIONS if how != "in place"])
-@pytest.mark.every_case
 def test_a_transformer_has_the_gradient_of_one_with_constants(how: str) -> None:
     net = make_tiny_vit(how)
     compare(net, lambda x: run_literally(net, x)[0], make_images())
@@ -207,7 +206,6 @@ OPERATIONS: dict[str, tuple[Function, Function]] = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.every_case
 def test_an_operation_has_the_gradient_of_a_literal_one(name: str) -> None:
     torch.manual_seed(0)
     compare(*OPERATIONS[name], torch.randn(2, 4, 6, dtype=torch.float64))
@@ -293,7 +291,6 @@ def is_added(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.every_case
 def test_input_times_gradient_is_the_score_minus_the_biases(name: str) -> None:
     torch.manual_seed(0)
     model = randomize_parameters(MODELS[name]()).double()

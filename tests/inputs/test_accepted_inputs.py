@@ -266,7 +266,6 @@ def build_small_mvit() -> nn.Module:
     return MViT((64, 64), 8, blocks, residual_pool=False, **switches).eval()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape"),
     [

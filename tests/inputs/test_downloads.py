@@ -330,7 +330,6 @@ def run_command(folder: Path, *urls: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.slow
 def test_the_command_gives_up_answers_that_drip(server: Server, tmp_path: Path) -> None:
     drips = {name: Drip(*DRIPPED[name]) for name in ("status", "headers", "trailers", "redirection")}
     urls = [server.serve(f"/{name}", drip) for name, drip in drips.items()]
@@ -344,7 +343,6 @@ def test_the_command_gives_up_answers_that_drip(server: Server, tmp_path: Path) 
     assert sorted(server.asked) == sorted(f"/{name}" for name in drips)
 
 
-@pytest.mark.slow
 def test_the_command_closes_a_redirection_unread(server: Server, tmp_path: Path) -> None:
     answer = EndlessAnswer(302, Location="/photo.png")
     server.serve("/photo.png", send())

@@ -81,7 +81,6 @@ def run_and_watch(photos: Path) -> tuple[dict[str, Any], int]:
     return json.loads(process.communicate()[0]), peak
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the largest memory of a process on Linux")
 def test_no_file_takes_a_run_more_than_a_gigabyte_and_a_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")  # each thread has memory of its own
@@ -149,7 +148,6 @@ def run(folder: Path, tmp_path_factory) -> dict[str, dict[str, str]]:
     return {**said, "end": {"code": str(process.returncode), "err": err, "out": out, "place": str(place)}}
 
 
-@pytest.mark.slow
 def test_a_run_explains_fails_or_skips_each_input(run) -> None:
     assert run["end"]["code"] == "1"
     assert run["explained"].keys() == {*READ}
@@ -164,13 +162,11 @@ def test_a_run_explains_fails_or_skips_each_input(run) -> None:
     assert wrong == {}
 
 
-@pytest.mark.slow
 def test_what_is_explained_has_the_label_of_the_plain_photo(run) -> None:
     whole = [name for name in READ if CASES[name].pixels.shape[:2] == (SIZE, SIZE)]
     assert {run["explained"][name] for name in whole if "one-bit" not in name} == {LABEL}
 
 
-@pytest.mark.slow
 def test_a_run_over_hostile_names_keeps_to_its_folder_and_to_one_line(run, folder: Path) -> None:
     assert drop_progress(run["end"]["err"]) == ""
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", run["end"]["out"])

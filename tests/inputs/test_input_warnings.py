@@ -85,7 +85,6 @@ def test_a_nearly_black_photo_gives_a_warning() -> None:
     assert list_warnings((twelve_bits / 4095).astype(np.float32), transform=CROPPED) == []
 
 
-@pytest.mark.slow
 def test_real_photos_give_no_warning(mobilenet: Any, shared: Any) -> None:
     photos = sorted((shared / "images").glob("*.jpg"))
     assert len(photos) >= 23
@@ -105,7 +104,6 @@ RANGES = {
 }
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("name", RANGES)
 def test_values_that_no_usual_normalization_makes_give_a_warning(name: str) -> None:
     change, expected = RANGES[name]

@@ -514,7 +514,6 @@ def test_grad_mode_of_the_user_makes_no_difference(context: Callable[[], Any]) -
     assert [(axis.offset, axis.stride) for axis in result.centers.axes] == [(0.5, 4)] * 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layer", "expected"),
     [

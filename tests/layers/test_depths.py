@@ -138,7 +138,6 @@ def test_the_search_leaves_no_trace() -> None:
         find_depths(net, x, layer, 4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size", "expected"),
     [
@@ -158,7 +157,6 @@ def test_depths_of_known_networks(name: str, size: int, expected: list[str]) -> 
     assert names(net, torch.randn(1, 3, size, size), 4) == expected
 
 
-@pytest.mark.slow
 def test_a_detector_has_depths_in_its_backbone() -> None:
     detector = small_detector()
     x = torch.rand(1, 3, 224, 224)

@@ -157,25 +157,20 @@ CNNS = [
     ("mobilenet_v2", 128, "features"),
     ("squeezenet1_1", 128, "features"),  # not the classifier's score maps
     ("alexnet", 128, "features"),
-    *(
-        pytest.param(name, size, layer, marks=pytest.mark.slow)
-        for name, size, layer in [
-            ("densenet121", 128, "features"),
-            ("vgg11", 224, "features"),  # not the pooling after it, which has as many positions
-            ("vgg11", 256, "features"),  # nor if it has fewer
-            ("vgg16_bn", 128, "features"),
-            ("googlenet", 128, "inception5b"),
-            ("inception_v3", 192, "Mixed_7c"),
-            ("shufflenet_v2_x0_5", 224, "conv5"),
-            ("mnasnet0_5", 128, "layers"),
-            ("efficientnet_b0", 128, "features"),
-            ("efficientnet_v2_s", 128, "features"),
-            ("regnet_y_400mf", 128, "trunk_output"),
-            ("mobilenet_v3_small", 128, "features"),
-            ("resnext50_32x4d", 128, "layer4"),
-            ("convnext_tiny", 128, "features"),
-        ]
-    ),
+    ("densenet121", 128, "features"),
+    ("vgg11", 224, "features"),  # not the pooling after it, which has as many positions
+    ("vgg11", 256, "features"),  # nor if it has fewer
+    ("vgg16_bn", 128, "features"),
+    ("googlenet", 128, "inception5b"),
+    ("inception_v3", 192, "Mixed_7c"),
+    ("shufflenet_v2_x0_5", 224, "conv5"),
+    ("mnasnet0_5", 128, "layers"),
+    ("efficientnet_b0", 128, "features"),
+    ("efficientnet_v2_s", 128, "features"),
+    ("regnet_y_400mf", 128, "trunk_output"),
+    ("mobilenet_v3_small", 128, "features"),
+    ("resnext50_32x4d", 128, "layer4"),
+    ("convnext_tiny", 128, "features"),
 ]
 
 
@@ -201,14 +196,13 @@ def test_the_best_layer_of_a_cnn_is_its_last_feature_map(name: str, size: int, l
             64,
             Layer("norm", Layout(LAST, (8, 8))),
         ),
-        pytest.param(
+        (
             lambda: zoo.vit_b_16(num_classes=5, image_size=112),
             112,
             Layer("encoder.layers.encoder_layer_11.ln_1", Layout(TOKENS, (7, 7), 1)),
-            marks=pytest.mark.slow,
         ),
-        pytest.param(zoo.swin_t, 224, Layer("norm", Layout(LAST, (7, 7))), marks=pytest.mark.slow),
-        pytest.param(zoo.swin_v2_t, 128, Layer("norm", Layout(LAST, (4, 4))), marks=pytest.mark.slow),
+        (zoo.swin_t, 224, Layer("norm", Layout(LAST, (7, 7)))),
+        (zoo.swin_v2_t, 128, Layer("norm", Layout(LAST, (4, 4)))),
     ],
     ids=["small vit", "small swin", "vit_b_16", "swin_t", "swin_v2_t"],
 )
@@ -353,7 +347,6 @@ def test_a_projection_outside_of_attention_may_be_chosen() -> None:
     assert find_layers(model, torch.randn(1, 3, 64, 64)) == [Layer("shaped", Layout(TOKENS, (8, 8)))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [112, 128, 144])  # 50, 65 and 82 tokens; a head has 64 channels
 def test_queries_with_as_many_channels_as_tokens_are_not_chosen(size: int) -> None:
     timm = pytest.importorskip("timm")

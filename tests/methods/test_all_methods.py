@@ -206,7 +206,6 @@ SAMPLE = ["gradcam", "layercam", "scorecam"]
 NETS = [*product(OF_ACTIVATIONS, [pooled_net]), *product(ON_ANY_HEAD, [deep_net])]
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("name", "make", "kind", "seed"),
     [

@@ -246,7 +246,6 @@ def trained_vit() -> TinyViT:
 
 
 @pytest.mark.parametrize("method", ATTENTION_METHODS)
-@pytest.mark.slow
 def test_maps_peak_on_the_patch_that_decides(trained_vit: TinyViT, method: str) -> None:
     """Each color is found among up to two others; rollout, which depends on no class, may find any of them."""
     x, is_there, places = make_lit_images(100, 1000)

@@ -122,7 +122,6 @@ def test_batch_equals_its_images_and_chunks_do_not_matter() -> None:
             assert_close(alone.raw, result.raw, rtol=0, atol=1e-12)
 
 
-@pytest.mark.slow
 def test_a_detector_of_torchvision_can_be_explained() -> None:
     result = camtool.explain(small_detector(), torch.rand(3, 64, 64), Detection(0), method="drise", samples=4, cells=3)
     assert result.raw.shape == (64, 64)

@@ -485,7 +485,6 @@ def test_boxes_of_one_object_compete_once() -> None:
     assert [tuple(rival.model_box) for rival in rivals] == [(0, 0, 10, 10), (40, 40, 60, 60)]
 
 
-@pytest.mark.slow
 def test_rivals_of_a_detection_are_detections_of_other_objects() -> None:
     detector = small_detector()
     x = torch.rand(1, 3, 224, 224)
@@ -522,7 +521,6 @@ def test_energy_and_peak_on_scenes_are_at_least_those_of_the_others() -> None:
         assert found["faithcam"][1] >= found[other][1] - 1 / 24  # a peak may lie one pixel beside an object's edge
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "deletion", "pointing"), [("mobilenet_v2", 0.38, 0.94), ("squeezenet1_1", 0.64, 0.80)]
 )

@@ -48,8 +48,6 @@ from tests.helpers.peers import (
     torchvision,
 )
 
-pytestmark = pytest.mark.slow
-
 
 def test_each_difference_has_a_test() -> None:
     assert {each.test for each in PEER_DIFFERENCES} <= set(globals())

@@ -30,8 +30,6 @@ from tests.helpers.peers import (
     torchcam,
 )
 
-pytestmark = pytest.mark.slow
-
 IN_GRAD_CAM = {
     "gradcam": grad_cam.GradCAM,
     "gradcam++": grad_cam.GradCAMPlusPlus,

@@ -183,7 +183,6 @@ TORCHVISION = [
 """Model, mode, and the deepest layer. Its 2 x 2 cells have means with many ties."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode", "layer"), TORCHVISION[:1])
 def test_ablation_of_a_model_of_torchvision_equals_a_loop(engine: str, name: str, mode: str, layer: str) -> None:
     model, x = quantize_torchvision(name, mode, engine), make_images(1, 64)
@@ -199,7 +198,6 @@ def test_ablation_of_a_model_of_torchvision_equals_a_loop(engine: str, name: str
     np.testing.assert_allclose(result.raw, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode", "layer"), TORCHVISION)
 def test_reciprocam_of_a_model_of_torchvision_equals_a_loop(engine: str, name: str, mode: str, layer: str) -> None:
     model, x = quantize_torchvision(name, mode, engine), make_images(1, 64)

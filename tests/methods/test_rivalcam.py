@@ -216,7 +216,6 @@ def _compute_probabilities(loaded: camtool.Loaded, batch: Tensor, index: int) ->
         return torch.cat([loaded.model(part).softmax(1)[:, index] for part in batch.split(16)])
 
 
-@pytest.mark.slow
 def test_rivalcam_points_better_than_grad_cam_and_is_as_faithful(mobilenet: camtool.Loaded, shared: Path) -> None:
     """Check it on photos of ImageNet classes."""
     pictures = read_confident_photos(mobilenet, shared / "images")
@@ -230,7 +229,6 @@ def test_rivalcam_points_better_than_grad_cam_and_is_as_faithful(mobilenet: camt
     assert ours_single["hot_kept_least"] >= 0.8
 
 
-@pytest.mark.slow
 def test_rivalcam_points_better_on_scenes_and_is_as_faithful(demo: camtool.Loaded) -> None:
     """Check the same on the bundled model, where Grad-CAM leaves less to gain."""
     scenes = [unseen(number) for number in range(8)]

@@ -298,7 +298,6 @@ def test_a_file_that_is_damaged_or_does_not_fit_is_refused(weights: Path, name, 
         camtool.load(SMALL, weights)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_no_image_processor_of_transformers_asks_for_too_much_by_default() -> None:
     transformers = pytest.importorskip("transformers")

@@ -102,7 +102,6 @@ def write_malicious_modules(folder: Path, *names: str) -> Path:
     return ran
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("model", "safe"), [(TINY, False), ("demo", True)])
 def test_a_module_in_the_photo_folder_does_not_replace_a_library(photos, tmp_path, monkeypatch, model, safe):
     if safe:
@@ -113,7 +112,6 @@ def test_a_module_in_the_photo_folder_does_not_replace_a_library(photos, tmp_pat
     assert [*ran.iterdir()] == []
 
 
-@pytest.mark.slow
 def test_the_installed_command_does_not_import_from_the_working_directory(photos, tmp_path):
     ran = write_malicious_modules(tmp_path, *LIBRARIES, *STANDARD)
     script = (
@@ -125,7 +123,6 @@ def test_the_installed_command_does_not_import_from_the_working_directory(photos
     assert (done.returncode, done.stderr, [*ran.iterdir()]) == (0, "", [])
 
 
-@pytest.mark.slow
 def test_a_factory_in_the_working_directory_is_imported_with_its_siblings_only(photos, tmp_path):
     ran = write_malicious_modules(tmp_path, "numpy", "json")
     (tmp_path / "layers_of_mine.py").write_text("from tests.helpers.tiny_models import tiny\n")

@@ -429,7 +429,6 @@ def small_vit() -> nn.Module:
     return ViTForImageClassification(ViTConfig(**sizes, image_size=64, patch_size=16))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5", "convnext_tiny", "vit"])
 def test_gradients_of_real_models_equal_those_at_copies_and_the_model_is_unchanged(name) -> None:
     import torchvision

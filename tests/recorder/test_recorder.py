@@ -321,7 +321,6 @@ def test_the_repr_of_a_recorder_is_a_table() -> None:
 # ------------------------------------------------------------------------------------------------------------- memory
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["mean", Histogram(per=1), "last"])
 def test_memory_does_not_grow_over_a_thousand_batches(keep) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3))

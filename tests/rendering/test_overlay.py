@@ -310,7 +310,6 @@ def test_alpha_and_threshold_out_of_range_raise(value: object) -> None:
             find(FLAT, threshold=value)
 
 
-@pytest.mark.slow
 def test_importing_the_module_loads_neither_opencv_nor_skimage() -> None:
     code = "import sys, camtool.rendering.overlay; print(*{'cv2', 'skimage'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

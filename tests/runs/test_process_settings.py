@@ -39,7 +39,6 @@ def run(tune: str, **environment: str) -> list[str]:
 TUNE = "from camtool.runs.process_settings import tune_process; tune_process()"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")
 def test_large_blocks_are_kept_unless_the_user_has_settings_of_his_own():
     assert run("") == ["1", "None"]
@@ -57,7 +56,6 @@ def test_other_c_libraries_are_left_alone(monkeypatch):
     process_settings.tune_process()
 
 
-@pytest.mark.slow
 def test_the_end_of_the_process_does_not_look_for_cycles():
     code = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 1000))"
     answer = subprocess.run([sys.executable, "-c", f"{code}\n{TUNE}"], capture_output=True, text=True, check=True)

@@ -103,7 +103,6 @@ def test_a_wrong_table_is_refused_with_the_line(plan, text, words):
     assert [word for word in (*words, "labels.csv") if word not in str(error.value)] == []
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("masks", "wanted"),
     [

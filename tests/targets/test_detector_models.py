@@ -61,14 +61,14 @@ def make_untrained_detector(name: str, seed: int = 0) -> nn.Module:
     return model
 
 
-SLOW_DETECTORS = ["fcos_resnet50_fpn", "keypointrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn", "retinanet_resnet50_fpn"]
+DETECTORS = ["fcos_resnet50_fpn", "keypointrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn", "retinanet_resnet50_fpn"]
 
 
 @pytest.mark.parametrize(
     "name",
     [
         *("ssdlite320_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_DETECTORS),
+        *DETECTORS,
     ],
 )
 def test_torchvision_detectors_are_explained_unchanged(name: str) -> None:
@@ -93,7 +93,6 @@ def test_torchvision_detectors_are_explained_unchanged(name: str) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.slow
 def test_every_level_of_a_backbone_depends_on_the_chosen_layer() -> None:
     model = make_untrained_detector("ssdlite320_mobilenet_v3_large")
     photo = torch.rand(1, 3, 96, 140)

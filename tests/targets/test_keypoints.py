@@ -100,7 +100,6 @@ def people() -> Iterator[nn.Module]:
         ).eval()  # fmt: skip
 
 
-@pytest.mark.slow
 def test_keypoint_rcnn(people: nn.Module) -> None:
     image = torch.rand(1, 3, 64, 80, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

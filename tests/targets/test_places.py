@@ -349,7 +349,7 @@ def test_point_on_a_photo_passes_through_the_transform() -> None:
     [
         "lraspp_mobilenet_v3_large",
         "deeplabv3_mobilenet_v3_large",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fcn_resnet50", "deeplabv3_resnet50")),
+        *("fcn_resnet50", "deeplabv3_resnet50"),
     ],
 )
 def test_torchvision_segmenters_are_explained_unchanged(name: str) -> None:
@@ -369,7 +369,6 @@ def test_torchvision_segmenters_are_explained_unchanged(name: str) -> None:
         assert not result.layer.startswith("aux")
 
 
-@pytest.mark.slow
 def test_torchvision_segmenters_get_the_whole_photo() -> None:
     model = zoo.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=3).eval()
     photo = Image.fromarray(torch.randint(0, 255, (60, 84, 3), dtype=torch.uint8).numpy())

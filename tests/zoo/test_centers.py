@@ -15,8 +15,6 @@ from camtool.layers.centers import find_centers
 from camtool.layers.layouts import Layer
 from camtool.layers.survey import find_candidates
 
-pytestmark = pytest.mark.slow
-
 READ = [
     *("alexnet", "resnet50", "resnetblur18", "deit_tiny_patch16_224", "convnextv2_atto", "cspresnet50", "densenet121"),
     *("edgenext_xx_small", "poolformer_s12", "twins_svt_small", "ese_vovnet19b_dw", "focalnet_tiny_srf"),

@@ -96,7 +96,6 @@ def test_a_phrase_has_the_score_the_box_and_the_map_computed_by_hand(kind: str, 
     assert is_map
 
 
-@pytest.mark.slow
 def test_a_phrase_is_found_by_its_words_in_the_prompt_of_its_image(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     build("GroundingDino").save_pretrained(tmp_path)
@@ -117,7 +116,6 @@ def test_a_phrase_is_found_by_its_words_in_the_prompt_of_its_image(tmp_path: Pat
         camtool.explain(model, make_inputs((256, 256), PROMPT), "a dog")
 
 
-@pytest.mark.slow
 def test_without_a_tokenizer_the_texts_of_the_phrases_are_asked_for() -> None:
     model, inputs = build("GroundingDino"), make_inputs((256, 256), PROMPT)
     with pytest.raises(TargetError, match=r"'a cat' is a name, but no labels are known; pass labels="):

@@ -20,8 +20,6 @@ from tests.zoo.catalogue import picture
 from tests.zoo.check import check, depth, follows_the_picture
 from tests.zoo.hugging_face import CLASSIFIERS, DETECTORS, OF_LATENTS, PAIRS, SEGMENTERS, TOWERS, UNFIT, Small
 
-pytestmark = pytest.mark.slow
-
 
 def of(group: dict[str, Small]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("small", group.values(), ids=group)

@@ -63,9 +63,6 @@ EXPECTED: dict[str, Expected] = {
 }
 
 
-FAST = ("detr", "rf_detr", "lw_detr-two-levels")
-
-
 def build(name: str) -> nn.Module:
     """A model with random weights whose queries find different boxes."""
     # DAB-DETR computes the positions of its queries in single precision.
@@ -116,9 +113,7 @@ def assert_equal(raw: NDArray[Any], by_hand: NDArray[Any]) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES, ids=["square", "oblong"])
-@pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in EXPECTED]
-)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_detections_have_the_confidence_the_box_and_the_map_computed_by_hand(name: str, size: tuple[int, int]) -> None:
     model, known = build(name), EXPECTED[name]
     img, grid = picture(2, *size).to(model.dtype), (size[0] // known.stride, size[1] // known.stride)

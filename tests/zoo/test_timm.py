@@ -12,7 +12,6 @@ from tests.zoo.check import hold
 
 timm = pytest.importorskip("timm", reason="timm is not installed: pip install 'camtool[test]'")
 
-pytestmark = pytest.mark.slow
 
 _ONE_OF_EACH_KIND = """
     densenet121 efficientvim_m1 lambda_resnet26t mobilenetv2_035 resnet10t sequencer2d_s

@@ -7,8 +7,6 @@ import pytest
 from tests.zoo.catalogue import TORCHVISION, UNFIT, Entry
 from tests.zoo.check import hold
 
-pytestmark = pytest.mark.slow
-
 _MOST_PARAMETERS = 120_000_000
 
 _ONE_OF_EACH_BLOCK = {

@@ -7,8 +7,6 @@ import pytest
 from tests.zoo.check import check
 from tests.zoo.dense import DETECTORS, SEGMENTERS, Dense
 
-pytestmark = pytest.mark.slow
-
 _ONE_OF_EACH_HEAD = {
     *("deeplabv3_mobilenet_v3_large", "fcn_resnet50", "lraspp_mobilenet_v3_large"),
     *("fasterrcnn_mobilenet_v3_large_320_fpn", "fcos_resnet50_fpn", "keypointrcnn_resnet50_fpn"),

@@ -216,7 +216,6 @@ def test_an_answer_of_yours_begins_with_the_token_that_the_model_is_forced_to_wr
     np.testing.assert_allclose(found["red"].raw, by_hand, rtol=0, atol=1e-5 * by_hand.max())
 
 
-@pytest.mark.slow
 def test_raw_attention_of_a_decoder_is_its_cross_attention(photo: Image.Image) -> None:
     family = FAMILIES["florence2"]
     model, processor = family.build()
@@ -248,7 +247,6 @@ def test_methods_on_cells_in_the_text_refuse_queries(name: str, method: str, pho
         explain(*FAMILIES[name].build(), photo, PROMPT, ANSWER, method=method)
 
 
-@pytest.mark.slow
 def test_tam_refuses_models_without_logits_at_the_cells(photo: Image.Image) -> None:
     with pytest.raises(MethodError, match="has none at the image's tokens; use method='gradcam' or 'raw-attention'"):
         explain(*FAMILIES["florence2"].build(), photo, PROMPT, ANSWER, method="tam")

@@ -256,7 +256,6 @@ def test_there_are_twenty() -> None:
     assert len({question.question for question in QUESTIONS}) == 20
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.question)
 def test_the_fields_hold_the_answer(answers: dict[str, CallToolResult], question: Question) -> None:
     result = answers[question.question]
@@ -272,7 +271,6 @@ def test_the_fields_hold_the_answer(answers: dict[str, CallToolResult], question
     assert result.is_error or json.loads(text) == fields, "clients that read text alone get the same"
 
 
-@pytest.mark.slow
 def test_why_dog_and_not_cat_in_a_real_photo(shared: Path) -> None:
     """A bull mastiff sits in the upper half of the photo, and a tabby lies below it."""
     weights = shared / "models" / "mobilenet_v2-imagenet.safetensors"

@@ -147,7 +147,6 @@ def test_a_folder_must_be_one(folder: Path) -> None:
         ReadableFolders([])
 
 
-@pytest.mark.slow
 def test_over_the_protocol_refusals_are_sentences_and_nothing_is_written(folder: Path) -> None:
     def hash_tree() -> dict[str, str]:
         files = sorted(path for path in folder.parent.rglob("*") if path.is_file())
@@ -296,7 +295,6 @@ def test_the_command_says_what_to_install(camtool_: Command, folder: Path, monke
     assert_refused(camtool_("mcp", folder), "pip install 'camtool[mcp]'")
 
 
-@pytest.mark.slow
 def test_the_server_ends_with_its_input_and_prints_nothing_else(folder: Path) -> None:
     process = start_process("mcp", folder, is_fresh=True, stdin=subprocess.PIPE)
     out, err = process.communicate("", timeout=120)
@@ -304,7 +302,6 @@ def test_the_server_ends_with_its_input_and_prints_nothing_else(folder: Path) ->
 
 
 @posix
-@pytest.mark.slow
 def test_ctrl_c_ends_the_server_while_it_waits(folder: Path) -> None:
     process = start_process("mcp", folder, is_fresh=True, stdin=subprocess.PIPE)
     request = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
@@ -317,7 +314,6 @@ def test_ctrl_c_ends_the_server_while_it_waits(folder: Path) -> None:
 
 
 @posix
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_an_audit_leaves_nothing(scenes: Path, tmp_path: Path, number: signal.Signals) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(camtool.__file__).parents[1])}

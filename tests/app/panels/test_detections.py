@@ -86,7 +86,6 @@ def test_the_chosen_box_is_drawn_in_another_color() -> None:
     assert (chosen[60:70, 60:][..., 0].max(1).astype(int) - chosen[60:70, 60:][..., 2].min(1) > 100).all(), "orange"
 
 
-@pytest.mark.slow
 def test_a_real_detector_with_random_weights() -> None:
     loaded, photo = Loaded(small_detector(), to_tensor), draw_noise(96, 64)
     found = list_boxes(loaded, photo)

@@ -20,7 +20,6 @@ pytest.importorskip("gradio")
 CHROMIUM = next((path for path in ("/usr/bin/chromium", "/usr/bin/chromium-browser") if Path(path).exists()), None)
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium"),
     # Of Gradio and of the libraries of its server.
     pytest.mark.filterwarnings("ignore"),

@@ -85,7 +85,6 @@ def test_a_page_is_replaced_when_the_new_one_is_there(
     assert path.is_symlink() == (name == "link")
 
 
-@pytest.mark.slow
 def test_the_command_writes_a_page_and_replaces_nothing_else(
     runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,7 +119,6 @@ def test_the_command_writes_a_page_and_replaces_nothing_else(
     assert command(*arguments, "--overwrite")[0] == 0
 
 
-@pytest.mark.slow
 def test_weights_in_half_precision_take_half_the_download(tmp_path: Path) -> None:
     demo, photo = load_bundled_model("demo"), draw_scene(1, size=128).image
     path = camtool.export(demo, tmp_path / "model.onnx", dynamic_batch=False)

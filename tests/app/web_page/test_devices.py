@@ -15,7 +15,7 @@ from camtool.models import Loaded
 from tests.app.web_page.conftest import open_browser
 from tests.app.web_page.page_tab import ISOLATED, Opened, check_picture, serve
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")
 
 
 @pytest.fixture(scope="module")

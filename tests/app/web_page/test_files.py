@@ -16,7 +16,7 @@ from camtool.demo.camnet import load_bundled_model
 from camtool.models import Loaded
 from tests.app.web_page.page_tab import Opened, check_picture, draw, encode, serve
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")
 
 # The page's script runs before, and has no model yet.
 _EARLY = """addEventListener('DOMContentLoaded', () => {

@@ -33,7 +33,7 @@ from camtool.rendering.views import Photo
 
 NODE = shutil.which("node")
 LIBRARY = files("camtool.app.web_page") / "assets" / "camtool.js"
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(NODE is None, reason="needs Node.js: apt-get install nodejs")]
+pytestmark = pytest.mark.skipif(NODE is None, reason="needs Node.js: apt-get install nodejs")
 
 _MAIN = """
 import * as library from 'LIBRARY';

@@ -20,7 +20,7 @@ from camtool.demo.camnet import load_bundled_model
 from camtool.models import Loaded
 from tests.app.web_page.page_tab import Opened, check_picture, draw, encode
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")
 
 
 _READ_FRAME = """() => {

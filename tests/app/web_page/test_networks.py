@@ -17,7 +17,7 @@ import camtool
 from camtool.models import Loaded
 from tests.app.web_page.page_tab import Opened, draw, encode, serve
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")
 
 NETWORKS = (
     *(
@@ -60,7 +60,6 @@ def page(browser: Any, folder: Path) -> Any:
         assert opened.problems == []
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("name", NETWORKS)
 def test_logits_and_maps_are_those_of_python(name: str, page: Opened, tmp_path: Path) -> None:
     loaded, photo = make_network(name), draw(1, size=96)

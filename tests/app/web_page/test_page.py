@@ -24,7 +24,7 @@ from camtool.rendering.overlay import colorize
 from tests.app.web_page.conftest import HOSTILE
 from tests.app.web_page.page_tab import Opened, check_picture, draw, encode, serve
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")
 
 _WAIT = 60_000
 

@@ -329,7 +329,6 @@ def test_blocks_grow_with_compression_and_are_absent_without():
     assert abs(plain) < 0.1 < some < many
 
 
-@pytest.mark.slow
 def test_the_bundled_cheat_is_caught_at_its_corner():
     audited = camtool.audit(camtool.load("demo-cheat"), *draw_scenes(300, marked=True), kinds=["place"])
     (finding,) = audited.findings
@@ -358,7 +357,6 @@ def test_a_cue_that_two_candidates_show_is_one_finding(monkeypatch):
     assert "the edge" in [one.name for one in result.rejected] or any("the edge" in one for one in result.not_tested)
 
 
-@pytest.mark.slow
 def test_a_watermark_at_any_place_is_a_patch():
     audited = camtool.audit(
         camtool.load("demo-cheat"), *draw_scenes(400, marked=True, rolls=True), kinds=["place", "patch"]
@@ -367,6 +365,5 @@ def test_a_watermark_at_any_place_is_a_patch():
     assert "looks the same in all images" in audited.findings[0].facts
 
 
-@pytest.mark.slow
 def test_the_honest_model_gives_no_finding():
     assert camtool.audit(camtool.load("demo"), *draw_scenes(300)).findings == ()

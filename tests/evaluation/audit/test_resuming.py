@@ -45,7 +45,6 @@ def count_lines(path):
 
 
 @posix
-@pytest.mark.slow
 def test_an_audit_that_was_killed_twice_gives_the_same_bits(tmp_path):
     for name in ("whole", "killed"):
         for number in range(72):
@@ -228,7 +227,7 @@ def test_a_second_audit_in_the_folder_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     "engine",
-    ["prepared", pytest.param("onnxruntime", marks=pytest.mark.slow), pytest.param("openvino", marks=pytest.mark.slow)],
+    ["prepared", "onnxruntime", "openvino"],
 )
 def test_an_engine_gives_the_model_s_own_result(caplog, tmp_path, engine):
     if engine != "prepared":

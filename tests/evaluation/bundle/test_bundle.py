@@ -304,7 +304,6 @@ def damage_audit(run: Path) -> None:
     (run / "audit.json").write_text("{}")
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

@@ -133,7 +133,6 @@ def test_models_that_look_at_the_same_give_no_finding(change):
     assert result.moved < 0.01
 
 
-@pytest.mark.slow
 def test_models_of_other_sizes_and_crops_are_compared_on_the_part_of_the_photo_that_both_see(result):
     # A larger input, of which the middle 80 % is seen: on it the mark of 8 of 40 pixels is 4 of 32.
     cropped = compare(new=load(MARK, size=80, crop=64, cell=8))
@@ -161,7 +160,6 @@ def test_maps_are_placed_on_the_common_part():
         find_common_box(left, right)
 
 
-@pytest.mark.slow
 def test_a_comparison_that_was_cut_off_goes_on_with_the_same_result(result, tmp_path, monkeypatch):
     first = compare(out=tmp_path)
     assert first.to_json() == result.to_json()
@@ -445,7 +443,6 @@ def test_a_picture_shows_the_photo_of_the_most_changed_image(result):
     assert sizes == [(320, 320), (320, 320)]
 
 
-@pytest.mark.slow
 def test_the_cheat_is_told_from_the_honest_model():
     labels = ["heart", "star"] * 16
     scenes = [draw_scene(UNSEEN + 700_000 + n, classes=[name], mark=name == "heart") for n, name in enumerate(labels)]

@@ -409,7 +409,6 @@ def test_intervals_hold_the_mean_and_shrink_with_more_images():
     assert bootstrap_mean(np.array([1.0, np.nan])) == (1, 1, 1)
 
 
-@pytest.mark.slow
 def test_on_scenes_with_truth_good_methods_are_separated_from_random(scenes):
     """And guided backpropagation is at odds with the randomization of the parameters, as published."""
     truth = [scene.objects[0].mask for scene in scenes]

@@ -28,7 +28,6 @@ def test_lead_and_false_alarms_are_counted() -> None:
     assert "| honest | 2 | 1 |" in format_table(table)
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 def test_a_training_that_begins_to_cheat_is_flagged_and_an_honest_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -101,7 +101,6 @@ def test_a_network_that_ignores_the_corner_raises_no_alarm(tmp_path: Path) -> No
     assert watch.alarm is None
 
 
-@pytest.mark.slow
 def test_random_maps_raise_at_most_five_percent_of_alarms(tmp_path: Path) -> None:
     """The weights are those of a network that has learned nothing; the labels are random: all looks at one set."""
     alarms = 0
@@ -346,7 +345,6 @@ def run_rank(rank: int, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
 def test_rank_0_alone_looks(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(run_rank, (str(tmp_path),), nprocs=2)
     (looks, steps, state), (other_looks, other_steps, other) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))

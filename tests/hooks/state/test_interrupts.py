@@ -166,7 +166,6 @@ def interrupted_at(count: int, met: list[str]) -> Iterator[None]:
         sys.settrace(before)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # where Python cannot pass it on
 @pytest.mark.parametrize("case", CASES)
 def test_an_interrupt_before_any_line_leaves_no_change(case: str) -> None:
@@ -198,7 +197,6 @@ def time_of(run: Callable[[nn.Module, Tensor], None], model: nn.Module, x: Tenso
     return time.perf_counter() - began
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no interval timers")
 @pytest.mark.parametrize("case", CASES)
 def test_a_signal_at_a_random_moment_leaves_no_change(case: str) -> None:

@@ -613,7 +613,6 @@ def test_a_model_is_copied_and_pickled_while_another_thread_explains(copied, in_
     assert not any("camtool" in type(hook).__module__ for each in copies for hook in each.conv1._forward_hooks.values())
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
 @pytest.mark.parametrize("method", ["gradcam", "scorecam"])
 def test_a_process_forked_while_another_thread_explains_can_explain(method) -> None:
@@ -639,7 +638,6 @@ def fork_while_another_thread_explains(method: str) -> None:
             assert ended == "succeeded"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
 def test_a_process_forked_while_another_thread_restores_flags_has_them_restored() -> None:
     program = "from tests.hooks.state.test_no_trace import fork_while_flags_are_restored as run; run()"
@@ -717,7 +715,6 @@ def test_an_explanation_frees_its_memory_without_the_garbage_collector(method) -
         gc.enable()
 
 
-@pytest.mark.slow
 def test_memory_does_not_grow_over_a_thousand_explanations() -> None:
     explainer, x = camtool.Explainer(net(), ["gradcam", "cam"]), rand(1, 3, 16, 16)
     assert_memory_stays(lambda: explainer(x, 1))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 _CODE = """
 import gc, threading, time
 from camtool.hooks.state.guard import restore_generators, save_generators
@@ -26,7 +24,6 @@ print("all threads ended")
 """
 
 
-@pytest.mark.slow
 def test_a_garbage_collection_blocks_no_thread() -> None:
     # In a process of its own: threads that wait for each other could not be ended.
     done = subprocess.run([sys.executable, "-c", _CODE], capture_output=True, text=True, timeout=120, check=True)

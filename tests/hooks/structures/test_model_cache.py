@@ -119,7 +119,6 @@ def test_a_module_moved_to_an_empty_container_is_a_change() -> None:
     assert remember_for_model(model, "question", answer) == 2
 
 
-@pytest.mark.slow
 def test_a_new_module_with_the_id_of_the_old_one_is_a_change() -> None:
     model, (_, answer) = nn.Sequential(nn.ReLU()), counting()
     for found in range(1, 20):  # memory is soon given again to an object as large

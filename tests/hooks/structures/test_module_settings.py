@@ -76,7 +76,6 @@ def test_equal_values_and_the_mode_are_no_changes() -> None:
     assert before.equal_those_of([*net.modules()])
 
 
-@pytest.mark.slow
 def test_other_processes_have_the_same_description() -> None:
     code = """
 import torchvision

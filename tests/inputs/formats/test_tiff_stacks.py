@@ -230,7 +230,6 @@ def encode_turned(values: np.ndarray[Any, Any], kind: str, orientation: int) -> 
     return buffer.getvalue()
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("orientation", range(1, 10))
 @pytest.mark.parametrize(("kind", "dtype"), [("tiff", np.uint8), ("tiff", np.uint16), ("png", "u1"), ("png", "u2")])
 def test_an_image_is_as_upright_with_options_as_without(kind: str, dtype: Any, orientation: int) -> None:

@@ -319,8 +319,6 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.every_case
 @pytest.mark.parametrize("name", NETWORKS)
 def test_exported_networks_have_the_maps_of_torch(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -332,8 +330,6 @@ def test_exported_networks_have_the_maps_of_torch(name: str, tmp_path: Path) -> 
     assert_equal_maps(model, path, images, None, tolerance_of_ablation=5e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.every_case
 @pytest.mark.parametrize("name", ["mobilenet_v2", "squeezenet1_1"])
 def test_exported_real_networks_have_the_maps_of_torch(name: str, shared: Path, tmp_path: Path) -> None:
     model = camtool.load(name, shared / "models" / f"{name}-imagenet.safetensors")

@@ -102,7 +102,7 @@ def test_a_downloaded_model_equals_torchvisions(downloads, name):
     torch.testing.assert_close(find_logits(ours(batch)), find_logits(theirs(batch)), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["googlenet", pytest.param("inception_v3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
 def test_a_model_of_a_file_rescales_its_input_like_a_downloaded_one(tmp_path, downloads, name):
     state = zoo.get_model_weights(name)["DEFAULT"].get_state_dict()
     batch = torch.rand(1, 3, 96, 96)

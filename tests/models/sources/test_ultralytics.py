@@ -192,7 +192,6 @@ def test_the_layer_serves_detections_of_every_level(name: str) -> None:
         assert gradient.abs().max() > 0
 
 
-@pytest.mark.slow
 def test_rows_that_the_model_selected() -> None:
     """A model without non-maximum suppression returns the best rows, which are read from its second head."""
     whole, images = build("yolo26n", end2end=True), torch.rand(1, 3, 96, 128)
@@ -228,7 +227,6 @@ def test_a_wrapper_that_returns_the_anchors_alone() -> None:
     assert alone.box == pytest.approx(usual.box, abs=0.01)
 
 
-@pytest.mark.slow
 def test_a_wrapper_that_returns_selected_rows_alone() -> None:
     """Nothing tells the levels, so the chosen layer is one that rows with small and with large boxes depend on."""
     model, images = TableAlone(build("yolo26n", end2end=True).model).eval(), torch.rand(1, 3, 96, 128)
@@ -240,7 +238,6 @@ def test_a_wrapper_that_returns_selected_rows_alone() -> None:
         assert result.raw.any()
 
 
-@pytest.mark.slow
 def test_targets_of_a_detector() -> None:
     whole = build("yolov8n")
     best = camtool.explain(whole, PHOTO)
@@ -262,7 +259,6 @@ def test_a_classifier_that_returns_probabilities_and_logits() -> None:
         assert not any("several tensors" in str(each) for each in result.warnings)
 
 
-@pytest.mark.slow
 def test_queries_of_rtdetr() -> None:
     whole, images = build("rtdetr-l"), torch.rand(1, 3, 128, 160)
     result = camtool.explain(whole, images)[0]

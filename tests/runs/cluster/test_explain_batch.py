@@ -150,7 +150,6 @@ def test_max_side_reduces_the_picture_but_not_below_what_the_model_needs(tmp_pat
     assert min(row["image_width"], row["image_height"]) >= 100
 
 
-@pytest.mark.slow
 def test_the_class_imports_no_cluster_engine_and_no_pyarrow(scenes):
     program = f"""
 import sys

@@ -210,7 +210,6 @@ def test_a_table_that_is_damaged_later_gives_a_failure(tmp_path):
     assert any(photo.failure for photo in shard.source.iterate_photos())
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("path", ["data.parquet", "data.parquet/", "*.parquet", "memory://bucket/data.parquet"])
 def test_a_table_may_be_a_folder_as_spark_writes_it(tmp_path, memory, monkeypatch, path):
     names = ["part-00001.snappy.parquet", "part-00000.snappy.parquet", "day=1/part-00000.parquet"]

@@ -27,7 +27,6 @@ from tests.runs.cluster.test_same_as_local import compute_here
 pytest.importorskip("ray.data")
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # Ray's own
     pytest.mark.skipif(sys.platform == "win32", reason="Ray for Windows is not tested here"),
 ]

@@ -11,7 +11,6 @@ import pytest
 from benchmarks.faults import Server, kill_at_moments, kill_at_renames, read_files, write_images
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="each start of a run is a fork"),
 ]
 

@@ -223,7 +223,6 @@ def test_results_of_a_removed_photo_are_kept(tmp_path, photos, whole):
 
 
 @posix
-@pytest.mark.slow
 def test_results_of_a_removed_photo_outlast_a_kill_in_its_batch(tmp_path, photos, whole):
     write_photo(photos / "c.png", 150)
     (photos / "d.png").unlink()
@@ -425,7 +424,6 @@ time.sleep(60)
 """
 
 
-@pytest.mark.slow
 @posix
 def test_a_killed_run_holds_no_lock_and_is_continued(tmp_path, photos, whole):
     out = tmp_path / "out"

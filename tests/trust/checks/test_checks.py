@@ -44,7 +44,6 @@ def test_an_unplanted_network_has_no_finding() -> None:
     assert camtool.explain(Net(), image, layer="layer")[0].check().codes == ()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_scenes_raise_at_most_two_percent_of_false_alarms(demo, method: str) -> None:
     images = [Image.fromarray(photos.unseen(number).image) for number in range(25)]
@@ -52,7 +51,6 @@ def test_scenes_raise_at_most_two_percent_of_false_alarms(demo, method: str) -> 
     assert len(alarms) <= 0.02 * len(images), alarms
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mobilenet_v2", "squeezenet1_1"])
 def test_photos_raise_at_most_two_percent_of_false_alarms(shared: Path, name: str) -> None:
     model = camtool.load(name, shared / "models" / f"{name}-imagenet.safetensors")
@@ -63,7 +61,6 @@ def test_photos_raise_at_most_two_percent_of_false_alarms(shared: Path, name: st
     assert len(alarms) <= 0.02 * len(reports), alarms
 
 
-@pytest.mark.slow
 def test_exchanged_channels_and_missing_normalization_on_photos(mobilenet, shared: Path, monkeypatch) -> None:
     """The checks are cautious: of real photos they name some, but clearly more than none."""
 
@@ -134,7 +131,6 @@ SOUND = {
 }
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("title", SOUND)
 def test_a_sound_transform_has_no_finding(title: str) -> None:
     model, transform = SOUND[title]
@@ -312,8 +308,6 @@ def test_only_what_the_user_chose_is_judged_or_told_to_be_skipped() -> None:
     assert not {"transform", "depth"} & {*demo.skipped}
 
 
-@pytest.mark.slow
-@pytest.mark.every_case
 @pytest.mark.parametrize("name", ["mobilenet_v2", "squeezenet1_1"])
 def test_wrong_transforms_on_photos_are_named(shared: Path, name: str, monkeypatch) -> None:
     """For the model as camtool loads it, and for the bare module, which says nothing about its transform."""

@@ -120,8 +120,6 @@ def turn(pixels: np.ndarray) -> np.ndarray:
     return pixels[::-1, ::-1].copy()
 
 
-@pytest.mark.slow
-@pytest.mark.every_case
 @pytest.mark.parametrize("name", ["mobilenet_v2", "squeezenet1_1"])
 @pytest.mark.parametrize(("change", "code"), [(exchange, "channels-swapped"), (turn, "upside-down"), (None, None)])
 def test_evaluate_names_what_is_wrong_with_all_photos(

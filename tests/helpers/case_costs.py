@@ -1,0 +1,200 @@
+"""What each case costs, in processor seconds: ``pytest --case-costs FILE``.
+
+The cost of a case is what it would take alone in a warm process: its own set-up and call, with the processes that it
+started, and the fixtures of wider scope that it uses, whichever case set them up. The first import of a module does
+not count, as it falls on whichever case comes first. Processors are not equally fast, and not at all times: a cost is
+divided by that of a fixed piece of work, measured right after the case.
+
+A run fails if a case costs more than a second and is not in the list of slow cases.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from importlib.machinery import ExtensionFileLoader, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.helpers.slow_cases import LISTED_SECONDS, SLOW_SECONDS, list_missing_cases, read_slow_cases
+
+REFERENCE_SECONDS = 0.017
+"""What the fixed piece of work costs on the machine whose seconds are meant: two quiet cores of a server."""
+
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that turns the measurement on."""
+    text = "write the processor seconds of each case to FILE, and fail if a slow case is not listed"
+    parser.getgroup("camtool").addoption("--case-costs", metavar="FILE", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure in each process that runs tests; gather in the one that reports."""
+    if config.getoption("--case-costs"):
+        if not hasattr(config, "workerinput"):
+            config.pluginmanager.register(CostReport(config))
+        if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+            config.pluginmanager.register(CostMeter())
+
+
+class CostMeter:
+    """Measures each case of this process."""
+
+    def __init__(self) -> None:
+        self.fixtures: dict[Any, float] = {}
+        self.shared: float = 0.0
+        self.imports = ImportMeter()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        """Measure a fixture that several cases share."""
+        if fixturedef.scope == "function":
+            return (yield)
+        start, within = self.read_seconds(), self.shared
+        try:
+            return (yield)
+        finally:
+            # What another shared fixture took meanwhile is that fixture's.
+            own = self.read_seconds() - start - (self.shared - within)
+            self.fixtures[fixturedef] = own
+            self.shared += own
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
+        """Begin with a case."""
+        item.stash[STARTED] = self.read_seconds() - self.shared
+        yield
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
+        """Add up what a case took."""
+        try:
+            yield
+        finally:
+            own = self.read_seconds() - self.shared - item.stash[STARTED]
+            definitions = item._fixtureinfo.name2fixturedefs.values()
+            cost = own + sum(self.fixtures.get(each, 0.0) for several in definitions for each in several)
+            if cost > LISTED_SECONDS / 2:
+                cost *= REFERENCE_SECONDS / measure_reference()
+            item.user_properties.append(("cost", cost))
+
+    def read_seconds(self) -> float:
+        """Return the processor seconds of this process and those that it started, without imports."""
+        return read_processor_seconds() - self.imports.seconds
+
+
+STARTED = pytest.StashKey[float]()
+
+
+class ImportMeter:
+    """Measures the first import of each module, from when it is made."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._is_importing = False
+        for loader, name in (
+            (SourceFileLoader, "exec_module"),
+            (ExtensionFileLoader, "create_module"),
+            (ExtensionFileLoader, "exec_module"),
+        ):
+            setattr(loader, name, self._measure(getattr(loader, name)))
+
+    def _measure(self, load: Any) -> Any:
+        def measured(loader: Any, module: ModuleType) -> Any:
+            with self._count():
+                return load(loader, module)
+
+        return measured
+
+    @contextmanager
+    def _count(self) -> Iterator[None]:
+        if self._is_importing:  # by a module that is being imported
+            yield
+            return
+        self._is_importing, start = True, time.process_time()
+        try:
+            yield
+        finally:
+            self.seconds += time.process_time() - start
+            self._is_importing = False
+
+
+def read_processor_seconds() -> float:
+    """Return the processor seconds of this process and of all that it started, also of those that still run."""
+    times = os.times()
+    ended = times.children_user + times.children_system
+    return time.process_time() + ended + sum(map(_read_live, _list_children(os.getpid())))
+
+
+def _read_live(process: int) -> float:
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has ended meanwhile
+        return 0.0
+    return sum(map(int, fields[11:15])) / _CLOCK_TICKS + sum(map(_read_live, _list_children(process)))
+
+
+def _list_children(process: int) -> list[int]:
+    """Return the numbers of the processes that a process has started; none where there is no /proc."""
+    try:
+        texts = [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/children")]
+    except OSError:  # it has ended meanwhile
+        return []
+    return [int(number) for text in texts for number in text.split()]
+
+
+def measure_reference() -> float:
+    """Return the processor seconds of a fixed piece of work."""
+    start = time.process_time()
+    sum(number * number for number in range(400_000))
+    return time.process_time() - start
+
+
+class CostReport:
+    """Gathers the costs of all processes, writes them, and tells what is slow and not listed."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.path = Path(config.getoption("--case-costs"))
+        self.costs: dict[str, float] = {}
+        self.complaints: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take the cost of a case from its last report."""
+        if report.when == "teardown":
+            properties = dict(report.user_properties)
+            if "cost" in properties:  # a case that was skipped has none
+                self.costs[report.nodeid] = properties["cost"]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
+        """Write the file; a slow case that is not listed fails the run."""
+        yield
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(dict(sorted(self.costs.items())), indent=0), encoding="utf-8")
+        self.complaints = [*describe_complaints(self.costs, read_slow_cases())]
+        if self.complaints and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the processor minutes, and what must be listed."""
+        total = sum(self.costs.values())
+        terminalreporter.write_line(f"{len(self.costs)} cases took {total / 60:.1f} processor minutes: {self.path}")
+        for complaint in self.complaints:
+            terminalreporter.write_line(complaint, red=True)
+
+
+def describe_complaints(costs: dict[str, float], listed: dict[str, float]) -> Iterator[str]:
+    """Return a sentence for each slow case that is not listed, and for each listed one that is gone."""
+    for case, seconds in costs.items():
+        if seconds > SLOW_SECONDS and case not in listed:
+            yield f"{case} took {seconds:.1f} s of processor time: make it faster, or list it by `make slow-cases`."
+    for case in list_missing_cases(listed, costs):
+        yield f"{case} is in tests/slow_cases.txt, but did not run: list the cases anew by `make slow-cases`."

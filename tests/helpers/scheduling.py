@@ -1,0 +1,93 @@
+"""Which process runs which tests, and when: the dearest file first, so that no process works alone at the end.
+
+A process keeps the libraries that tests import. When it has grown, it ends, and a new one goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+from tests.helpers.memory import read_resident_mib
+from tests.helpers.slow_cases import read_slow_cases
+
+MOST_MIB = 1900
+"""A process that has more resident memory gets no more files: 2 GB is what a small machine has for each processor."""
+
+QUICK_SECONDS = 0.05
+"""What a case that is not listed as slow costs on average."""
+
+IN_ONE_PROCESS = {
+    "tests/app/test_browser.py": "browser",
+    "tests/app/panels/test_page.py": "browser",
+    "tests/app/test_safety.py": "server",
+    "tests/engines/test_engines.py": "compiled graphs",
+    "tests/engines/test_refusals.py": "compiled graphs",
+    "tests/methods/test_attention.py": "a trained transformer",
+    "tests/runs/cluster/test_ray_engine.py": "Ray",
+    "tests/test_architecture.py": "parsed files",
+    "tests/test_readme.py": "weights of the pages",
+    "tests/test_typing.py": "mypy",
+}
+"""Files whose tests share what is expensive or cannot run twice at the same time → what it is."""
+
+
+class Scheduler(LoadScopeScheduling):
+    """Gives each process one file, or the files that share something, at a time."""
+
+    def __init__(self, config: pytest.Config, log: Any = None) -> None:
+        super().__init__(config, log)
+        self._slow_cases = read_slow_cases()
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return IN_ONE_PROCESS.get(file, file)
+
+    def schedule(self) -> None:
+        """Give work to all processes."""
+        super().schedule()
+        for node in self.nodes:
+            # A process begins a test when it knows the next one, and the first file may have one test only.
+            self._reschedule(node)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if not self.config.pluginmanager.hasplugin("randomly"):
+            self.workqueue.move_to_end(max(self.workqueue, key=self._estimate_seconds), last=False)
+        super()._assign_work_unit(node)
+
+    def _estimate_seconds(self, scope: str) -> float:
+        return sum(self._slow_cases.get(case, QUICK_SECONDS) for case in self.workqueue[scope])
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if node not in self.registered_collections:  # a new process that has not yet collected
+            return
+        needs_work = self._pending_of(self.assigned_work[node]) <= 2 and self.workqueue and not node.shutting_down
+        if needs_work and getattr(node, "resident_mib", 0) > MOST_MIB:
+            node.shutdown()  # when it has run what it was given
+            self.config.pluginmanager.getplugin("dsession")._clone_node(node)
+        else:
+            super()._reschedule(node)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Send the memory of the process that runs a test along with each report."""
+    report = yield
+    report.resident_mib = read_resident_mib()
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note the memory of the process that a report came from, where the scheduler finds it."""
+    if hasattr(report, "node"):
+        report.node.resident_mib = report.resident_mib
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
+    """Let the scheduler of this module distribute the tests."""
+    return Scheduler(config, log)

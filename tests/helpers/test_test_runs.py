@@ -1,0 +1,119 @@
+"""Which cases run, in which process, and what they cost: small suites that run in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.helpers.case_costs import describe_complaints
+from tests.helpers.slow_cases import choose_representatives, read_slow_cases, write_slow_cases
+
+ROOT = Path(__file__).parents[2]
+
+CONFTEST = """
+import sys
+
+sys.path.insert(0, {root!r})
+from tests.helpers import case_costs, scheduling
+
+case_costs.SLOW_SECONDS = 0.5
+scheduling.MOST_MIB = {most_mib}
+pytest_plugins = ["tests.helpers.case_costs", "tests.helpers.scheduling"]
+"""
+
+BURN = """
+import time
+
+
+def burn(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+"""
+
+COSTS = """
+import subprocess
+import sys
+
+import pytest
+from burning import burn
+
+
+@pytest.fixture(scope="module")
+def shared():
+    burn(0.2)
+
+
+def test_an_import():
+    import expensive
+
+
+def test_a_fixture_that_is_made_here(shared): ...
+
+
+def test_a_fixture_that_was_made_before(shared): ...
+
+
+def test_a_process():
+    subprocess.run([sys.executable, "-c", "from burning import burn; burn(0.3)"], check=True)
+
+
+def test_a_call():
+    burn(0.8)
+"""
+
+
+def run_suite(
+    folder: Path, files: dict[str, str], *arguments: str, most_mib: int = 10**6
+) -> subprocess.CompletedProcess[str]:
+    for name, text in (files | {"conftest.py": CONFTEST.format(root=str(ROOT), most_mib=most_mib)}).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_case_costs_what_it_would_alone_without_imports(tmp_path: Path) -> None:
+    files = {"burning.py": BURN, "expensive.py": "from burning import burn\nburn(0.4)\n", "test_costs.py": COSTS}
+    finished = run_suite(tmp_path, files, "--case-costs", "costs.json")
+    costs = json.loads((tmp_path / "costs.json").read_text(encoding="utf-8"))
+    costs = {case.partition("::test_")[2]: seconds for case, seconds in costs.items()}
+    call = costs["a_call"]  # the others are compared with it, as processors are not equally fast
+    assert costs["an_import"] < 0.2 * call
+    assert 0.15 * call < costs["a_fixture_that_is_made_here"] < 0.4 * call
+    assert 0.15 * call < costs["a_fixture_that_was_made_before"] < 0.4 * call
+    assert costs["a_process"] > 0.3 * call
+    assert finished.returncode == 1, "a slow case that is not listed fails the run"
+    assert re.search(r"test_a_call took [\d.]+ s of processor time: make it faster, or list it", finished.stdout)
+
+
+def test_a_process_that_has_grown_is_replaced_and_no_test_is_lost(tmp_path: Path) -> None:
+    file = "import pytest\n\n@pytest.mark.parametrize('case', range({count}))\ndef test_it(case): ...\n"
+    files = {f"test_{number}.py": file.format(count=number % 4 + 1) for number in range(12)}
+    finished = run_suite(tmp_path, files, "-n", "2", "-v", most_mib=0)
+    assert finished.returncode == 0
+    assert "30 passed" in finished.stdout
+    assert len({*re.findall(r"^\[(gw\d+)\]", finished.stdout, re.MULTILINE)}) > 2
+
+
+def test_one_slow_case_of_each_subject_is_quick_enough_for_everyone() -> None:
+    layers = {"tests/layers/test_a.py::a": 1.5, "tests/layers/test_a.py::b": 2.5, "tests/layers/test_b.py::c": 9.0}
+    slow = layers | {"tests/zoo/test_a.py::a": 5.0, "tests/zoo/test_a.py::b": 4.0, "tests/hooks/test_a.py::a": 1.5}
+    collected = [case for case in slow if "hooks" not in case] + ["tests/zoo/test_a.py::quick"]
+    assert choose_representatives(slow, collected) == {"tests/layers/test_a.py::b", "tests/zoo/test_a.py::b"}
+
+
+def test_the_list_follows_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "slow_cases.txt"
+    write_slow_cases({"a.py::slow": 2.0, "a.py::other": 0.7, "a.py::quick[x y]": 0.1, "b.py::slow [1]": 3.0}, path)
+    assert read_slow_cases(path) == {"a.py::slow": 2.0, "a.py::other": 0.7, "b.py::slow [1]": 3.0}
+    write_slow_cases({"a.py::slow": 0.4, "a.py::quick[x y]": 0.5}, path)
+    assert read_slow_cases(path) == {"a.py::slow": 0.4, "b.py::slow [1]": 3.0}, "b.py did not run; a.py::other is gone"
+
+
+def test_the_list_must_name_what_is_slow_and_nothing_that_is_gone() -> None:
+    listed = {"a.py::slow": 2.0, "a.py::gone": 2.0, "c.py::of a file that did not run": 2.0}
+    complaints = [*describe_complaints({"a.py::slow": 9.0, "a.py::new": 1.5, "a.py::quick": 0.9}, listed)]
+    assert [complaint.split()[0] for complaint in complaints] == ["a.py::new", "a.py::gone"]
