@@ -1,4 +1,6 @@
-"""Processes of the real command that are forked from one that has imported torch, which takes a fresh one seconds.
+"""Processes that are forked from one that has imported torch, which takes a fresh one seconds.
+
+They run the real command, or a program in Python.
 
 A fork has the arguments, working directory, environment, streams, single thread and signal handlers of a fresh process,
 and imports the command line itself. It does not show what a start does: variables that are read when torch is imported,
@@ -36,15 +38,43 @@ PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 class ForkedCommand(subprocess.Popen):
     """A process of ``python -m camtool``: ``subprocess.Popen``, with a fork of the warm process for its start."""
 
+    is_program = False
+
     def _execute_child(self, args: list[str], *others: Any) -> None:
         cwd, env, pipes = others[4], others[5], others[9:15]
         streams = [stream if stream != -1 else number for number, stream in enumerate((pipes[0], *pipes[3::2]))]
-        request = {"arguments": args, "cwd": str(cwd or Path.cwd()), "environment": dict(env or os.environ)}
+        request = {
+            "arguments": args,
+            "is_program": self.is_program,
+            "cwd": str(cwd or Path.cwd()),
+            "environment": dict(env or os.environ),
+        }
         server = _start_server(os.getpid())
         socket.send_fds(server, [json.dumps(request).encode()], streams)
         self.pid = int(server.recv(100))
         self._child_created = True
         self._close_pipe_fds(*pipes)
+
+
+class ForkedProgram(ForkedCommand):
+    """A process of ``python -c PROGRAM``; the only argument is the program."""
+
+    is_program = True
+
+
+def run_program(program: str, timeout: float = 600) -> None:
+    """Run a program in Python in a process of its own, and check that it succeeds."""
+    options = {"cwd": Path(__file__).parents[2], "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    if IS_POSSIBLE:
+        process = ForkedProgram([program], **options)
+    else:
+        process = subprocess.Popen([sys.executable, "-c", program], **options)
+    with process:
+        try:
+            said = process.communicate(timeout=timeout)[1]
+        finally:
+            process.kill()
+    assert process.returncode == 0, said[-3000:]
 
 
 @cache
@@ -102,12 +132,15 @@ def serve() -> None:
     _run(**json.loads(text))
 
 
-def _run(arguments: list[str], cwd: str, environment: dict[str, str]) -> None:
+def _run(arguments: list[str], is_program: bool, cwd: str, environment: dict[str, str]) -> None:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # the environment says where it is
-    sys.argv[:] = ["camtool", *arguments]
+    sys.argv[:] = ["-c" if is_program else "camtool", *arguments[is_program:]]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # as for a terminal that is there from the start
-    runpy.run_module("camtool", run_name="__main__", alter_sys=True)
+    if is_program:
+        exec(compile(arguments[0], "<string>", "exec"), vars(sys.modules["__main__"]))
+    else:
+        runpy.run_module("camtool", run_name="__main__", alter_sys=True)

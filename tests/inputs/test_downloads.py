@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +23,7 @@ from camtool.runs.executor import run_jobs
 from camtool.runs.job_list import plan_run
 from camtool.runs.result_writer import Failure, Success
 from camtool.runs.save_kinds import OutputSettings
+from tests.cli.test_commands import start_process
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -320,14 +318,20 @@ def test_a_run_downloads_the_urls_that_it_was_given(server: Server, demo, tmp_pa
 # ---------------------------------------------------------------------------------------------------- the real command
 
 
+def hurried() -> camtool.Loaded:
+    """A model of a process that downloads with a deadline of two seconds."""
+    downloads._DEADLINE = 2.0
+    return camtool.load("demo")
+
+
 def run_command(folder: Path, *urls: str) -> tuple[int, str, str]:
     """Run ``camtool run`` in a process, with a deadline of two seconds; return its exit code and what it prints."""
-    script = "from camtool.inputs import downloads; downloads._DEADLINE = 2.0; from camtool.cli.app import main; main()"
-    places = os.pathsep.join(map(str, (Path(__file__).parents[2], Path(camtool.__file__).parents[1])))
-    command = [sys.executable, "-c", script, "run", *urls, "--model", "demo", "--quiet"]
-    environment = {**os.environ, "PYTHONPATH": places}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-    return done.returncode, done.stdout, done.stderr
+    with start_process("run", *urls, "--model", f"{__name__}:hurried", "--quiet", cwd=folder) as process:
+        try:
+            out, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    return process.returncode, out, err
 
 
 def test_the_command_gives_up_answers_that_drip(server: Server, tmp_path: Path) -> None:

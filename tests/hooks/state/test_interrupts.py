@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 import camtool
 from camtool.hooks.private_torch import save_function_modes
 from camtool.hooks.state.cleanup import Cleanup
+from tests.helpers.warm_processes import run_program
 from tests.hooks.state.test_no_trace import Attend, Counts, Draws, net, pictures, same, snapshot
 
 PACKAGE = Path(camtool.__file__).parent
@@ -201,10 +201,7 @@ def time_of(run: Callable[[nn.Module, Tensor], None], model: nn.Module, x: Tenso
 @pytest.mark.parametrize("case", CASES)
 def test_a_signal_at_a_random_moment_leaves_no_change(case: str) -> None:
     """In a process of its own, as signals could reach the other threads of one that has run many tests."""
-    program = f"from tests.hooks.state.test_interrupts import send_signals; send_signals({case!r})"
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    done = subprocess.run(command, cwd=Path(__file__).parents[3], timeout=600, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_program(f"from tests.hooks.state.test_interrupts import send_signals; send_signals({case!r})")
 
 
 def send_signals(case: str) -> None:

@@ -8,7 +8,6 @@ import os
 import pickle
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,7 +18,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +40,7 @@ from camtool.layers.layouts import Layer, Layout
 from camtool.targets import ClassScore
 from tests.helpers.memory import assert_memory_stays, live_tensors
 from tests.helpers.nets import Attend
+from tests.helpers.warm_processes import run_program
 
 LAYER = "relu2"
 HOOKS = [name for name in vars(nn.Module()) if "hooks" in name and name != "_is_full_backward_hook"]
@@ -617,9 +616,7 @@ def test_a_model_is_copied_and_pickled_while_another_thread_explains(copied, in_
 @pytest.mark.parametrize("method", ["gradcam", "scorecam"])
 def test_a_process_forked_while_another_thread_explains_can_explain(method) -> None:
     """In a process of its own: once autograd has started threads, as other tests let it, torch refuses it in a fork."""
-    program = f"from tests.hooks.state.test_no_trace import fork_while_another_thread_explains as run; run({method!r})"
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
-    subprocess.run(command, check=True, cwd=Path(__file__).parents[3], timeout=300)
+    run_program(f"from tests.hooks.state.test_no_trace import fork_while_another_thread_explains as f; f({method!r})")
 
 
 def fork_while_another_thread_explains(method: str) -> None:
@@ -640,9 +637,7 @@ def fork_while_another_thread_explains(method: str) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
 def test_a_process_forked_while_another_thread_restores_flags_has_them_restored() -> None:
-    program = "from tests.hooks.state.test_no_trace import fork_while_flags_are_restored as run; run()"
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
-    subprocess.run(command, check=True, cwd=Path(__file__).parents[3], timeout=300)
+    run_program("from tests.hooks.state.test_no_trace import fork_while_flags_are_restored as run; run()")
 
 
 def fork_while_flags_are_restored() -> None:
