@@ -1,16 +1,20 @@
 """The code that one warm explanation passes through: ``python -m benchmarks call_path``.
 
 A plain resnet18, one prepared tensor, one class, Grad-CAM. The first call fills the caches. The second one, with other
-pixels and another class, is traced with ``sys.setprofile``; of both, raw map, heatmap and warnings are read: the files
+pixels and another class, is traced with ``sys.settrace``; of both, raw map, heatmap and warnings are read: the files
 of camtool that it enters, their functions, and the depth of the call stack. Comprehensions are no functions here, as
 Python 3.12 runs them without a frame. Someone who debugs an explanation has to read this path, so it should be short.
+
+Decision points are the sum of radon's cyclomatic complexity less one over these functions, also of branches that are
+not taken, as a reader has to exclude them. Executed lines are distinct lines of camtool, also of comprehensions; a line
+that runs twice counts once. Their number depends on Python's version: it says which lines of a statement are traced.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Annotated, Any
@@ -21,39 +25,45 @@ import typer
 from torch import Tensor, nn
 
 import camtool
+from tools.code_size import Function, list_functions, measure_complexity
 
 _PACKAGE = str(Path(camtool.__file__).parent)
 _COMPREHENSIONS = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"})
 
 
 class CallPath:
-    """The functions of camtool that run while the profile function is set.
+    """The functions and lines of camtool that run while the trace function is set.
 
     Attributes:
         functions: Each function's first call: how deep it was among camtool's own frames.
+        lines: The path of the file and the number of each line that ran.
         depth: The largest number of camtool's frames on the stack at once.
     """
 
     def __init__(self) -> None:
         self.functions: dict[CodeType, int] = {}
+        self.lines: set[tuple[str, int]] = set()
         self.depth = 0
         self._current = 0
 
-    def profile(self, frame: FrameType, event: str, _: object) -> None:
-        """Count one event, as :func:`sys.setprofile` calls it."""
+    def trace(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        """Count one event, as :func:`sys.settrace` calls it."""
         code = frame.f_code
-        if (
-            event not in ("call", "return")
-            or not code.co_filename.startswith(_PACKAGE)
-            or code.co_name in _COMPREHENSIONS
-        ):
-            return
+        if not code.co_filename.startswith(_PACKAGE):
+            return None
+        if event == "line":
+            self.lines.add((code.co_filename, frame.f_lineno))
+        elif code.co_name not in _COMPREHENSIONS:
+            self._count_frame(code, event)
+        return self.trace
+
+    def _count_frame(self, code: CodeType, event: str) -> None:
         if event == "return":
             self._current -= 1
-            return
-        self._current += 1
-        self.functions.setdefault(code, self._current)
-        self.depth = max(self.depth, self._current)
+        elif event == "call":
+            self._current += 1
+            self.functions.setdefault(code, self._current)
+            self.depth = max(self.depth, self._current)
 
     @property
     def files(self) -> list[str]:
@@ -63,17 +73,25 @@ class CallPath:
     def count_lines(self) -> dict[str, int]:
         """Return the number of lines of each function, with its signature and without its docstring."""
         counts = {}
-        for path in {code.co_filename for code in self.functions}:
-            known = {code.co_firstlineno for code in self.functions if code.co_filename == path}
-            for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8"))):
-                if isinstance(node, ast.FunctionDef):
-                    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-                    if first in known:
-                        start = node.body[0]
-                        is_docstring = isinstance(start, ast.Expr) and isinstance(start.value, ast.Constant)
-                        docstring = (start.end_lineno or 0) - start.lineno + 1 if is_docstring else 0
-                        counts[f"{Path(path).name}:{node.name}"] = (node.end_lineno or 0) - node.lineno + 1 - docstring
+        for path, function in self._find_definitions():
+            start = function.body[0]
+            is_docstring = isinstance(start, ast.Expr) and isinstance(start.value, ast.Constant)
+            docstring = (start.end_lineno or 0) - start.lineno + 1 if is_docstring else 0
+            counts[f"{path.name}:{function.name}"] = (function.end_lineno or 0) - function.lineno + 1 - docstring
         return counts
+
+    def count_decisions(self) -> int:
+        """Return the number of decisions in the functions, taken or not."""
+        return sum(measure_complexity(function) - 1 for _, function in self._find_definitions())
+
+    def _find_definitions(self) -> Iterator[tuple[Path, Function]]:
+        """Yield the file and the definition of each function; lambdas are part of theirs."""
+        for path in sorted({code.co_filename for code in self.functions}):
+            known = {code.co_firstlineno for code in self.functions if code.co_filename == path}
+            for function in list_functions(Path(path).read_text(encoding="utf-8")):
+                # The code of a decorated function begins at its first decorator.
+                if min(node.lineno for node in (function, *function.decorator_list)) in known:
+                    yield Path(path), function
 
 
 def trace_explain() -> CallPath:
@@ -96,11 +114,12 @@ def _trace(explain: Callable[[Tensor, int], Any]) -> CallPath:
     first, second = torch.randn(2, 1, 3, 224, 224)
     _read(explain(first, 281))
     path = CallPath()
-    sys.setprofile(path.profile)
+    previous = sys.gettrace()  # of a debugger
+    sys.settrace(path.trace)
     try:
         _read(explain(second, 282))
     finally:
-        sys.setprofile(None)
+        sys.settrace(previous)
     return path
 
 
@@ -109,9 +128,12 @@ def _read(results: list[camtool.Explanation]) -> None:
 
 
 def main(*, functions: Annotated[bool, typer.Option(help="List the functions, indented by depth.")] = False) -> None:
-    """Count the files, the functions and the depth of one warm explanation."""
+    """Count the files, functions, decision points and executed lines of one warm explanation, and its depth."""
     for name, path in (("explain", trace_explain()), ("Explainer", trace_explainer())):
-        print(f"{name}: {len(path.files)} files, {len(path.functions)} functions, depth {path.depth}")
+        print(
+            f"{name}: {len(path.files)} files, {len(path.functions)} functions, depth {path.depth}, "
+            f"{path.count_decisions()} decision points, {len(path.lines)} executed lines"
+        )
         for file in path.files:
             print(f"  {file}")
         for code, depth in path.functions.items() if functions else ():
