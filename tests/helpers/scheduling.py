@@ -30,6 +30,7 @@ IN_ONE_PROCESS = {
     "tests/methods/test_attention.py": "a trained transformer",
     "tests/runs/cluster/test_ray_engine.py": "Ray",
     "tests/test_architecture.py": "parsed files",
+    "tests/test_ceilings.py": "traced calls",
     "tests/test_readme.py": "weights of the pages",
     "tests/test_typing.py": "mypy",
 }
