@@ -7,6 +7,7 @@ GitHub shows stored outputs, so a reader sees the pictures without running anyth
 from __future__ import annotations
 
 import argparse
+import asyncio
 import base64
 import os
 import tempfile
@@ -46,7 +47,7 @@ def run_cells(sources: list[str], folder: Path) -> list[list[Any]]:
     client = nbclient.NotebookClient(
         notebook, timeout=SECONDS_A_CELL, kernel_name="python3", resources=place, coalesce_streams=True
     )
-    client.execute(env=environment)
+    asyncio.run(client.async_execute(env=environment))  # closes its event loop, which client.execute leaves open
     return [[clean_output(output) for output in cell.outputs if not is_blank(output)] for cell in notebook.cells]
 
 

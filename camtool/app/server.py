@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -104,7 +106,7 @@ class AppServer:
         self._temporary = tempfile.TemporaryDirectory(prefix="camtool-app-")
         self._earlier = {name: os.environ.get(name) for name in (_UPLOADS, _PROXIES)}
         try:
-            self._start(Path(self._temporary.name))
+            _run_in_event_loop(partial(self._start, Path(self._temporary.name)))
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -203,6 +205,24 @@ class AppServer:
         return Workbench(
             models, max_pixels=settings.max_pixels, max_memory=_to_bytes(settings.max_memory), engine=settings.engine
         )
+
+
+def _run_in_event_loop(act: Callable[[], None]) -> None:
+    """Call a function while an event loop runs: where none does, Gradio makes one for each lock and leaves it open."""
+
+    async def call() -> None:
+        act()
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(call())
+        finally:
+            loop.close()
+    else:
+        act()
 
 
 def describe_exposure(host: str, auth: tuple[str, str] | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -87,6 +88,23 @@ def test_a_missing_gradio_is_told_with_what_to_install(monkeypatch: pytest.Monke
 def test_a_folder_that_is_none_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(CamtoolError, match="does not exist; give a folder"):
         AppServer(ServerSettings(folder=tmp_path / "no"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Gradio warns of its own use of libraries
+def test_no_event_loop_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gradio")
+    made, make = list[asyncio.AbstractEventLoop](), asyncio.new_event_loop
+
+    def make_and_note() -> asyncio.AbstractEventLoop:
+        made.append(make())
+        return made[-1]
+
+    monkeypatch.setattr(asyncio, "new_event_loop", make_and_note)
+    with AppServer(ServerSettings(port=0)) as running:
+        assert running.url
+    assert made
+    assert all(each.is_closed() for each in made)
 
 
 # ------------------------------------------------------------------------------------------------------- command
