@@ -303,7 +303,7 @@ def test_the_server_ends_with_its_input_and_prints_nothing_else(folder: Path) ->
 
 @posix
 def test_ctrl_c_ends_the_server_while_it_waits(folder: Path) -> None:
-    process = start_process("mcp", folder, is_fresh=True, stdin=subprocess.PIPE)
+    process = start_process("mcp", folder, stdin=subprocess.PIPE)
     request = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
     process.stdin.write(f"{json.dumps(request)}\n")
     process.stdin.flush()
@@ -317,7 +317,7 @@ def test_ctrl_c_ends_the_server_while_it_waits(folder: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_an_audit_leaves_nothing(scenes: Path, tmp_path: Path, number: signal.Signals) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(camtool.__file__).parents[1])}
-    process = start_process("mcp", scenes, is_fresh=True, stdin=subprocess.PIPE, env=environment)
+    process = start_process("mcp", scenes, stdin=subprocess.PIPE, env=environment)
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
     audit = {"name": "audit", "arguments": {"folder": "shapes", "passes": 100_000, "controls": 200}}
     for message in (
