@@ -53,12 +53,14 @@ def capture_model(model: nn.Module, images: Tensor, layers: Sequence[str]) -> Ca
 
     Args:
         model: A module in evaluation mode, whose hooks nobody else uses meanwhile.
-        images: ``(N, C, *size)``, two or more.
+        images: ``(N, C, *size)``. The graph of one image runs on one: torch.export never leaves a length of 1 open.
         layers: The layers to observe.
 
     Raises:
         NotCompilableError: The model's Python code depends on the values of tensors, or a layer does not run once.
     """
+    if len(images) == 1:
+        return _capture(model, images, layers, has_any_batch_size=False)
     try:
         return _capture(model, images, layers, has_any_batch_size=True)
     except NotCompilableError:
