@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from tests.engines.nets import build
+from tests.helpers.exporter import describe_operators_once
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _operators_are_described_once() -> Iterator[None]:
-    """Each export of torch parses the source of a thousand operators again, two fifths of its time."""
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    describe = cache(ONNXRegistry.from_torchlib)
-
-    def copy_description(*args: Any, **options: Any) -> ONNXRegistry:
-        registry, described = ONNXRegistry(), describe(*args, **options)
-        vars(registry).update(vars(described))
-        registry.functions = {name: [*known] for name, known in described.functions.items()}
-        return registry
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(copy_description))
+    with describe_operators_once():
         yield
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True, scope="package")
+def _kernels_are_compiled_once(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Keep what the compiler of ``torch.compile`` made for the next run; its names are hashes of code and options."""
+    assert pytestconfig.cache is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(pytestconfig.cache.mkdir("torchinductor")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="package")
 def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAMTOOL_CACHE", str(tmp_path_factory.mktemp("cache")))

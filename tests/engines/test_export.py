@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +39,21 @@ def net() -> nn.Module:
     return build()
 
 
-def run(path: Path, x: Tensor, classes: list[int]) -> list[Any]:
+@pytest.fixture(scope="module")
+def export_once(net: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return what exports the network into a folder of its own, once for all tests that only read the file."""
+
+    @cache
+    def export(name: str, *methods: str, **options: Any) -> Path:
+        with unchanged(net):
+            return camtool.export(net, tmp_path_factory.mktemp("exported") / name, methods, size=SIZE, **options)
+
+    return export
+
+
+def run(path: Path, x: Tensor, classes: list[int], *outputs: str) -> list[Any]:
     session = onnxruntime.InferenceSession(path)
-    return session.run(None, {"images": x.numpy(), "target_class": np.array(classes)})
+    return session.run(outputs or None, {"images": x.numpy(), "target_class": np.array(classes)})
 
 
 def assert_equal_maps(maps: Any, results: list[camtool.Explanation]) -> None:
@@ -51,11 +66,9 @@ METHODS = ["gradcam", "gradcam++", "xgradcam", "hirescam", "layercam", "gradcam-
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_each_class_and_the_top_class(method: str, net: nn.Module, tmp_path: Path) -> None:
-    x = torch.randn(3, 3, *SIZE)
-    with unchanged(net):
-        path = camtool.export(net, tmp_path / "net.onnx", method, size=SIZE)
-    logits, maps = run(path, x, [4, -1, 2])
+def test_each_class_and_the_top_class(method: str, net: nn.Module, export_once: Callable[..., Path]) -> None:
+    x, path = torch.randn(3, 3, *SIZE), export_once("net.onnx", *METHODS)
+    logits, maps = run(path, x, [4, -1, 2], "logits", "maps" if method == METHODS[0] else f"maps_{method}")
     np.testing.assert_allclose(logits, net(x).detach(), atol=1e-4)
     assert_equal_maps(maps, camtool.explain(net, x, [4, None, 2], method=method))
 
@@ -109,21 +122,23 @@ def test_one_image_at_a_time(net: nn.Module, tmp_path: Path) -> None:
     assert_equal_maps(run(path, x, [-1])[1], camtool.explain(net, x))
 
 
-def test_other_formats(net: nn.Module, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_other_formats(net: nn.Module, export_once: Callable[..., Path]) -> None:
     x, classes = torch.randn(3, 3, *SIZE), [1, 0, 3]
     expected = camtool.explain(net, x, classes)
-    ir = camtool.export(net, tmp_path / "net.xml", size=SIZE)
+    ir, pt2 = export_once("net.xml", "gradcam", resize=False), export_once("net.pt2", "gradcam")
     compiled = openvino.Core().compile_model(ir, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     assert_equal_maps(compiled([x.numpy(), np.array(classes)])[1], expected)
     assert json.loads(openvino.Core().read_model(ir).get_rt_info("camtool").astype(str))["method"] == "gradcam"
-    program = torch.export.load(camtool.export(net, tmp_path / "net.pt2", size=SIZE)).module()
+    program = torch.export.load(pt2).module()
     assert_equal_maps(program(x, torch.tensor(classes))[1].detach().numpy(), expected)
     logits, maps = program(x, torch.tensor([1, -2, 5]))
     torch.testing.assert_close(logits, net(x))
     assert maps.isnan().flatten(1).tolist() == [[row != 0] * maps[0].numel() for row in range(3)]
     with pytest.raises(AssertionError, match=r"images\.size\(\)\[2\] == 16"):
         program(torch.randn(3, 3, 24, 20), torch.tensor(classes))
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["net.bin", "net.pt2", "net.xml"]
+    files = [sorted(each.name for each in path.parent.iterdir()) for path in (ir, pt2)]
+    assert files == [["net.bin", "net.xml"], ["net.pt2"]]
 
 
 class OneLogit(Net):
@@ -181,14 +196,21 @@ def test_missing_packages_are_named(net: nn.Module, tmp_path: Path, monkeypatch:
         camtool.export(net, tmp_path / "net.xml")
 
 
+@pytest.fixture(scope="module")
+def resized(demo: camtool.Loaded, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file that the documentation's example reads."""
+    return camtool.export(demo, tmp_path_factory.mktemp("resized") / "explained.onnx", resize=True)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(200, 150), (150, 220)])
 def test_the_example_of_the_documentation_puts_the_heat_in_its_place_without_torch(
-    size: tuple[int, int], demo: camtool.Loaded, tmp_path: Path
+    size: tuple[int, int], demo: camtool.Loaded, resized: Path, tmp_path: Path
 ) -> None:
     text = (Path(camtool.__file__).parents[1] / "docs" / "engines.md").read_text(encoding="utf-8")
     (example,) = (code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "InferenceSession" in code)
     assert len([line for line in example.splitlines() if line]) <= 25
-    camtool.export(demo, tmp_path / "explained.onnx", resize=True)
+    shutil.copy(resized, tmp_path)
     pixels = np.full((size[1], size[0], 3), (90, 120, 30), np.uint8)
     pixels[60:90, 85:115] = (250, 30, 40)
     Image.fromarray(pixels).save(tmp_path / "photo.jpg", quality=100)
@@ -210,12 +232,11 @@ def find_center(heat: Any) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("resize", [False, True])
-def test_a_class_that_does_not_exist_has_a_map_of_nan(resize: bool, tmp_path: Path, net: nn.Module) -> None:
+def test_a_class_that_does_not_exist_has_a_map_of_nan(resize: bool, export_once: Callable[..., Path]) -> None:
     x, classes = torch.randn(5, 3, *SIZE), [1, -2, 5, 99, -1]
     is_known = np.array([True, False, False, False, True])
     method = "fem" if resize else "gradcam"  # one without gradients, too
-    path = camtool.export(net, tmp_path / "net.onnx", method, size=SIZE, resize=resize)
-    ir = camtool.export(net, tmp_path / "net.xml", method, size=SIZE, resize=resize)
+    path, ir = (export_once(name, method, resize=resize) for name in ("net.onnx", "net.xml"))
     compiled = openvino.Core().compile_model(ir, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     for logits, maps in (run(path, x, classes), [*compiled([x.numpy(), np.array(classes)]).values()]):
         assert logits.shape[1] == 5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +76,32 @@ MASKS = {
 }
 
 
+WINDOWS = {name: partial(Windows, mask) for name, mask in MASKS.items()}
+
+Exported = tuple[nn.Module, Path]
+"""A model, and its file."""
+
 RUNTIMES = pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
 
 
+@pytest.fixture(scope="module")
+def export_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[], nn.Module]], Exported]:
+    """Return what makes a model and its file, once for all runtimes that read it."""
+
+    @cache
+    def export(make: Callable[[], nn.Module]) -> Exported:
+        torch.manual_seed(1)
+        model, path = make().eval(), tmp_path_factory.mktemp("exported") / "model.onnx"
+        return model, camtool.export(model, path, "layercam", "stem", size=(16, 16))
+
+    return export
+
+
+@pytest.mark.slow
 @RUNTIMES
 @pytest.mark.parametrize("mask", MASKS)
-def test_attention_in_windows(runtime: str, mask: str, tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    assert_same_maps(Windows(MASKS[mask]), runtime, tmp_path)
+def test_attention_in_windows(runtime: str, mask: str, export_once: Callable[..., Exported]) -> None:
+    assert_same_maps(*export_once(WINDOWS[mask]), runtime)
 
 
 class Square(nn.Module):
@@ -99,14 +119,13 @@ class Square(nn.Module):
 
 
 @RUNTIMES
-def test_a_square_weight_that_is_read_both_ways(runtime: str, tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    assert_same_maps(Square(), runtime, tmp_path)
+@pytest.mark.slow
+def test_a_square_weight_that_is_read_both_ways(runtime: str, export_once: Callable[..., Exported]) -> None:
+    assert_same_maps(*export_once(Square), runtime)
 
 
-def assert_same_maps(model: nn.Module, runtime: str, folder: Path) -> None:
-    images = torch.randn(2, 3, 16, 16)
-    path = camtool.export(model.eval(), folder / "model.onnx", "layercam", "stem", size=(16, 16))
+def assert_same_maps(model: nn.Module, path: Path, runtime: str) -> None:
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     _, maps = open_session(runtime, path).run([images.numpy(), np.array([1, 4])])
     results = camtool.explain(model, images, [1, 4], method="layercam", layer="stem")
     for ours, result in zip(maps, results, strict=True):
@@ -126,6 +145,6 @@ class PooledHead(nn.Module):
 
 
 @RUNTIMES
-def test_a_convolution_of_one_pixel(runtime: str, tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    assert_same_maps(PooledHead(), runtime, tmp_path)
+@pytest.mark.slow
+def test_a_convolution_of_one_pixel(runtime: str, export_once: Callable[..., Exported]) -> None:
+    assert_same_maps(*export_once(PooledHead), runtime)

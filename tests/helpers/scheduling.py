@@ -24,7 +24,7 @@ QUICK_SECONDS = 0.05
 IN_ONE_PROCESS = {
     "tests/app/test_browser.py": "browser",
     "tests/app/panels/test_page.py": "browser",
-    "tests/app/test_safety.py": "server",
+    **{f"tests/app/web_page/test_{name}.py": "page" for name in ("devices", "files", "models", "networks", "page")},
     "tests/engines/test_engines.py": "compiled graphs",
     "tests/engines/test_refusals.py": "compiled graphs",
     "tests/methods/test_attention.py": "a trained transformer",
