@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+_WAIT = 120_000
+"""Milliseconds. It ends a test that hangs; nothing is measured."""
+
 _HOME = re.compile(r"(https?|wss?)://127\.0\.0\.1[:/]|data:|blob:")
 
 
@@ -28,7 +31,7 @@ class Opened:
         self.context, self.url = context, url
         self.errors: list[str] = []
         self.foreign: list[str] = []
-        context.set_default_timeout(30_000)
+        context.set_default_timeout(_WAIT)
         context.route(lambda address: not _HOME.match(address), self._refuse)
         self.page = context.new_page()
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))

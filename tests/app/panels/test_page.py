@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.app.panels.page_models import ARROW, KINDS, STAR, find_processor_for_page, load_for_page
+import camtool
+from camtool.demo.captioner import build_processor
+from camtool.models import Loaded
+from tests.app.panels.page_models import ARROW, KINDS, STAR, build_for_page
 
 sync_api = pytest.importorskip("playwright.sync_api")
 pytest.importorskip("gradio")
@@ -25,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-WAIT = 30_000
+WAIT = 120_000
 """Milliseconds. It ends a test that hangs; nothing is measured."""
 
 
@@ -44,9 +47,15 @@ WATCH_PROGRESS = """() => {
 def server() -> Iterator[Any]:
     from camtool.app.server import AppServer, ServerSettings
 
+    # Before a browser waits: the first import of their library takes half a minute on a busy machine.
+    prepared, processor = {name: build_for_page(name) for name in KINDS}, build_processor()
+
+    def load(name: str, *arguments: Any, **options: Any) -> Loaded:
+        return prepared[name] if name in prepared else camtool.load(name, *arguments, **options)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("camtool.app.server.load", load_for_page)
-        patch.setattr("camtool.app.panels.answers.find_text_processor", find_processor_for_page)
+        patch.setattr("camtool.app.server.load", load)
+        patch.setattr("camtool.app.panels.answers.find_text_processor", lambda _: processor)
         with AppServer(ServerSettings(port=0, models=["demo", *KINDS])) as started:
             yield started
 

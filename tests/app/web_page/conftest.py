@@ -15,6 +15,7 @@ from camtool.app.web_page.runtime import find_runtime
 from camtool.demo.camnet import load_bundled_model
 from camtool.models import Loaded
 from tests.app.web_page.page_tab import Opened, draw, serve
+from tests.helpers.exporter import describe_operators_once
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -29,22 +30,34 @@ def runtime() -> Path:
     return find_runtime()
 
 
+@pytest.fixture(autouse=True, scope="package")
+def _operators_are_described_once() -> Iterator[None]:
+    with describe_operators_once():
+        yield
+
+
 # Playwright runs once at a time in a process, and tests of other subjects start it as well.
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    yield from open_browser("--disable-gpu")
-
-
-def open_browser(*arguments: str) -> Iterator[Any]:
-    """Yield Chromium with a false camera."""
+@pytest.fixture(scope="package")
+def playwright() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     if CHROMIUM is None:
         pytest.skip("needs Chromium: apt-get install chromium")
-    camera = "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *camera, *arguments])
-        yield browser
-        browser.close()
+        yield playwright
+
+
+@pytest.fixture(scope="package")
+def browser(playwright: Any) -> Iterator[Any]:
+    """One Chromium for all files; each test opens a page in a context of its own."""
+    yield from open_browser(playwright, "--disable-gpu")
+
+
+def open_browser(playwright: Any, *arguments: str) -> Iterator[Any]:
+    """Yield Chromium with a false camera."""
+    camera = "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"
+    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *camera, *arguments])
+    yield browser
+    browser.close()
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +79,15 @@ def folder(demo: Loaded, sample: Image.Image, runtime: Path, tmp_path_factory: p
     return camtool.export_page(demo, path, sample=sample, runtime=runtime)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
+def retrained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Loaded, Path]:
+    """Return a model with other weights, the same classes and the same methods, and its file."""
+    loaded = load_bundled_model("demo-cheat")
+    path = tmp_path_factory.mktemp("retrained") / "retrained.onnx"
+    return loaded, camtool.export(loaded, path, ["gradcam", "hirescam"], dynamic_batch=False)
+
+
+@pytest.fixture(scope="package")
 def address(folder: Path) -> Iterator[str]:
     with serve(folder) as address:
         yield address

@@ -25,7 +25,8 @@ from camtool.warning_codes import WARNING_KINDS
 ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
 """Headers of a web server whose pages may use threads."""
 
-_WAIT = 60_000
+_WAIT = 120_000
+"""Milliseconds. It ends a test that hangs; nothing is measured."""
 
 # Keeps the answers of the worker that have logits, and how many seconds they took.
 _RECORD = """
@@ -88,6 +89,7 @@ class Opened:
 
     def __init__(self, browser: Any, address: str, script: str = "", **settings: Any) -> None:
         self.tab = browser.new_page(**settings)
+        self.tab.set_default_timeout(_WAIT)
         self.tab.add_init_script(_RECORD + script)
         self.requests, self.problems = list[str](), list[str]()
         self.tab.on("request", lambda request: self.requests.append(request.url))
@@ -101,9 +103,9 @@ class Opened:
 
     def wait(self) -> None:
         """Wait for the end of the work."""
-        self.tab.locator("#status").filter(has_text="...").wait_for(state="hidden", timeout=_WAIT)
-        self.tab.locator("#first h2:not(:empty)").wait_for(timeout=_WAIT)
-        self.tab.locator("#stage[aria-busy=false]").wait_for(timeout=_WAIT)
+        self.tab.locator("#status").filter(has_text="...").wait_for(state="hidden")
+        self.tab.locator("#first h2:not(:empty)").wait_for()
+        self.tab.locator("#stage[aria-busy=false]").wait_for()
 
     def read(self, which: str = "first") -> np.ndarray:
         """Return the pixels of a figure, RGB."""
@@ -111,16 +113,17 @@ class Opened:
         return np.asarray(Image.open(BytesIO(base64.b64decode(data.partition(",")[2]))).convert("RGB"))
 
     def choose(self, *images: tuple[str, bytes]) -> None:
-        """Choose files as a user does."""
+        """Choose files as a user does, and wait until the first of them is explained, then for the end of the work."""
         files = [{"name": name, "mimeType": "", "buffer": content} for name, content in images]
+        before = self.tab.evaluate("answers.length")
         self.tab.set_input_files("#files", files)
-        self.tab.wait_for_timeout(100)
+        self.tab.wait_for_function("(before) => answers.length > before", arg=before)
         self.wait()
 
     def drop(self, path: Path, name: str) -> None:
         """Give another model to the page, and wait until it explains."""
         self.tab.set_input_files("#files", str(path))
-        self.tab.locator("#model-name", has_text=f"{name}, explained").wait_for(timeout=_WAIT)
+        self.tab.locator("#model-name", has_text=f"{name}, explained").wait_for()
         self.wait()
 
     def read_answer(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser(playwright: Any) -> Iterator[Any]:
     """Chromium with WebGPU on the processor."""
-    yield from open_browser("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
+    yield from open_browser(playwright, "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
 
 
 def check_answer(opened: Opened, demo: Loaded, sample: Image.Image, index: int | None = None) -> None:

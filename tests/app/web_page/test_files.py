@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 
 import camtool
-from camtool.demo.camnet import load_bundled_model
 from camtool.models import Loaded
 from tests.app.web_page.page_tab import Opened, check_picture, draw, encode, serve
 
@@ -98,7 +97,9 @@ def test_progress_tells_the_total_only_where_it_is_known(
     assert all((" of " in text) == (not is_compressed) for text in said)
 
 
-def test_a_bad_file_has_a_sentence_in_its_row_and_the_others_are_explained(opened: Opened, tmp_path: Path) -> None:
+def test_a_bad_file_has_a_sentence_in_its_row_and_the_others_are_explained(
+    opened: Opened, retrained: tuple[Loaded, Path], tmp_path: Path
+) -> None:
     scenes = {f"{number}.png": encode(draw(number, size=96)) for number in range(4)}
     files = {"bad.png": b"no image", **scenes, "cut.png": scenes["0.png"][:200], "last.png": scenes["1.png"]}
     for name, content in files.items():
@@ -119,9 +120,8 @@ def test_a_bad_file_has_a_sentence_in_its_row_and_the_others_are_explained(opene
     opened.tab.locator("#thumbnails [aria-label='0.png'][aria-pressed=true]").wait_for()
     # A file that is gone, when another model explains all images again.
     (tmp_path / "2.png").unlink()
-    loaded = load_bundled_model("demo-cheat")
-    camtool.export(loaded, tmp_path / "other.onnx", "gradcam", dynamic_batch=False)
-    opened.tab.set_input_files("#files", str(tmp_path / "other.onnx"))
+    loaded, path = retrained
+    opened.tab.set_input_files("#files", str(path))
     opened.tab.locator("#status.bad", has_text="3 of 8 images could not be explained").wait_for()
     assert opened.tab.locator("#rows td.bad").count() == 3
     assert not opened.tab.locator("#stop").is_visible()

@@ -16,7 +16,6 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 import camtool
-from camtool.demo.camnet import load_bundled_model
 from camtool.models import Loaded
 from tests.app.web_page.page_tab import Opened, check_picture, draw, encode
 
@@ -28,14 +27,6 @@ _READ_FRAME = """() => {
   for (const value of frame.pixels) letters += String.fromCharCode(value);
   return [frame.width, frame.height, btoa(letters)];
 }"""
-
-
-@pytest.fixture(scope="module")
-def retrained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Loaded, Path]:
-    """Return a model with other weights, the same classes and the same methods, and its file."""
-    loaded = load_bundled_model("demo-cheat")
-    path = tmp_path_factory.mktemp("retrained") / "retrained.onnx"
-    return loaded, camtool.export(loaded, path, ["gradcam", "hirescam"], dynamic_batch=False)
 
 
 def test_another_model_explains_the_image_that_is_shown(opened: Opened, retrained: tuple[Loaded, Path]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +37,22 @@ METHODS = [
 ]
 _SIDE = 64
 
+FEW_BLOCKS: dict[str, Callable[[], nn.Module]] = {
+    "torchvision:mobilenet_v2": partial(
+        torchvision.models.MobileNetV2, inverted_residual_setting=[[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 1, 2]]
+    ),
+    "torchvision:shufflenet_v2_x0_5": partial(torchvision.models.ShuffleNetV2, [2, 2, 2], [24, 48, 96, 192, 1024]),
+}
+"""What builds a network without the repetitions of its blocks: each operation with the same attributes is left."""
+
 
 def make_network(name: str) -> Loaded:
     """Return a network with random weights for small photos."""
     torch.manual_seed(0)
     model: nn.Module
-    if name.startswith("torchvision:"):
+    if name in FEW_BLOCKS:
+        model = FEW_BLOCKS[name]()
+    elif name.startswith("torchvision:"):
         model = torchvision.models.get_model(name.removeprefix("torchvision:"), weights=None)
     elif name == "densenet":
         model = torchvision.models.DenseNet(8, (2, 2, 2), 16)

@@ -26,8 +26,6 @@ from tests.app.web_page.page_tab import Opened, check_picture, draw, encode, ser
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")
 
-_WAIT = 60_000
-
 
 def test_the_page_opens_with_a_sample_and_asks_for_its_own_files_alone(
     opened: Opened, address: str, demo: Loaded, sample: Image.Image
@@ -149,7 +147,7 @@ def test_many_images_can_be_stopped_and_clicks_go_first(opened: Opened) -> None:
     content = encode(draw(11, size=64))
     files = [{"name": name, "mimeType": "", "buffer": content} for name in names]
     opened.tab.set_input_files("#files", files)
-    opened.tab.locator("#rows tr").nth(2).wait_for(timeout=_WAIT)
+    opened.tab.locator("#rows tr").nth(2).wait_for()
     assert opened.tab.get_attribute("#stage", "aria-busy") == "true"
     opened.tab.click("#stop")
     opened.tab.locator("#stop").wait_for(state="hidden")
@@ -216,7 +214,7 @@ def test_what_is_no_image_and_no_model_gets_a_sentence(opened: Opened, folder: P
     }
     for name, (bad, words) in cases.items():
         opened.tab.set_input_files("#files", [{"name": name, "mimeType": "", "buffer": bad}])
-        opened.tab.locator("#status.bad", has_text=name).wait_for(timeout=_WAIT)
+        opened.tab.locator("#status.bad", has_text=name).wait_for()
         assert words in opened.tab.locator("#status.bad").inner_text()
     # The former model still works.
     second = opened.tab.locator("#bars .bar button:first-child").nth(1)
@@ -256,7 +254,7 @@ def test_another_model_is_dropped(opened: Opened, tmp_path: Path) -> None:
 
 def test_the_camera_is_live_until_it_is_stopped(opened: Opened) -> None:
     opened.tab.click("#camera")
-    opened.tab.locator("#status", has_text="frames a second").wait_for(timeout=_WAIT)
+    opened.tab.locator("#status", has_text="frames a second").wait_for()
     assert opened.tab.get_attribute("#camera", "aria-pressed") == "true"
     opened.tab.click("#camera")
     opened.tab.locator("#status", has_text="frames").wait_for(state="hidden")
