@@ -130,8 +130,8 @@ def count_done(out: Path) -> int:
 class Server:
     """A process that starts runs in processes of their own, by a fork.
 
-    Args:
-        images: The folder of images.
+    Attributes:
+        images: The folder of images of the next runs.
     """
 
     def __init__(self, images: Path) -> None:
@@ -141,7 +141,7 @@ class Server:
         root = Path(__file__).parents[1]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, cwd=root)
-        self._images = images
+        self.images = images
 
     def __enter__(self) -> Server:
         return self
@@ -164,18 +164,21 @@ class Server:
             is_after: Kill it after the rename, not before.
         """
         assert self._process.stdin and self._process.stdout  # noqa: PT018
-        asked = {"images": str(self._images), "out": str(out), "kill_after": kill_after}
+        asked = {"images": str(self.images), "out": str(out), "kill_after": kill_after}
         print(json.dumps(asked | {"kill_at": kill_at, "is_after": is_after}), file=self._process.stdin, flush=True)
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         return answer
 
 
 def _serve() -> None:
-    """Answer each line of standard input by a run."""
+    """Answer each line of standard input by a run, whose process finds all that it imports."""
+    import cv2  # noqa: F401  # draws overlays
     import torch
 
     import camtool
+    import camtool.runs.executor
 
+    Image.init()
     torch.set_num_threads(1)
     loaded = camtool.load("demo")
     explainer = camtool.Explainer(loaded)

@@ -21,20 +21,14 @@ MOST_MIB = 1900
 QUICK_SECONDS = 0.05
 """What a case that is not listed as slow costs on average."""
 
-IN_ONE_PROCESS = {
+SHARED = {
     "tests/app/test_browser.py": "browser",
     "tests/app/panels/test_page.py": "browser",
     **{f"tests/app/web_page/test_{name}.py": "page" for name in ("devices", "files", "models", "networks", "page")},
     "tests/engines/test_engines.py": "compiled graphs",
     "tests/engines/test_refusals.py": "compiled graphs",
-    "tests/methods/test_attention.py": "a trained transformer",
-    "tests/runs/cluster/test_ray_engine.py": "Ray",
-    "tests/test_architecture.py": "parsed files",
-    "tests/test_ceilings.py": "traced calls",
-    "tests/test_readme.py": "weights of the pages",
-    "tests/test_typing.py": "mypy",
 }
-"""Files whose tests share what is expensive or cannot run twice at the same time → what it is."""
+"""Files that share what is expensive or cannot run twice at the same time → what it is."""
 
 
 class Scheduler(LoadScopeScheduling):
@@ -46,7 +40,7 @@ class Scheduler(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return IN_ONE_PROCESS.get(file, file)
+        return SHARED.get(file, file)
 
     def schedule(self) -> None:
         """Give work to all processes."""

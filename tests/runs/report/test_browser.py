@@ -18,6 +18,9 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="needs the package 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
 
+WAIT = 120_000
+"""Milliseconds. It ends a test that hangs; nothing is measured."""
+
 MARKUP = "<img src=x onerror=\"window.hacked='{}'\">"
 HOSTILE_FILES = [
     "a#b.png",
@@ -65,9 +68,8 @@ def browser() -> Iterator[Any]:
 def opened(browser: Any) -> Iterator[Opened]:
     context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
     found = Opened(context.new_page())
-    # A machine that runs other tests meanwhile may be slow.
-    context.set_default_timeout(20_000)
-    sync_api.expect.set_options(timeout=20_000)
+    context.set_default_timeout(WAIT)
+    sync_api.expect.set_options(timeout=WAIT)
     yield found
     context.close()
     assert found.errors == []
