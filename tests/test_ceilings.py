@@ -86,7 +86,6 @@ def test_complex_functions_only_become_fewer() -> None:
     assert refuse("packages", ceilings.count_complex_functions()) == ""
 
 
-@pytest.mark.slow
 def test_the_path_of_a_call_only_gets_shorter() -> None:
     pytest.importorskip("radon", reason="needs the package radon")
     rows = {name: ceilings.measure_path(path) for name, path in trace_calls().items()}
@@ -95,7 +94,6 @@ def test_the_path_of_a_call_only_gets_shorter() -> None:
     assert refuse("calls", rows) == ""
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     sys.version_info[:2] != ceilings.LINES_VERSION, reason="other versions of Python than 3.11 trace other lines"
 )
@@ -103,7 +101,6 @@ def test_the_executed_lines_of_a_call_only_become_fewer() -> None:
     assert refuse("calls", {name: {"executed lines": len(path.lines)} for name, path in trace_calls().items()}) == ""
 
 
-@pytest.mark.slow
 def test_no_function_on_the_path_of_a_call_is_long() -> None:
     for path in trace_calls().values():
         assert {name: lines for name, lines in path.count_lines().items() if lines > 40} == {}
@@ -145,7 +142,6 @@ def test_a_function_of_many_branches_is_counted(monkeypatch: pytest.MonkeyPatch,
     }
 
 
-@pytest.mark.slow
 def test_the_path_of_a_call_has_what_runs_in_camtool_and_nothing_else() -> None:
     for path in trace_calls().values():
         assert {"__call__", "gradcam"} <= {code.co_name for code in path.functions}
@@ -169,7 +165,6 @@ def test_the_path_of_a_call_has_what_runs_in_camtool_and_nothing_else() -> None:
         ("nested calls", 15, 10),
     ],
 )
-@pytest.mark.every_case
 def test_a_count_lies_between_its_ceiling_and_little_below(quantity: str, ceiling: int, lowest: int) -> None:
     rows = {"layers": {quantity: ceiling}}
     for count, is_refused in ((ceiling + 1, True), (ceiling, False), (lowest, False), (lowest - 1, True)):

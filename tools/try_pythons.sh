@@ -3,28 +3,33 @@
 # the sdist in its place. Run the demo of each. Usage: tools/try_pythons.sh 3.10 3.13
 set -euo pipefail
 source="$(cd "$(dirname "$0")/.." && pwd)"
-folder="$(mktemp -d)"
+mkdir -p "$source/build"
+folder="$(mktemp -d "$source/build/pythons-XXXXXX")"  # on the disk of CI's cache, whose files can be linked only there
 trap 'rm -rf "$folder"' EXIT
+
+# Without a cache, as its copies take as much disk again. Most of the modules are never imported here, so compiling them
+# all would take longer than the demo.
+install="${INSTALL:-pip install --no-cache-dir --no-compile}"
 
 python3 "$source/tools/build_release.py" "$folder/dist"
 
-try_version() {
+try_version() (
     # Where pyenv holds the versions, it must be told which one to run.
     PYENV_VERSION="$1" "python$1" -m venv "$folder/$1"
-    # Without a cache, as its copies take as much disk again. Most of the modules are never imported here, so compiling
-    # them all would take longer than the demo.
-    local install=("$folder/$1/bin/pip" install -q --no-cache-dir --no-compile)
-    "${install[@]}" "$folder"/dist/*.whl
+    . "$folder/$1/bin/activate"
+    $install -q "$folder"/dist/*.whl
     run_demo "$1"
     # The sdist replaces the wheel; what they depend on stays.
-    "${install[@]}" --force-reinstall --no-deps "$folder"/dist/*.tar.gz
+    $install -q --force-reinstall --no-deps "$folder"/dist/*.tar.gz
     run_demo "$1"
     rm -rf "${folder:?}/$1"  # several GB
-}
+    # Most of the cache of an installer that has one is of this Python; what others share stays.
+    if [[ "$install" == uv* ]]; then uv cache clean -q torch triton; fi
+)
 
 run_demo() {
-    # Not beside the checkout, whose files would be imported.
-    (cd "$folder" && "$folder/$1/bin/python" -m camtool demo --out "demo-$1")
+    # Not beside the checkout, whose files would be imported. Two scenes take every part of the package that twelve take.
+    (cd "$folder" && python -m camtool demo --quiet --scenes 2 --out "demo-$1")
     rm -rf "${folder:?}/demo-$1"
 }
 

@@ -90,7 +90,6 @@ def test_a_folder_that_is_none_is_refused_before_anything_starts(tmp_path: Path)
         AppServer(ServerSettings(folder=tmp_path / "no"))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Gradio warns of its own use of libraries
 def test_no_event_loop_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gradio")

@@ -122,7 +122,6 @@ def test_one_image_at_a_time(net: nn.Module, tmp_path: Path) -> None:
     assert_equal_maps(run(path, x, [-1])[1], camtool.explain(net, x))
 
 
-@pytest.mark.slow
 def test_other_formats(net: nn.Module, export_once: Callable[..., Path]) -> None:
     x, classes = torch.randn(3, 3, *SIZE), [1, 0, 3]
     expected = camtool.explain(net, x, classes)
@@ -202,7 +201,6 @@ def resized(demo: camtool.Loaded, tmp_path_factory: pytest.TempPathFactory) -> P
     return camtool.export(demo, tmp_path_factory.mktemp("resized") / "explained.onnx", resize=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [(200, 150), (150, 220)])
 def test_the_example_of_the_documentation_puts_the_heat_in_its_place_without_torch(
     size: tuple[int, int], demo: camtool.Loaded, resized: Path, tmp_path: Path

@@ -97,7 +97,6 @@ def export_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[
     return export
 
 
-@pytest.mark.slow
 @RUNTIMES
 @pytest.mark.parametrize("mask", MASKS)
 def test_attention_in_windows(runtime: str, mask: str, export_once: Callable[..., Exported]) -> None:
@@ -119,7 +118,6 @@ class Square(nn.Module):
 
 
 @RUNTIMES
-@pytest.mark.slow
 def test_a_square_weight_that_is_read_both_ways(runtime: str, export_once: Callable[..., Exported]) -> None:
     assert_same_maps(*export_once(Square), runtime)
 
@@ -145,6 +143,5 @@ class PooledHead(nn.Module):
 
 
 @RUNTIMES
-@pytest.mark.slow
 def test_a_convolution_of_one_pixel(runtime: str, export_once: Callable[..., Exported]) -> None:
     assert_same_maps(*export_once(PooledHead), runtime)
