@@ -39,27 +39,14 @@ class WarningKind:
         return f"{_PAGE}#{self.code}"
 
 
-class MapWarning(str):
-    """A warning of an explanation: the sentence as a string, with a code.
+class HasKind:
+    """What has the code of a kind of warning, and with it the kind's remedy, address and severity.
 
     Attributes:
         code: The name of its kind, a key of :data:`WARNING_KINDS`.
     """
 
     code: str
-
-    def __new__(cls, text: str, code: str) -> MapWarning:
-        """Return a warning.
-
-        Raises:
-            KeyError: The code is not in the table.
-        """
-        warning = super().__new__(cls, text)
-        warning.code = WARNING_KINDS[code].code
-        return warning
-
-    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]  # str has one argument, this class has two
-        return str(self), self.code
 
     @property
     def remedy(self) -> str:
@@ -73,8 +60,25 @@ class MapWarning(str):
 
     @property
     def severity(self) -> Severity:
-        """``"warning"`` or ``"note"``, see :data:`Severity`."""
+        """``"warning"``, a reason not to trust the map, or ``"note"``, see :data:`Severity`."""
         return WARNING_KINDS[self.code].severity
+
+
+class MapWarning(HasKind, str):
+    """A warning of an explanation: the sentence as a string, with a code."""
+
+    def __new__(cls, text: str, code: str) -> MapWarning:
+        """Return a warning.
+
+        Raises:
+            KeyError: The code is not in the table.
+        """
+        warning = super().__new__(cls, text)
+        warning.code = WARNING_KINDS[code].code
+        return warning
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]  # str has one argument, this class has two
+        return str(self), self.code
 
 
 def to_map_warning(text: str, code: str) -> MapWarning:

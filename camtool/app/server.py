@@ -7,6 +7,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -216,11 +217,8 @@ def _run_in_event_loop(act: Callable[[], None]) -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        loop = asyncio.new_event_loop()
-        try:
+        with closing(asyncio.new_event_loop()) as loop:
             loop.run_until_complete(call())
-        finally:
-            loop.close()
     else:
         act()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import stat
 import struct
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -27,6 +26,7 @@ from camtool.geometry.origins import Origin
 from camtool.inputs.decoding_costs import count_jpeg_scans, estimate_memory, get_pixel_bytes
 from camtool.inputs.formats import format_table
 from camtool.inputs.formats.contrast import Contrast
+from camtool.inputs.formats.decoding import PIL_FAULTS
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.geotiff import build_tiff_origin
 from camtool.inputs.formats.reading_options import MAX_DRAWN, MAX_PIXELS, ReadingOptions
@@ -76,21 +76,6 @@ _MOST_COUNTED = 1000
 _BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 # What PIL's readers raise on a file of another format.
 _OTHER_FORMAT = (SyntaxError, IndexError, TypeError, struct.error)
-# What PIL's decoders raise on damaged files. A warning is raised if the user turned warnings into errors.
-_DECODER_FAULTS = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-    Warning,
-    struct.error,
-    zlib.error,
-)
 
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -405,7 +390,7 @@ def _describe_frames(image: Image.Image) -> tuple[MapWarning, ...]:
             frames = 0 if getattr(image, "is_animated", False) else 1
         else:
             frames = _count_whole_pages(image) if image.format == "TIFF" else getattr(image, "n_frames", 1)
-    except _DECODER_FAULTS:
+    except PIL_FAULTS:
         # A later frame is damaged, but the first can be read.
         return ()
     note = (
@@ -447,7 +432,7 @@ def _name_in_errors(name: str, unknown: str = "") -> Iterator[None]:
     except UnidentifiedImageError as error:
         known = ", ".join([*_FORMATS, "HEIC"])
         raise ImageError(f"{name} is no image: its content is none of {known}.{unknown}") from error
-    except _DECODER_FAULTS as error:
+    except PIL_FAULTS as error:
         raise ImageError(f"{name} is damaged or cut short: {error}.") from error
 
 

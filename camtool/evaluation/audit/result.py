@@ -214,8 +214,7 @@ class Audit:
     def __str__(self) -> str:
         return self.to_markdown()
 
-    def _repr_markdown_(self) -> str:
-        return self.to_markdown()
+    _repr_markdown_ = __str__
 
     @property
     def suspects(self) -> tuple[Finding, ...]:

@@ -151,8 +151,7 @@ class CamDiff:
     def __str__(self) -> str:
         return self.to_markdown()
 
-    def _repr_markdown_(self) -> str:
-        return self.to_markdown()
+    _repr_markdown_ = __str__
 
     @property
     def other_answers(self) -> tuple[ImageChange, ...]:

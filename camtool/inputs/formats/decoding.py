@@ -11,7 +11,7 @@ from typing import Any
 
 from camtool.errors import ImageError
 
-DECODER_FAULTS: tuple[type[Exception], ...] = (
+PIL_FAULTS: tuple[type[Exception], ...] = (
     OSError,
     ValueError,
     SyntaxError,
@@ -21,13 +21,14 @@ DECODER_FAULTS: tuple[type[Exception], ...] = (
     AttributeError,
     ArithmeticError,
     RuntimeError,
-    AssertionError,
-    MemoryError,
     Warning,
     struct.error,
     zlib.error,
 )
-"""What decoders raise on damaged files. A warning is raised if the user turned warnings into errors."""
+"""What PIL's decoders raise on damaged files. A warning is raised if the user turned warnings into errors."""
+
+DECODER_FAULTS: tuple[type[Exception], ...] = (*PIL_FAULTS, AssertionError, MemoryError)
+"""What the decoders of other libraries raise on damaged files."""
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from camtool.arguments.messages import format_count
-from camtool.warning_codes import WARNING_KINDS, Severity
+from camtool.warning_codes import HasKind
 
 _WIDTH = 80
 """The columns of a terminal that the text of a report fits into."""
@@ -16,7 +16,7 @@ _INDENT = "    "
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(HasKind):
     """One reason not to trust a map, or a fact to know about it.
 
     Attributes:
@@ -28,21 +28,6 @@ class Finding:
     code: str
     sentence: str
     numbers: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def remedy(self) -> str:
-        """What the user can do, one sentence."""
-        return WARNING_KINDS[self.code].remedy
-
-    @property
-    def address(self) -> str:
-        """The address of its paragraph on the documentation site."""
-        return WARNING_KINDS[self.code].address
-
-    @property
-    def severity(self) -> Severity:
-        """``"warning"``, a reason not to trust the map, or ``"note"``."""
-        return WARNING_KINDS[self.code].severity
 
     def __str__(self) -> str:
         lines = [f"{self.severity}: {self.code}", _wrap(self.sentence, _INDENT)]
