@@ -78,7 +78,7 @@ def run_suite(
 
 def test_a_case_costs_what_it_would_alone_without_imports(tmp_path: Path) -> None:
     files = {"burning.py": BURN, "expensive.py": "from burning import burn\nburn(0.4)\n", "test_costs.py": COSTS}
-    finished = run_suite(tmp_path, files, "--case-costs", "costs.json")
+    finished = run_suite(tmp_path, files, "--case-costs", "costs.json", "--check-costs")
     costs = json.loads((tmp_path / "costs.json").read_text(encoding="utf-8"))
     costs = {case.partition("::test_")[2]: seconds for case, seconds in costs.items()}
     call = costs["a_call"]  # the others are compared with it, as processors are not equally fast
