@@ -57,14 +57,14 @@ def test_a_score_that_is_not_finite_on_a_later_image_is_told():
         camtool.audit(Broken(always=False), images, classes, method="gradcam")
 
 
-def test_a_model_in_training_mode_gives_the_same_and_stays_in_it():
+def test_a_model_in_training_mode_gives_the_same_and_stays_in_it(result):
     images, classes = draw_images()
     model = nn.Sequential(nn.Dropout(0.5), build_net()).train()
     names = pandas.Series(["a", "b", "c"], index=[2, 1, 0])  # which is read by position
-    result = camtool.audit(model, images, classes, method="gradcam", kinds=["place"], class_names=names)
+    trained = camtool.audit(model, images, classes, method="gradcam", kinds=["place"], class_names=names)
     assert all(module.training for module in model.children() if isinstance(module, nn.Dropout))
-    assert result.findings[0].label == "a"
-    assert result.findings[0].removal == run_audit().findings[0].removal
+    assert trained.findings[0].label == "a"
+    assert trained.findings[0].removal == result.findings[0].removal
 
 
 def test_images_of_several_sizes_are_compared_in_cells():

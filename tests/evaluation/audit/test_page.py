@@ -19,12 +19,6 @@ from tests.evaluation.audit.results import build_audit, build_finding, write_pic
 from tests.evaluation.audit.test_audit import RED, SIDE, build_net, draw_images, run_audit, to_tensor
 
 
-@pytest.fixture(scope="module")
-def audited(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("audit")
-    return run_audit(out=folder), folder
-
-
 def read_pixels(path):
     with Image.open(path) as picture:
         return np.asarray(picture.convert("RGB")).astype(int)
@@ -78,14 +72,13 @@ def test_the_page_shows_the_finding_and_its_pictures(audited):
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
 
 
-def test_pictures_of_findings_that_are_gone_are_removed(tmp_path):
-    run_audit(out=tmp_path)
-    (tmp_path / "index_files/mine.jpg").write_bytes(b"mine")
-    before = {path.name for path in (tmp_path / "index_files").iterdir()}
+def test_pictures_of_findings_that_are_gone_are_removed(copied):
+    (copied / "index_files/mine.jpg").write_bytes(b"mine")
+    before = {path.name for path in (copied / "index_files").iterdir()}
     assert len(before) > 10
-    assert run_audit(out=tmp_path, passes=300).findings == ()
-    assert {path.name for path in (tmp_path / "index_files").iterdir()} == {"mine.jpg", "pictures.json"}
-    assert "Nothing was tested" in (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert run_audit(out=copied, passes=300).findings == ()
+    assert {path.name for path in (copied / "index_files").iterdir()} == {"mine.jpg", "pictures.json"}
+    assert "Nothing was tested" in (copied / "index.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -30,14 +29,15 @@ from camtool.inputs.formats.contrast import Contrast
 from camtool.inputs.formats.file_image import FileImage
 from camtool.progress import send_progress
 from camtool.runs.locking import hold_lock
+from tests.cli.test_commands import start_process
 from tests.evaluation.audit.test_audit import RED, build_net, draw_images, run_audit
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs signals")
 
 
-def start_command(folder):
-    command = [sys.executable, "-m", "camtool", "audit", "photos", "--model", "demo-cheat", "--truth", "imagefolder"]
-    return subprocess.Popen([*command, "--passes", "3000", "--quiet"], cwd=folder)
+def start_command(folder, **options):
+    command = ["audit", "photos", "--model", "demo-cheat", "--truth", "imagefolder", "--passes", "1500", "--quiet"]
+    return start_process(*command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options)
 
 
 def count_lines(path):
@@ -53,7 +53,7 @@ def test_an_audit_that_was_killed_twice_gives_the_same_bits(tmp_path):
             path = tmp_path / name / "photos" / label / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(scene.image).save(path)
-    assert start_command(tmp_path / "whole").wait(timeout=600) == 0
+    assert start_command(tmp_path / "whole", is_fresh=True).wait(timeout=600) == 0
     total = count_lines(tmp_path / "whole/audit/state.jsonl")
     state = tmp_path / "killed/audit/state.jsonl"
     # During the maps, which are the first 72 lines, and during the tests.
@@ -93,7 +93,7 @@ def change_weights(net):
 
 
 @pytest.mark.parametrize("what", ["weights", "images", "method", "controls", "seed", "batch_size", "passes", "engine"])
-def test_numbers_of_other_settings_never_mix(tmp_path, what):
+def test_numbers_of_other_settings_never_mix(result, copied, what):
     images, classes = draw_images()
     others = {"method": "layercam", "controls": 5, "seed": 3, "batch_size": 7, "passes": 2000, "engine": "prepared"}
 
@@ -108,9 +108,8 @@ def test_numbers_of_other_settings_never_mix(tmp_path, what):
             net, given, classes, class_names=["red", "green", "blue"], kinds=["place"], out=out, **options
         ).to_json()
 
-    first = run(is_other=False, out=tmp_path)
-    assert run(is_other=True, out=tmp_path) == run(is_other=True, out=None)
-    assert run(is_other=False, out=tmp_path) == first
+    assert run(is_other=True, out=copied) == run(is_other=True, out=None)
+    assert run(is_other=False, out=copied) == result.to_json()
 
 
 class Functional(nn.Module):
@@ -218,26 +217,26 @@ def test_two_places_with_one_name_have_numbers_of_their_own(monkeypatch):
     assert not any(one.area == 0.1 and one.p < 0.1 for one in result.rejected)
 
 
-def test_a_second_audit_in_the_folder_is_refused(tmp_path):
-    with hold_lock(tmp_path / ".state.jsonl.lock"), pytest.raises(MetricError, match=r"another audit works in .*pro"):
-        run_audit(out=tmp_path)
-    run_audit(out=tmp_path)
-    assert not (tmp_path / ".state.jsonl.lock").exists()
+def test_a_second_audit_in_the_folder_is_refused(copied):
+    with hold_lock(copied / ".state.jsonl.lock"), pytest.raises(MetricError, match=r"another audit works in .*pro"):
+        run_audit(out=copied)
+    run_audit(out=copied)
+    assert not (copied / ".state.jsonl.lock").exists()
 
 
 @pytest.mark.parametrize(
     "engine",
     ["prepared", "onnxruntime", "openvino"],
 )
-def test_an_engine_gives_the_model_s_own_result(caplog, tmp_path, engine):
+def test_an_engine_gives_the_model_s_own_result(result, caplog, tmp_path, engine):
     if engine != "prepared":
         pytest.importorskip(engine)
     with caplog.at_level(logging.WARNING, "camtool"):
-        result = run_audit(engine=engine, out=tmp_path)
-        (finding,), (expected,) = result.findings, run_audit().findings
+        own = run_audit(engine=engine, out=tmp_path)
+        (finding,), (expected,) = own.findings, result.findings
     assert caplog.messages == []
-    assert result.notes == (f"The tests ran in: {engine}.",)
-    assert run_audit(engine=engine, out=tmp_path).to_json() == result.to_json()
+    assert own.notes == (f"The tests ran in: {engine}.",)
+    assert run_audit(engine=engine, out=tmp_path).to_json() == own.to_json()
     assert finding.removal.probability.mean == pytest.approx(expected.removal.probability.mean, abs=1e-5)
     assert (finding.sentence, finding.facts, finding.images) == (expected.sentence, expected.facts, expected.images)
 

@@ -413,19 +413,14 @@ def test_on_scenes_with_truth_good_methods_are_separated_from_random(scenes):
     """And guided backpropagation is at odds with the randomization of the parameters, as published."""
     truth = [scene.objects[0].mask for scene in scenes]
     images = [scene.image for scene in scenes]
-    table = camtool.evaluate(
-        load_honest_model(),
-        images,
-        ["gradcam", "gradcam++", "layercam", "faithcam", "guided-backprop"],
-        metrics=["energy-in-mask", "insertion", "cascading-randomization"],
-        truth=truth,
-    )
+    methods = ["gradcam", "gradcam++", "layercam", "faithcam"]
+    table = camtool.evaluate(load_honest_model(), images, methods, metrics=["energy-in-mask"], truth=truth)
     random = table.compute_interval("random", "energy-in-mask")
-    for method in ("gradcam", "gradcam++", "layercam", "faithcam"):
+    for method in methods:
         assert table.compute_interval(method, "energy-in-mask").low > random.high
-    passed, failed = (
-        table.compute_interval(method, "cascading-randomization") for method in ("gradcam", "guided-backprop")
-    )
+    methods, metric = ["gradcam", "guided-backprop"], "cascading-randomization"
+    randomized = camtool.evaluate(load_honest_model(), images, methods, metrics=[metric])
+    passed, failed = (randomized.compute_interval(method, metric) for method in methods)
     assert passed.high < failed.low
 
 
