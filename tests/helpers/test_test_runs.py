@@ -17,12 +17,11 @@ CONFTEST = """
 import sys
 
 sys.path.insert(0, {root!r})
-from tests.helpers import case_costs, scheduling
+from tests.helpers import case_costs
 
 case_costs.LISTED_SECONDS = 0.1
 case_costs.SLOW_SECONDS = 0.5
-scheduling.MOST_MIB = {most_mib}
-pytest_plugins = ["tests.helpers.case_costs", "tests.helpers.scheduling"]
+pytest_plugins = ["tests.helpers.case_costs"]
 """
 
 BURN = """
@@ -67,10 +66,8 @@ def test_a_call():
 """
 
 
-def run_suite(
-    folder: Path, files: dict[str, str], *arguments: str, most_mib: int = 10**6
-) -> subprocess.CompletedProcess[str]:
-    for name, text in (files | {"conftest.py": CONFTEST.format(root=str(ROOT), most_mib=most_mib)}).items():
+def run_suite(folder: Path, files: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    for name, text in (files | {"conftest.py": CONFTEST.format(root=str(ROOT))}).items():
         (folder / name).write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -88,15 +85,6 @@ def test_a_case_costs_what_it_would_alone_without_imports(tmp_path: Path) -> Non
     assert costs["a_process"] > 0.2 * call
     assert finished.returncode == 1, "a slow case that is not listed fails the run"
     assert re.search(r"test_a_call took [\d.]+ s of processor time: make it faster, or list it", finished.stdout)
-
-
-def test_a_process_that_has_grown_is_replaced_and_no_test_is_lost(tmp_path: Path) -> None:
-    file = "import pytest\n\n@pytest.mark.parametrize('case', range({count}))\ndef test_it(case): ...\n"
-    files = {f"test_{number}.py": file.format(count=number % 4 + 1) for number in range(12)}
-    finished = run_suite(tmp_path, files, "-n", "2", "-v", most_mib=0)
-    assert finished.returncode == 0
-    assert "30 passed" in finished.stdout
-    assert len({*re.findall(r"^\[(gw\d+)\]", finished.stdout, re.MULTILINE)}) > 2
 
 
 def test_one_slow_case_of_each_subject_is_quick_enough_for_everyone() -> None:
