@@ -20,11 +20,9 @@ types:  ## check types
 test:  ## run all quick tests, and a slow one of each subject
 	pytest
 
-# Two runs, as a process keeps the libraries that tests import: 2.4 GB in one run.
-PROGRAMS = tests/app tests/cli tests/engines tests/evaluation tests/runs
+COSTS = --case-costs build/case_costs.json
 test-all:  ## run all tests: slow ones, hundreds of architectures, the page in a browser
-	pytest -m "not nightly" --durations=50 --case-costs build/case_costs_programs.json $(TESTS) $(PROGRAMS)
-	pytest -m "not nightly" --durations=50 --case-costs build/case_costs_others.json $(TESTS) $(PROGRAMS:%=--ignore=%)
+	pytest -m "not nightly" --durations=50 $(COSTS) $(TESTS)
 
 test-nightly:  ## run the benchmarks that pages quote
 	pytest -m nightly $(TESTS)
@@ -33,7 +31,7 @@ test-random:  ## run all tests in random order; TESTS="--randomly-seed=1" repeat
 	pytest -m "not nightly" -p randomly $(TESTS)
 
 slow-cases:  ## write tests/slow_cases.txt, which plain `pytest` leaves out, from the last `make test-all`
-	python -m tests.helpers.slow_cases build/case_costs_*.json
+	python -m tests.helpers.slow_cases build/case_costs.json
 
 # 3.11 first: CI works with it, so its files are there.
 pythons:  ## build a release, install it alone on each Python, and run its demo

@@ -39,8 +39,8 @@ class WarningKind:
         return f"{_PAGE}#{self.code}"
 
 
-class HasKind:
-    """What has the code of a kind of warning, and with it the kind's remedy, address and severity.
+class CodedWarning:
+    """A warning with a code, and the remedy, address and severity that the table gives for this code.
 
     Attributes:
         code: The name of its kind, a key of :data:`WARNING_KINDS`.
@@ -64,7 +64,7 @@ class HasKind:
         return WARNING_KINDS[self.code].severity
 
 
-class MapWarning(HasKind, str):
+class MapWarning(CodedWarning, str):
     """A warning of an explanation: the sentence as a string, with a code."""
 
     def __new__(cls, text: str, code: str) -> MapWarning:

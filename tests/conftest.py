@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from camtool.hooks.private_torch import restore_function_modes, save_function_modes
-from tests.helpers.memory import read_resident_mib
+from tests.helpers.proc_files import read_resident_mib
 
 pytest_plugins = [
     "pytester",

@@ -1,4 +1,4 @@
-"""What each case costs, in processor seconds: ``pytest --case-costs FILE``.
+"""Costs of the cases in processor seconds: ``pytest --case-costs FILE``.
 
 The cost of a case is what it would take alone in a warm process: its own set-up and call, with the processes that it
 started, and the fixtures of wider scope that it uses, whichever case set them up. The first import of a module does
@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
+from os import getpid
+from os import times as read_times
 from pathlib import Path
 from statistics import median
+from time import process_time
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests.helpers.proc_files import list_children, read_proc
 from tests.helpers.slow_cases import LISTED_SECONDS, SLOW_SECONDS, list_missing_cases, read_slow_cases
 
 REFERENCE_SECONDS = 0.017
@@ -122,45 +125,34 @@ class ImportMeter:
         if self._is_importing:  # by a module that is being imported
             yield
             return
-        self._is_importing, start = True, time.process_time()
+        self._is_importing, start = True, process_time()
         try:
             yield
         finally:
-            self.seconds += time.process_time() - start
+            self.seconds += process_time() - start
             self._is_importing = False
 
 
 def read_processor_seconds() -> float:
     """Return the processor seconds of this process and of all that it started, also of those that still run."""
-    times = os.times()
-    ended = times.children_user + times.children_system
-    return time.process_time() + ended + sum(map(_read_live, _list_children(os.getpid())))
+    ended = read_times()
+    live = sum(map(_read_live, list_children(getpid())))
+    return process_time() + ended.children_user + ended.children_system + live
 
 
 def _read_live(process: int) -> float:
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:  # it has ended meanwhile
-        return 0.0
-    return sum(map(int, fields[11:15])) / _CLOCK_TICKS + sum(map(_read_live, _list_children(process)))
-
-
-def _list_children(process: int) -> list[int]:
-    """Return the numbers of the processes that a process has started; none where there is no /proc."""
-    try:
-        texts = [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/children")]
-    except OSError:  # it has ended meanwhile
-        return []
-    return [int(number) for text in texts for number in text.split()]
+    fields = read_proc(f"{process}/stat").rpartition(")")[2].split()
+    own = sum(map(int, fields[11:15])) / _CLOCK_TICKS
+    return own + sum(map(_read_live, list_children(process)))
 
 
 def measure_reference() -> float:
     """Return the processor seconds of a fixed piece of work: the median of three, as any may be interrupted."""
 
     def work() -> float:
-        start = time.process_time()
+        start = process_time()
         sum(number * number for number in range(400_000))
-        return time.process_time() - start
+        return process_time() - start
 
     return median(work() for _ in range(3))
 

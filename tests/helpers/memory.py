@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
 from torch import Tensor
 
-_STATE = Path("/proc/self/statm")
+from tests.helpers.proc_files import read_resident_mib
 
 
 def live_tensors() -> int:
     kinds = Counter(map(type, gc.get_objects()))
     return sum(count for kind, count in kinds.items() if issubclass(kind, Tensor))
-
-
-def read_resident_mib() -> float:
-    """Return the resident memory of this process; 0 where there is no /proc."""
-    return int(_STATE.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20 if _STATE.exists() else 0.0
 
 
 def assert_memory_stays(run: Callable[[], object]) -> None:

@@ -1,14 +1,22 @@
-"""Which process runs which tests, and when: the dearest file first, so that no process works alone at the end."""
+"""Distribution of the tests to processes: the dearest file first, so that no process works alone at the end.
+
+A process keeps the libraries that tests import. When it has grown, it ends, and a new one goes on.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
+from tests.helpers.proc_files import read_resident_mib
 from tests.helpers.slow_cases import read_slow_cases
+
+MOST_MIB = 1900
+"""A process that has more resident memory gets no more files: 2 GB is what a small machine has for each processor."""
 
 QUICK_SECONDS = 0.05
 """What a case that is not listed as slow costs on average."""
@@ -34,6 +42,13 @@ class Scheduler(LoadScopeScheduling):
         file = nodeid.partition("::")[0]
         return SHARED.get(file, file)
 
+    def schedule(self) -> None:
+        """Give work to all processes."""
+        super().schedule()
+        for node in self.nodes:
+            # A process begins a test when it knows the next one, and the first file may have one test only.
+            self._reschedule(node)
+
     def _assign_work_unit(self, node: WorkerController) -> None:
         if not self.config.pluginmanager.hasplugin("randomly"):
             self.workqueue.move_to_end(max(self.workqueue, key=self._estimate_seconds), last=False)
@@ -41,6 +56,30 @@ class Scheduler(LoadScopeScheduling):
 
     def _estimate_seconds(self, scope: str) -> float:
         return sum(self._slow_cases.get(case, QUICK_SECONDS) for case in self.workqueue[scope])
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if node not in self.registered_collections:  # a new process that has not yet collected
+            return
+        needs_work = self._pending_of(self.assigned_work[node]) <= 2 and self.workqueue and not node.shutting_down
+        if needs_work and getattr(node, "resident_mib", 0) > MOST_MIB:
+            node.shutdown()  # when it has run what it was given
+            self.config.pluginmanager.getplugin("dsession")._clone_node(node)
+        else:
+            super()._reschedule(node)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Send the memory of the process that runs a test along with each report."""
+    report = yield
+    report.resident_mib = read_resident_mib()
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note the memory of the process that a report came from, where the scheduler finds it."""
+    if hasattr(report, "node"):
+        report.node.resident_mib = report.resident_mib
 
 
 @pytest.hookimpl(optionalhook=True)

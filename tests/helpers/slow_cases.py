@@ -88,5 +88,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        write_slow_cases(json.loads(Path(argument).read_text(encoding="utf-8")))
+    write_slow_cases(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,21 +18,18 @@ CONFTEST = """
 import sys
 
 sys.path.insert(0, {root!r})
-from tests.helpers import case_costs
+from tests.helpers import case_costs, scheduling
 
 case_costs.LISTED_SECONDS = 0.1
 case_costs.SLOW_SECONDS = 0.5
-pytest_plugins = ["tests.helpers.case_costs"]
+scheduling.MOST_MIB = {most_mib}
+pytest_plugins = ["tests.helpers.case_costs", "tests.helpers.scheduling"]
 """
 
 BURN = """
-import time
-
-
 def burn(seconds):
-    end = time.process_time() + seconds
-    while time.process_time() < end:
-        pass
+    # An amount of work, as that of the reference is: seconds of the processor that the list is about.
+    sum(number * number for number in range(int(seconds * 400_000 / 0.017)))
 """
 
 COSTS = """
@@ -63,14 +61,25 @@ def test_a_process():
 
 def test_a_call():
     burn(0.8)
+
+
+def test_files_that_cannot_be_opened(monkeypatch):
+    def refuse(*_, **__):
+        raise ZeroDivisionError
+
+    for name in ("builtins.open", "io.open", "os.scandir", "os.times", "pathlib.Path.open", "time.process_time"):
+        monkeypatch.setattr(name, refuse)
 """
 
 
-def run_suite(folder: Path, files: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    for name, text in (files | {"conftest.py": CONFTEST.format(root=str(ROOT))}).items():
+def run_suite(
+    folder: Path, files: dict[str, str], *arguments: str, most_mib: int = 10**6
+) -> subprocess.CompletedProcess[str]:
+    for name, text in (files | {"conftest.py": CONFTEST.format(root=str(ROOT), most_mib=most_mib)}).items():
         (folder / name).write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "xdist", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_a_case_costs_what_it_would_alone_without_imports(tmp_path: Path) -> None:
@@ -85,6 +94,15 @@ def test_a_case_costs_what_it_would_alone_without_imports(tmp_path: Path) -> Non
     assert costs["a_process"] > 0.2 * call
     assert finished.returncode == 1, "a slow case that is not listed fails the run"
     assert re.search(r"test_a_call took [\d.]+ s of processor time: make it faster, or list it", finished.stdout)
+
+
+def test_a_process_that_has_grown_is_replaced_and_no_test_is_lost(tmp_path: Path) -> None:
+    file = "import pytest\n\n@pytest.mark.parametrize('case', range({count}))\ndef test_it(case): ...\n"
+    files = {f"test_{number}.py": file.format(count=number % 4 + 1) for number in range(6)}
+    finished = run_suite(tmp_path, files, "-n", "2", "-v", most_mib=0)
+    assert finished.returncode == 0
+    assert "13 passed" in finished.stdout
+    assert len({*re.findall(r"^\[(gw\d+)\]", finished.stdout, re.MULTILINE)}) > 2
 
 
 def test_one_slow_case_of_each_subject_is_quick_enough_for_everyone() -> None:

@@ -25,10 +25,10 @@ PIL_FAULTS: tuple[type[Exception], ...] = (
     struct.error,
     zlib.error,
 )
-"""What PIL's decoders raise on damaged files. A warning is raised if the user turned warnings into errors."""
+"""Exceptions of PIL's decoders on damaged files. A warning is raised if the user turned warnings into errors."""
 
 DECODER_FAULTS: tuple[type[Exception], ...] = (*PIL_FAULTS, AssertionError, MemoryError)
-"""What the decoders of other libraries raise on damaged files."""
+"""Exceptions of other libraries' decoders on damaged files."""
 
 
 @contextmanager

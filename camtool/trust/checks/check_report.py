@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from camtool.arguments.messages import format_count
-from camtool.warning_codes import HasKind
+from camtool.warning_codes import CodedWarning
 
 _WIDTH = 80
 """The columns of a terminal that the text of a report fits into."""
@@ -16,7 +16,7 @@ _INDENT = "    "
 
 
 @dataclass(frozen=True)
-class Finding(HasKind):
+class Finding(CodedWarning):
     """One reason not to trust a map, or a fact to know about it.
 
     Attributes:
