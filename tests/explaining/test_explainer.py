@@ -470,13 +470,10 @@ ON_THE_PHOTO = [
 ]
 """One method of a thousand forward passes, which take long here; the scene is for all."""
 
-FEWER_ON_THE_PHOTO = {**FEWER, "scorecam": {"max_channels": 400}}
-"""The network has 1280 channels, each a forward pass; the scene is for all of them."""
-
 
 @pytest.mark.parametrize("method", ON_THE_PHOTO)
 def test_cat_and_dog_are_located_on_a_photo(mobilenet, shared, method) -> None:
-    both, few = shared / "images" / "both.png", FEWER_ON_THE_PHOTO.get(method, {})
+    both, few = shared / "images" / "both.png", FEWER.get(method, {})
     tabby, mastiff, boxer = camtool.explain(mobilenet, both, ["tabby", "bull mastiff", "boxer"], method=method, **few)
     assert compute_energy_at_the_top(tabby) < compute_energy_at_the_top(boxer)
     assert compute_energy_at_the_top(tabby) < compute_energy_at_the_top(mastiff)
