@@ -75,6 +75,7 @@ def test_a_corner_is_judged_by_the_scenes_with_and_without_the_mark(tmp_path):
     assert 0 <= judged["tracks"] <= 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("index", AGAIN)
 def test_stored_numbers_are_measured_again(index, tmp_path):
     stored = {entry["index"]: entry for entry in json.loads(audit.RESULTS.read_text(encoding="utf-8"))["networks"]}

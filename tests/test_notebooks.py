@@ -19,6 +19,13 @@ from tools import run_notebooks
 
 NOTEBOOKS = [pytest.param(path, id=path.stem) for path in run_notebooks.NOTEBOOKS]
 
+TRAINS = {"05-train-it-to-look"}
+"""Notebooks that train for minutes, which is nothing to wait for with each change."""
+RUN_ANEW = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.nightly] * (path.stem in TRAINS))
+    for path in run_notebooks.NOTEBOOKS
+]
+
 # The mean difference per channel, of 255. Another CPU rounds differently, which moves edges of a picture by less;
 # a map of another class differs by more than 10.
 SIMILAR = 4.0
@@ -87,7 +94,7 @@ def test_notebook_is_stored_with_its_outputs_and_small(path: Path) -> None:
     assert path.stat().st_size < 1_000_000
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS)
+@pytest.mark.parametrize("path", RUN_ANEW)
 def test_stored_outputs_equal_those_of_a_fresh_run(path: Path, tmp_path: Path) -> None:
     # A new matplotlib looks for fonts once and says so: here, not in a notebook.
     pytest.importorskip("matplotlib.font_manager", reason="needs matplotlib: pip install 'camtool[figures]'")

@@ -186,6 +186,7 @@ def test_the_language_model_is_explained_whatever_the_scene_shows(captioner):
     assert False in orders
 
 
+@pytest.mark.nightly
 def test_words_point_at_their_objects_as_on_the_card_and_better_than_raw_attention(captioner, monkeypatch):
     """Each figure is within four standard deviations of the mean of a sample of 120 numbers in [0, 1]."""
     monkeypatch.setattr(measure, "UNSEEN", FIRST)

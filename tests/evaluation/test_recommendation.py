@@ -284,6 +284,7 @@ def test_wrong_arguments_are_errors():
         camtool.recommend(net, IMAGES, truth=[mask[:5] if index == 3 else mask for index in range(10)])
 
 
+@pytest.mark.nightly
 def test_on_unseen_scenes_it_beats_gradcam():
     """By the measure of the choice and by another one; the measurement for all trained models is in docs/trust.md."""
     loaded = load_honest_model()

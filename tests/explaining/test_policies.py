@@ -330,6 +330,7 @@ def test_a_model_of_photos_as_a_policy() -> None:
         assert np.hypot(*(places - peak).T).min() < 8  # within a cell of the last grid
 
 
+@pytest.mark.nightly
 def test_a_planted_lamp_is_found() -> None:
     from benchmarks.policies import POLICIES, measure, train_policy
 

@@ -195,6 +195,7 @@ def test_the_answer_shows_where_its_words_come_from(tmp_path: Any) -> None:
         camtool.explaining.written_answers.AnswerMaps("a", answer.explanations).verify()
 
 
+@pytest.mark.nightly
 def test_planted_words_are_marked_and_true_words_are_not() -> None:
     """The full measurement, on 300 scenes of each kind, is ``python -m benchmarks words``."""
     names = [*words.check_habits(words.UNSEEN + 600_000, 40), *words.check_given(words.UNSEEN + 600_000, 30)]

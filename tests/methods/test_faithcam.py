@@ -521,6 +521,7 @@ def test_energy_and_peak_on_scenes_are_at_least_those_of_the_others() -> None:
         assert found["faithcam"][1] >= found[other][1] - 1 / 24  # a peak may lie one pixel beside an object's edge
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "deletion", "pointing"), [("mobilenet_v2", 0.38, 0.94), ("squeezenet1_1", 0.64, 0.80)]
 )

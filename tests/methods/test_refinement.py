@@ -424,6 +424,7 @@ def test_the_page_shows_what_was_measured() -> None:
     assert write_tables(rows) in PAGE.read_text(encoding="utf-8")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["mobilenet_v2", "squeezenet1_1"])
 def test_refined_maps_predict_single_cells_better(name: str, shared: Path) -> None:
     """Measured on 24 photos: +0.07 and more; see docs/refine.md for photos that were not tuned on."""

@@ -216,6 +216,7 @@ def _compute_probabilities(loaded: camtool.Loaded, batch: Tensor, index: int) ->
         return torch.cat([loaded.model(part).softmax(1)[:, index] for part in batch.split(16)])
 
 
+@pytest.mark.nightly
 def test_rivalcam_points_better_than_grad_cam_and_is_as_faithful(mobilenet: camtool.Loaded, shared: Path) -> None:
     """Check it on photos of ImageNet classes."""
     pictures = read_confident_photos(mobilenet, shared / "images")

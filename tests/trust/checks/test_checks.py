@@ -51,6 +51,7 @@ def test_scenes_raise_at_most_two_percent_of_false_alarms(demo, method: str) -> 
     assert len(alarms) <= 0.02 * len(images), alarms
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["mobilenet_v2", "squeezenet1_1"])
 def test_photos_raise_at_most_two_percent_of_false_alarms(shared: Path, name: str) -> None:
     model = camtool.load(name, shared / "models" / f"{name}-imagenet.safetensors")
