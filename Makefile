@@ -1,6 +1,7 @@
 # The commands that CI calls. `make` lists them.
 .DEFAULT_GOAL := help
 INSTALL ?= pip install
+unexport PYTHONDONTWRITEBYTECODE  # some servers set it: each process would compile all of PyTorch anew
 .PHONY: help install lint types test test-all test-nightly test-random slow-cases pythons release demo-page docs note
 
 help:  ## list the commands
