@@ -185,8 +185,9 @@ class CostReport:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the processor minutes, and what must be listed."""
-        total = sum(self.costs.values())
-        terminalreporter.write_line(f"{len(self.costs)} cases took {total / 60:.1f} processor minutes: {self.path}")
+        minutes = sum(self.costs.values()) / 60
+        each = "what several share is counted for each of them"
+        terminalreporter.write_line(f"{len(self.costs)} cases take {minutes:.1f} processor minutes; {each}: {self.path}")
         for complaint in self.complaints:
             terminalreporter.write_line(complaint, red=True)
 
