@@ -187,7 +187,9 @@ class CostReport:
         """Print the processor minutes, and what must be listed."""
         minutes = sum(self.costs.values()) / 60
         each = "what several share is counted for each of them"
-        terminalreporter.write_line(f"{len(self.costs)} cases take {minutes:.1f} processor minutes; {each}: {self.path}")
+        terminalreporter.write_line(
+            f"{len(self.costs)} cases take {minutes:.1f} processor minutes; {each}: {self.path}"
+        )
         for complaint in self.complaints:
             terminalreporter.write_line(complaint, red=True)
 

@@ -242,7 +242,8 @@ def fill_caches(cache: Path) -> None:
     checkpoints = cache / "torch" / "hub" / "checkpoints"
     checkpoints.mkdir(parents=True)
     torch.manual_seed(0)
-    torch.save(ResNet(Bottleneck, _BLOCKS, **_WIDTH).state_dict(), checkpoints / ResNet50_Weights.DEFAULT.url.rpartition("/")[2])
+    resnet50 = ResNet(Bottleneck, _BLOCKS, **_WIDTH)
+    torch.save(resnet50.state_dict(), checkpoints / ResNet50_Weights.DEFAULT.url.rpartition("/")[2])
     repository = timm.get_pretrained_cfg("convnext_tiny").hf_hub_id.rstrip("/")
     commit = "0" * 40
     held = cache / "hf" / "hub" / f"models--{repository.replace('/', '--')}"
