@@ -83,6 +83,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: WorkerController) -> None:
+    """End the process whose tests have ended, which xdist would keep, with its memory, until the last test."""
+    node.gateway.exit()
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
     """Let the scheduler of this module distribute the tests."""
     return Scheduler(config, log)

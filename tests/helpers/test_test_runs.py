@@ -96,12 +96,33 @@ def test_a_case_costs_what_it_would_alone_without_imports(tmp_path: Path) -> Non
     assert re.search(r"test_a_call took [\d.]+ s of processor time: make it faster, or list it", finished.stdout)
 
 
+FOLLOWER = """
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("case", range({count}))
+def test_it(case):
+    Path(f"{{os.getpid()}}.process").touch()
+
+
+def test_processes_before_this_one_have_ended():
+    last = time.monotonic() + 30
+    others = {{int(path.stem) for path in Path().glob("*.process")}} - {{os.getpid()}}
+    while len(alive := [each for each in others if Path(f"/proc/{{each}}/exe").exists()]) > 1:
+        assert time.monotonic() < last, alive  # beside this one, one more works at a time
+        time.sleep(0.01)
+"""
+
+
 def test_a_process_that_has_grown_is_replaced_and_no_test_is_lost(tmp_path: Path) -> None:
-    file = "import pytest\n\n@pytest.mark.parametrize('case', range({count}))\ndef test_it(case): ...\n"
-    files = {f"test_{number}.py": file.format(count=number % 4 + 1) for number in range(6)}
+    files = {f"test_{number}.py": FOLLOWER.format(count=number % 4 + 1) for number in range(6)}
     finished = run_suite(tmp_path, files, "-n", "2", "-v", most_mib=0)
     assert finished.returncode == 0
-    assert "13 passed" in finished.stdout
+    assert "19 passed" in finished.stdout
     assert len({*re.findall(r"^\[(gw\d+)\]", finished.stdout, re.MULTILINE)}) > 2
 
 
