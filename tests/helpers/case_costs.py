@@ -186,9 +186,9 @@ class CostReport:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the processor minutes, and what must be listed."""
         minutes = sum(self.costs.values()) / 60
-        each = "what several share is counted for each of them"
+        note = "what several share is counted for each of them"
         terminalreporter.write_line(
-            f"{len(self.costs)} cases take {minutes:.1f} processor minutes; {each}: {self.path}"
+            f"{len(self.costs)} cases take {minutes:.1f} processor minutes; {note}: {self.path}"
         )
         for complaint in self.complaints:
             terminalreporter.write_line(complaint, red=True)

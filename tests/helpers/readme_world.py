@@ -209,7 +209,7 @@ _WIDTH = {"width_per_group": 8}
 
 
 def shorten_resnet50() -> None:
-    """Let torchvision build a short and narrow ``resnet50``: all calls are the same, and take a tenth."""
+    """Let torchvision build a short and narrow ``resnet50``: all calls are the same, and take less time."""
     from torchvision.models import resnet
 
     build = resnet._resnet

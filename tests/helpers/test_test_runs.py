@@ -96,7 +96,7 @@ def test_a_case_costs_what_it_would_alone_without_imports(tmp_path: Path) -> Non
     assert re.search(r"test_a_call took [\d.]+ s of processor time: make it faster, or list it", finished.stdout)
 
 
-FOLLOWER = """
+LISTS_PROCESSES = """
 import os
 import time
 from pathlib import Path
@@ -119,7 +119,7 @@ def test_processes_before_this_one_have_ended():
 
 
 def test_a_process_that_has_grown_is_replaced_and_no_test_is_lost(tmp_path: Path) -> None:
-    files = {f"test_{number}.py": FOLLOWER.format(count=number % 4 + 1) for number in range(6)}
+    files = {f"test_{number}.py": LISTS_PROCESSES.format(count=number % 4 + 1) for number in range(6)}
     finished = run_suite(tmp_path, files, "-n", "2", "-v", most_mib=0)
     assert finished.returncode == 0
     assert "19 passed" in finished.stdout
