@@ -34,6 +34,7 @@ from tests.cli.test_commands import (
     start_process,
     write_photo,
 )
+from tests.helpers.missing_extras import needs
 from tests.helpers.tiny_models import TINY
 
 ROOT = Path(camtool.__file__).parents[1]
@@ -111,6 +112,7 @@ def test_the_scan_finds_unsafe_calls(code: str, is_unsafe: bool) -> None:
     assert bool([*find_unsafe_calls(code)]) is is_unsafe
 
 
+@needs("ultralytics")
 def test_a_pickle_of_ultralytics_runs_no_code(tmp_path, camtool_, photos) -> None:
     class Malicious:
         def __reduce__(self) -> tuple[object, ...]:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import camtool
 from camtool import Explanation
+from tests.helpers.missing_extras import needs
 
-RUNTIMES = ("onnxruntime", "openvino")
+RUNTIMES = ("onnxruntime", pytest.param("openvino", marks=needs("openvino")))
 ENGINES = ("prepared", "torch.compile", *RUNTIMES)  # it calls a compiler
 
 

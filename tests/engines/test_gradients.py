@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import camtool
 from camtool.engines.gradients import _differentiate_convolution
 from camtool.engines.runtimes import open_session
+from tests.engines.nets import RUNTIMES
 
 CONVOLUTIONS = [
     {"kernel_size": 1},
@@ -81,7 +82,7 @@ WINDOWS = {name: partial(Windows, mask) for name, mask in MASKS.items()}
 Exported = tuple[nn.Module, Path]
 """A model, and its file."""
 
-RUNTIMES = pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+EACH_RUNTIME = pytest.mark.parametrize("runtime", RUNTIMES)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def export_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[
     return export
 
 
-@RUNTIMES
+@EACH_RUNTIME
 @pytest.mark.parametrize("mask", MASKS)
 def test_attention_in_windows(runtime: str, mask: str, export_once: Callable[..., Exported]) -> None:
     assert_same_maps(*export_once(WINDOWS[mask]), runtime)
@@ -117,7 +118,7 @@ class Square(nn.Module):
         return scores
 
 
-@RUNTIMES
+@EACH_RUNTIME
 def test_a_square_weight_that_is_read_both_ways(runtime: str, export_once: Callable[..., Exported]) -> None:
     assert_same_maps(*export_once(Square), runtime)
 
@@ -142,6 +143,6 @@ class PooledHead(nn.Module):
         return self.head(pooled).flatten(1)
 
 
-@RUNTIMES
+@EACH_RUNTIME
 def test_a_convolution_of_one_pixel(runtime: str, export_once: Callable[..., Exported]) -> None:
     assert_same_maps(*export_once(PooledHead), runtime)

@@ -21,6 +21,7 @@ from camtool.engines.prepared import PreparedModel
 from camtool.errors import CamtoolError
 from camtool.hooks.structures.caches import forget_model
 from tests.engines.nets import RUNTIMES, Decides, Gated, Unknown, assert_agree, build, explain_twice, get_lines
+from tests.helpers.missing_extras import needs
 
 
 @pytest.mark.parametrize("fault", ["maps", "scores", "classes"])
@@ -89,6 +90,7 @@ def test_autocast_is_not_compiled(net: nn.Module, caplog: pytest.LogCaptureFixtu
     assert "engine 'torch.compile' is not used: torch.compile runs without autocast alone" in caplog.text
 
 
+@needs("openvino")
 def test_hooks_of_the_user_are_not_compiled(net: nn.Module, caplog: pytest.LogCaptureFixture) -> None:
     x = torch.randn(1, 3, 16, 20)
     handle = net.stem.register_forward_hook(lambda _, __, output: output * 2)
@@ -147,6 +149,7 @@ def test_a_single_image_is_compared_by_itself() -> None:
     assert_agree(ours, camtool.explain(net, x[:1], 1)[0])
 
 
+@needs("openvino")
 def test_any_failure_of_a_compiler_falls_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -160,6 +163,7 @@ def test_any_failure_of_a_compiler_falls_back(
     assert "engine 'openvino' is not used: OSError: read-only file system" in get_lines(caplog)
 
 
+@needs("openvino")
 def test_other_inputs_precisions_and_methods_fall_back(net: nn.Module, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     wide = build().double()

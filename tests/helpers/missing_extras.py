@@ -1,4 +1,7 @@
-"""A plugin: a file whose library is absent is skipped by name; the end says which extras would run how many more."""
+"""A plugin: a file or a case whose library is absent is skipped by name; the end says which extras would run more.
+
+Where slow cases run, too, all extras are expected, so what is absent is an error.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,38 @@ BROUGHT_BY = {"anyio": "mcp", "fsspec": "lightning", "httpx": "gradio", "nbforma
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Skip a file that imports a library that is not installed; an error where slow ones run, too."""
+    """Skip a file that imports a library that is not installed."""
     report = yield
     missing = re.search(r"ModuleNotFoundError: No module named '(\w+)", str(report.longrepr))
-    is_ours = missing and (collector.config.rootpath / missing[1]).exists()
-    if report.failed and missing and not is_ours and "not slow" in collector.config.option.markexpr:
-        reason = f"Skipped: {missing[1]} is not installed: pip install -e '.[dev]'"
-        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, reason)
+    if missing:
+        _skip(report, collector, missing[1])
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Skip a case that imports a library that is not installed, itself or in what it calls."""
+    report = yield
+    error = call.excinfo.value if call.excinfo else None
+    while error and not isinstance(error, ModuleNotFoundError):
+        error = error.__cause__ or error.__context__
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        _skip(report, item, error.name.partition(".")[0])
+    return report
+
+
+def _skip(report: pytest.TestReport | pytest.CollectReport, node: pytest.Item | pytest.Collector, library: str) -> None:
+    is_expected = "not slow" not in node.config.option.markexpr or (node.config.rootpath / library).exists()
+    if report.failed and not is_expected and find_spec(library) is None:
+        reason = f"Skipped: {library} is not installed: pip install -e '.[dev]'"
+        report.outcome, report.longrepr = "skipped", (str(node.path), 0, reason)
+
+
+def needs(library: str) -> pytest.MarkDecorator:
+    """Return a mark that skips a case without a library of an extra, for a case that would fail by what it asserts."""
+    return pytest.mark.skipif(find_spec(library) is None, reason=f"{library} is not installed: pip install -e '.[dev]'")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost, so below all that others say

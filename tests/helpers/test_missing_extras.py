@@ -45,6 +45,40 @@ def test_the_extra_is_that_of_the_library_which_is_missing(reason: str, expected
     assert find_extra(reason, EXTRAS) == expected
 
 
+NAMES_NO_LIBRARY = """
+import pytest
+
+def import_late():
+    import nowhere_io
+
+def test_an_import(): import_late()
+
+def test_a_refusal_because_of_an_import():
+    with pytest.raises(ValueError):
+        try:
+            import_late()
+        except ImportError as error:
+            raise TypeError("it is needed") from error
+
+def test_a_failure(): assert 1 == 2
+
+def test_a_module_that_is_ours(): import camtool.nowhere
+"""
+
+
+@pytest.mark.parametrize(
+    ("selected", "expected"), [("not slow", {"skipped": 2, "failed": 2}), ("not nightly", {"failed": 4})]
+)
+def test_a_case_without_its_library_is_skipped_unless_slow_ones_run(
+    pytester: pytest.Pytester, selected: str, expected: dict[str, int]
+) -> None:
+    pytester.makepyfile(NAMES_NO_LIBRARY)
+    pytester.mkdir("camtool")
+    (pytester.path / "camtool" / "__init__.py").touch()
+    result = pytester.runpytest("-p", "tests.helpers.missing_extras", "-p", "no:xdist", "-m", selected)
+    result.assert_outcomes(**expected)
+
+
 def test_cases_and_files_are_counted_by_extra_and_each_file_once() -> None:
     missing = "could not import 'nowhere_io'"
     reports = [

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL
 import pytest
 import torch
 from PIL import Image
@@ -78,11 +79,18 @@ def decode(text: str, dtype: type) -> Any:
     return np.frombuffer(base64.b64decode(text), dtype)
 
 
+# The page keeps the order of all versions before, with which networks were trained.
+PIL_13 = "Pillow 13 resizes the rows of a tall photo before its columns, which rounds otherwise"
+
+
 def draw_photo(width: int, height: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8))
 
 
-@pytest.mark.parametrize(("width", "height"), [(333, 211), (97, 480), (1, 1), (41, 3)])
+TALL = pytest.param(97, 480, marks=pytest.mark.skipif(int(PIL.__version__.partition(".")[0]) >= 13, reason=PIL_13))
+
+
+@pytest.mark.parametrize(("width", "height"), [(333, 211), TALL, (1, 1), (41, 3)])
 def test_photos_are_prepared_as_by_pillow(width: int, height: int, tmp_path: Path) -> None:
     half = ((0.5, 0.25, 0.125), (0.25, 0.5, 1.0))
     plains = [PlainTransform(64, None, (56, 56), name, *half) for name in ("bilinear", "bicubic", "lanczos")]
