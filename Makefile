@@ -23,7 +23,7 @@ test:  ## run all quick tests, and a slow one of each subject
 
 COSTS = --case-costs build/case_costs.json
 test-all:  ## run all tests: slow ones, hundreds of architectures, the page in a browser
-	pytest -m "not nightly" --durations=50 $(COSTS) $(TESTS)
+	pytest -m "not nightly" --most-mib 2800 $(COSTS) $(TESTS)
 
 test-nightly:  ## run the benchmarks that pages quote
 	pytest -m nightly $(TESTS)

@@ -5,6 +5,8 @@ started, and the fixtures of wider scope that it uses, whichever case set them u
 not count, as it falls on whichever case comes first. Processors are not equally fast, and not at all times: a cost is
 divided by that of a fixed piece of work, measured right after the case.
 
+Another run leaves out the cases that passed and are in such a file: ``pytest --passed-before FILE``.
+
 With ``--check-costs`` a run fails if a case costs more than a second and is not in the list of slow cases.
 """
 
@@ -38,6 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that measure and check costs."""
     group = parser.getgroup("camtool")
     group.addoption("--case-costs", metavar="FILE", help="write the processor seconds of each case to FILE")
+    text = "leave out the cases in FILE, which an earlier run with --case-costs wrote"
+    group.addoption("--passed-before", metavar="FILE", help=text)
     text = "with --case-costs: fail if a slow case is not listed, or a listed one is gone"
     group.addoption("--check-costs", action="store_true", help=text)
 
@@ -49,6 +53,20 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(CostReport(config))
         if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
             config.pluginmanager.register(CostMeter())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what passed before."""
+    passed = read_passed(config)
+    if passed:
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+        items[:] = [item for item in items if item.nodeid not in passed]
+
+
+def read_passed(config: pytest.Config) -> dict[str, float]:
+    """Return the cases that passed in an earlier run → their costs."""
+    path = config.getoption("--passed-before")
+    return json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
 
 
 class CostMeter:
@@ -163,15 +181,13 @@ class CostReport:
     def __init__(self, config: pytest.Config) -> None:
         self.path = Path(config.getoption("--case-costs"))
         self.is_checked: bool = config.getoption("--check-costs")
-        self.costs: dict[str, float] = {}
+        self.costs = read_passed(config)
         self.complaints: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take the cost of a case from its last report."""
-        if report.when == "teardown":
-            properties = dict(report.user_properties)
-            if "cost" in properties:  # a case that was skipped has none
-                self.costs[report.nodeid] = properties["cost"]
+        """Take the cost of a case that passed."""
+        if report.when == "call" and report.passed:
+            self.costs[report.nodeid] = dict(report.user_properties)["cost"]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:

@@ -16,7 +16,10 @@ from tests.helpers.proc_files import read_resident_mib
 from tests.helpers.slow_cases import read_slow_cases
 
 MOST_MIB = 1900
-"""A process that has more resident memory gets no more files: 2 GB is what a small machine has for each processor."""
+"""A process that has more resident memory gets no more files: 2 GB is what a small machine has for each processor.
+
+A new process has 1,400 after half a minute of imports, so a complete run, ``make test-all``, allows more.
+"""
 
 QUICK_SECONDS = 0.05
 """What a case that is not listed as slow costs on average."""
@@ -31,12 +34,19 @@ SHARED = {
 """Files that share what is expensive or cannot run twice at the same time → what it is."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that limits the memory of a process."""
+    text = f"replace a process whose resident memory has grown beyond MIB (default: {MOST_MIB})"
+    parser.getgroup("camtool").addoption("--most-mib", metavar="MIB", type=int, default=MOST_MIB, help=text)
+
+
 class Scheduler(LoadScopeScheduling):
     """Gives each process one file, or the files that share something, at a time."""
 
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
         super().__init__(config, log)
         self._slow_cases = read_slow_cases()
+        self._most_mib: int = config.getoption("--most-mib")
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
@@ -61,7 +71,7 @@ class Scheduler(LoadScopeScheduling):
         if node not in self.registered_collections:  # a new process that has not yet collected
             return
         needs_work = self._pending_of(self.assigned_work[node]) <= 2 and self.workqueue and not node.shutting_down
-        if needs_work and getattr(node, "resident_mib", 0) > MOST_MIB:
+        if needs_work and getattr(node, "resident_mib", 0) > self._most_mib:
             node.shutdown()  # when it has run what it was given
             self.config.pluginmanager.getplugin("dsession")._clone_node(node)
         else:

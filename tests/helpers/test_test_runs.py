@@ -18,11 +18,10 @@ CONFTEST = """
 import sys
 
 sys.path.insert(0, {root!r})
-from tests.helpers import case_costs, scheduling
+from tests.helpers import case_costs
 
 case_costs.LISTED_SECONDS = 0.1
 case_costs.SLOW_SECONDS = 0.5
-scheduling.MOST_MIB = {most_mib}
 pytest_plugins = ["tests.helpers.case_costs", "tests.helpers.scheduling"]
 """
 
@@ -72,10 +71,8 @@ def test_files_that_cannot_be_opened(monkeypatch):
 """
 
 
-def run_suite(
-    folder: Path, files: dict[str, str], *arguments: str, most_mib: int = 10**6
-) -> subprocess.CompletedProcess[str]:
-    for name, text in (files | {"conftest.py": CONFTEST.format(root=str(ROOT), most_mib=most_mib)}).items():
+def run_suite(folder: Path, files: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    for name, text in (files | {"conftest.py": CONFTEST.format(root=str(ROOT))}).items():
         (folder / name).write_text(text, encoding="utf-8")
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "xdist", *arguments]
@@ -94,6 +91,32 @@ def test_a_case_costs_what_it_would_alone_without_imports(tmp_path: Path) -> Non
     assert costs["a_process"] > 0.2 * call
     assert finished.returncode == 1, "a slow case that is not listed fails the run"
     assert re.search(r"test_a_call took [\d.]+ s of processor time: make it faster, or list it", finished.stdout)
+
+
+SOME_PASS = """
+import pytest
+
+
+def test_that_passes(): ...
+
+
+def test_that_is_skipped(): pytest.skip("its library is absent")
+
+
+@pytest.mark.skipif("True", reason="its library is absent")
+def test_that_is_marked(): ...
+"""
+
+
+def test_a_case_that_passed_before_does_not_run_again(tmp_path: Path) -> None:
+    before = run_suite(tmp_path, {"test_some.py": SOME_PASS}, "--case-costs", "before.json")
+    assert "1 passed, 2 skipped" in before.stdout
+    (tmp_path / "test_more.py").write_text("def test_that_is_slow(): ...", encoding="utf-8")
+    files = {"test_some.py": SOME_PASS.replace("pytest.skip", "print").replace('"True"', '"False"')}
+    after = run_suite(tmp_path, files, "-v", "--passed-before", "before.json", "--case-costs", "both.json")
+    assert "3 passed, 1 deselected" in after.stdout
+    assert "test_that_passes" not in after.stdout
+    assert len(json.loads((tmp_path / "both.json").read_text(encoding="utf-8"))) == 4, "the costs of both runs"
 
 
 LISTS_PROCESSES = """
@@ -120,7 +143,7 @@ def test_processes_before_this_one_have_ended():
 
 def test_a_process_that_has_grown_is_replaced_and_no_test_is_lost(tmp_path: Path) -> None:
     files = {f"test_{number}.py": LISTS_PROCESSES.format(count=number % 4 + 1) for number in range(6)}
-    finished = run_suite(tmp_path, files, "-n", "2", "-v", most_mib=0)
+    finished = run_suite(tmp_path, files, "-n", "2", "-v", "--most-mib", "0")
     assert finished.returncode == 0
     assert "19 passed" in finished.stdout
     assert len({*re.findall(r"^\[(gw\d+)\]", finished.stdout, re.MULTILINE)}) > 2
