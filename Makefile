@@ -21,9 +21,9 @@ types:  ## check types
 test:  ## run all quick tests, and a slow one of each subject
 	pytest
 
-COSTS = --case-costs build/case_costs.json
+COSTS = --case-costs=build/case_costs.json
 test-all:  ## run all tests: slow ones, hundreds of architectures, the page in a browser
-	pytest -m "not nightly" --most-mib 2800 $(COSTS) $(TESTS)
+	pytest -m "not nightly" --most-mib=2800 $(COSTS) $(TESTS)
 
 test-nightly:  ## run the benchmarks that pages quote
 	pytest -m nightly $(TESTS)

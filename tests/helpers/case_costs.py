@@ -1,11 +1,11 @@
-"""Costs of the cases in processor seconds: ``pytest --case-costs FILE``.
+"""Costs of the cases in processor seconds: ``pytest --case-costs=FILE``.
 
 The cost of a case is what it would take alone in a warm process: its own set-up and call, with the processes that it
 started, and the fixtures of wider scope that it uses, whichever case set them up. The first import of a module does
 not count, as it falls on whichever case comes first. Processors are not equally fast, and not at all times: a cost is
 divided by that of a fixed piece of work, measured right after the case.
 
-Another run leaves out the cases that passed and are in such a file: ``pytest --passed-before FILE``.
+Another run leaves out the cases that passed and are in such a file: ``pytest --passed-before=FILE``.
 
 With ``--check-costs`` a run fails if a case costs more than a second and is not in the list of slow cases.
 """
