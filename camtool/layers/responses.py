@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from camtool.errors import ForwardError
+from camtool.hooks.model_call import differentiate
 from camtool.hooks.observation import observe
+from camtool.hooks.state.guard import enable_gradients
+from camtool.hooks.structures.modules import lacks_gradients
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors, map_batch, shares_several_values
 from camtool.layers import candidate_rules as rules
 from camtool.layers.candidates import Candidate
@@ -24,6 +27,7 @@ from camtool.layers.image_variants import (
     get_image_input,
     list_parts_of_tiles,
     nudge_bands,
+    select_first_image,
     vary_halves,
     vary_parts,
     vary_views,
@@ -159,7 +163,13 @@ def _observe_bands(
 
 
 def locate_tokens(
-    model: nn.Module, inputs: ModelInputs, layer: Layer, before: Sequence[str], origins: Sequence[str], call_index: int
+    model: nn.Module,
+    inputs: ModelInputs,
+    layer: Layer,
+    before: Sequence[str],
+    origins: Sequence[str],
+    call_index: int,
+    behind: Sequence[str] = (),
 ) -> tuple[Layout, str]:
     """Return the layout of a layer, with its grid at the right tokens, and the verdict if it cannot be used, else "".
 
@@ -171,6 +181,8 @@ def locate_tokens(
             of its tokens, the nearest of these that does is asked.
         origins: The first modules with as many tokens.
         call_index: See :func:`camtool.layers.survey.find_candidates`.
+        behind: Layers behind it with the same layout, from shallow to deep. What attention returns shows no places, but
+            if it is added to tokens that have some, it has theirs.
     """
     if not layer.layout.has_tokens:
         return layer.layout, ""
@@ -190,7 +202,38 @@ def locate_tokens(
     is_unknown = own is None and located is not None and False not in shown and bool(names)
     places = find_places(model, inputs, [Layer(name, layout) for name in names], call) if is_unknown else []
     order = rules.TokenOrder(own, shown, located is not None, any(places) if places else None)
-    return layout, rules.find_verdict(rules.ORDER, order)
+    verdict = rules.find_verdict(rules.ORDER, order)
+    if verdict and located is not None and behind:
+        streams = _find_streams(model, inputs, Layer(layer.name, layout), behind[:_NEAREST], call_index)
+        judged = (locate_tokens(model, inputs, stream, before, origins, call_index) for stream in streams)
+        verdict = "" if (layout, "") in judged else verdict
+    return layout, verdict
+
+
+def _find_streams(
+    model: nn.Module, inputs: ModelInputs, layer: Layer, behind: Sequence[str], call_index: int
+) -> list[Layer]:
+    """Return the layers behind one whose cells each depend on the same cell of that one, and on no other.
+
+    Skip connections add what attention returns to a stream of tokens. The gradient of some cells, drawn at random,
+    shows it: cells in another order, or mixed ones, would pass it to others.
+    """
+    if lacks_gradients(model):
+        return []
+    calls = observe(model, [layer.name, *behind], select_first_image(inputs)).calls
+    own, generator = calls[layer.name][call_index], torch.Generator().manual_seed(0)
+    streams = []
+    with enable_gradients():
+        for name in behind:
+            cells = layer.layout.to_grid(layer.layout.select_view(calls[name][call_index]))
+            drawn = torch.rand(cells.shape[2:], generator=generator, device="cpu") < 0.5
+            # Weights, as a norm makes the plain sum constant.
+            weights = torch.randn(cells.shape, generator=generator, device="cpu") * drawn
+            scalar = (cells * weights.to(cells)).sum()
+            (gradient,) = differentiate(scalar, own, retain_graph=True, materialize_grads=True)
+            reached = layer.layout.to_grid(layer.layout.select_view(gradient)).ne(0).any(1)[0]
+            streams += [Layer(name, layer.layout)] if torch.equal(reached.cpu(), drawn) else []
+    return streams
 
 
 def find_order(layout: Layout, halves: Tensor) -> bool | None:

@@ -246,11 +246,12 @@ def _find_named(
                 raise LayerError(f"layer {name!r} returned {call.shape}, but {OTHER_FRAMES}.")
         layer = Layer(name, layouts[0])
         index = next(index for index, traced in enumerate(calls) if traced is call)
-        grids = group_grid_outputs(calls[:index], reader, call_index)
-        before = [grid.name for grid in grids if layer.layout in grid.layouts and grid.name != name]
+        grids = [grid for grid in group_grid_outputs(calls, reader, call_index) if layer.layout in grid.layouts]
+        before = [grid.name for grid in grids if grid.calls[-1] < index]
+        behind = [grid.name for grid in grids if grid.calls[0] > index]
         if not reader.is_in_text(layer.layout):
             layout, verdict = locate_tokens(
-                model, inputs, layer, before, reader.find_origins(call, layouts), call_index
+                model, inputs, layer, before, reader.find_origins(call, layouts), call_index, behind
             )
             layer = Layer(name, layout)
             if verdict:

@@ -14,6 +14,7 @@ import torch
 import torchvision.models as zoo
 from torch import Tensor, nn
 from torchvision.models.swin_transformer import SwinTransformer
+from torchvision.models.vision_transformer import VisionTransformer
 
 import camtool
 from camtool.errors import LayerError
@@ -443,6 +444,80 @@ def test_cells_behind_several_blocks_of_attention_have_places(side: int) -> None
         model = nn.Sequential(nn.Conv2d(3, 16, 64 // side, 64 // side), Apply(to_tokens(0)), blocks).eval()
         (tokens,) = observe(model, ["2"], nudge_bands(torch.rand(1, 3, 64, 64)), grad=False).calls["2"]
         assert follows_image(Layout(TOKENS, (side, side)).to_grid(tokens)), seed
+
+
+def build_torchvision_vit() -> nn.Module:
+    vit = VisionTransformer(96, 16, num_layers=3, num_heads=2, hidden_dim=32, mlp_dim=64, num_classes=5)
+    nn.init.normal_(vit.heads.head.weight)  # torchvision leaves it all zeros
+    return vit.eval()
+
+
+def build_timm_vit() -> nn.Module:
+    timm = pytest.importorskip("timm")
+    return timm.create_model("vit_tiny_patch16_224", img_size=96, num_classes=5, global_pool="avg", depth=4).eval()
+
+
+def build_hugging_face_vit() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
+    return transformers.ViTForImageClassification(transformers.ViTConfig(image_size=96, **sizes)).eval()
+
+
+class AddedQueries(QueryNet):
+    """A resampler whose queries, as many as the patches, form a stream to which what they read is added."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.norm(self.patches(x).flatten(2).transpose(1, 2))
+        queries = self.queries.expand(len(x), -1, -1)
+        logits: Tensor = self.head(self.mix(queries + self.read(queries, tokens, tokens)[0]).mean(1))
+        return logits
+
+
+class TurnedStream(QueryNet):
+    """A network whose attention returns its tokens in the opposite order of the patches they are added to."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.norm(self.patches(x).flatten(2).transpose(1, 2))
+        logits: Tensor = self.head(self.mix(tokens + self.read(tokens.flip(1), tokens, tokens)[0].flip(1)).mean(1))
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [
+        (build_torchvision_vit, "encoder.layers.encoder_layer_1.self_attention"),
+        (build_timm_vit, "blocks.2.attn"),
+        (build_timm_vit, "blocks.2.attn.proj"),
+        (build_hugging_face_vit, "vit.layers.1.attention"),
+    ],
+    ids=["torchvision", "timm", "projection", "hugging face"],
+)
+def test_an_attention_output_has_the_places_of_the_tokens_it_is_added_to(
+    build: Callable[[], nn.Module], name: str
+) -> None:
+    torch.manual_seed(0)
+    model, img = build(), torch.rand(1, 3, 96, 96)
+    assert find_layers(model, img, [name]) == [Layer(name, Layout(TOKENS, (6, 6), prefix=1))]
+    kept: list[Tensor] = []
+
+    def keep(_: nn.Module, _inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        kept.append(output if isinstance(output, Tensor) else output[0])
+        kept[-1].retain_grad()
+
+    with dict(model.named_modules())[name].register_forward_hook(keep):
+        output = model(img)
+    getattr(output, "logits", output)[0, 1].backward()
+    assert kept[0].grad is not None
+    expected = (kept[0] * kept[0].grad)[0, 1:].sum(1).reshape(6, 6).relu()  # HiResCAM, without the class token
+    (result,) = camtool.explain(model, img, 1, layer=name, method="hirescam")
+    torch.testing.assert_close(torch.from_numpy(result.raw), expected.detach(), atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("network", [QueryNet, AddedQueries, TurnedStream])
+def test_queries_and_turned_tokens_get_no_places_from_what_is_behind_them(network: type[QueryNet]) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(LayerError, match=r"no places on the image|not in the order of the image"):
+        find_layers(network(64, 8).eval(), torch.rand(1, 3, 64, 64), ["read"])
 
 
 @pytest.mark.parametrize("before", [0, 24, 32, 36, 64])
