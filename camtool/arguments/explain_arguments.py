@@ -126,7 +126,7 @@ def check_settings(transform: object, labels: object, batch_size: object, image:
         raise CamtoolError(f"transform={transform!r} cannot be called; give a function from PIL image to tensor.")
     if labels is not None and (isinstance(labels, (str, Mapping)) or not hasattr(labels, "__getitem__")):
         raise TargetError(f"labels={labels!r} is no list of names; give one name for each class, in their order.")
-    check_count("batch_size", batch_size)
+    check_count("batch_size", batch_size, optional=True)
     if image is not None and not isinstance(image, (Integral, str)):
         raise MethodError(str(describe_foreign_argument("image")))
     is_integer = isinstance(call_index, Integral) and not isinstance(call_index, bool)

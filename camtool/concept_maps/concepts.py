@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool import targets
-from camtool.arguments.checks import check_choice, check_integer
+from camtool.arguments.checks import check_choice, check_count, check_integer
 from camtool.arguments.explain_arguments import (
     check_settings,
     explain_foreign_arguments,
@@ -190,6 +190,7 @@ def concepts(
     """
     check_choice("placement", placement, get_args(Placement))
     check_settings(transform, labels, batch_size, None, None)
+    check_count("batch_size", batch_size)
     check_integer("n", n, error=MethodError)
     loaded = to_loaded(model)
     if layer is not None and not isinstance(layer, (str, nn.Module)):

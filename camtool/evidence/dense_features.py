@@ -20,6 +20,7 @@ from camtool.evidence.attention import find_common_layout, is_self_attention
 from camtool.evidence.evidence import Evidence
 from camtool.hooks.attention.branches import AttentionBranch, CapturedBranches
 from camtool.hooks.attention.capture import AttentionBlock
+from camtool.hooks.chunks import get_most_rows
 from camtool.hooks.observation import resume
 from camtool.layers.layouts import Layout
 from camtool.maps import upcast
@@ -167,8 +168,8 @@ class DenseFeatures:
         patches = self._select_patches(tokens)
         for rows in evidence.rows_by_image:
             image = evidence.images[rows[0]]
-            output = self._run_head(image, patches[image])
-            by_row.update({row: upcast(scores[row](output))[: patches.shape[1]] for row in rows})
+            outputs, count = self._run_head(image, patches[image]), patches.shape[1]
+            by_row.update({row: upcast(torch.cat([*map(scores[row], outputs)]))[:count] for row in rows})
         maps = torch.stack([by_row[row] for row in range(len(evidence.images))])
         return maps.reshape(-1, *self._layout.grid)
 
@@ -205,23 +206,25 @@ class DenseFeatures:
         """Return the tokens of the patches, ``(N, h·w, C)``."""
         return self._layout.to_grid(tokens).flatten(2).transpose(1, 2)
 
-    def _run_head(self, image: int, patches: Tensor) -> Any:
-        """Return the output of the model for each patch ``(P, C)`` of an image, and for tokens that check the head.
+    def _run_head(self, image: int, patches: Tensor) -> list[Any]:
+        """Return the outputs of the model for the patches ``(P, C)`` of an image, and for tokens that check the head.
 
         Raises:
             MethodError: The head does not read single tokens or their mean.
         """
         own = self._to_batch_first(self._block.output)[image]
         checks, combine = _build_checks(own, self._layout, self._select_patches(own[None])[0])
-        output = self._resume(image, torch.cat([patches.to(own.dtype), checks]))
-        predicted = predictions.get_predictions(output, self._evidence.model)
+        variants = torch.cat([patches.to(own.dtype), checks])
+        outputs = [self._resume(image, part) for part in variants.split(min(len(variants), get_most_rows()))]
+        predicted = [predictions.get_predictions(output, self._evidence.model) for output in outputs]
+        vectors = [upcast(rows) for rows in predicted if isinstance(rows, Tensor)]
         expected = self._embeddings[image]
-        if not isinstance(predicted, Tensor) or not _is_any_close(combine(upcast(predicted)[len(patches) :]), expected):
+        if not vectors or not _is_any_close(combine(torch.cat(vectors)[len(patches) :]), expected):
             raise MethodError(
                 "the head of the model does not read its class token alone, or the mean of its tokens, so it cannot "
                 f"be run on a single patch; {_OTHER_METHODS}"
             )
-        return output
+        return outputs
 
     def _resume(self, image: int, variants: Tensor) -> Any:
         """Return the output of the model for each variant ``(M, C)``, in the place of all tokens of the last block.

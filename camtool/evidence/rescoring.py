@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from camtool import targets
 from camtool.errors import ForwardError, TargetError
 from camtool.evidence.evidence import Evidence
-from camtool.hooks.chunks import iterate_chunks
+from camtool.hooks.chunks import get_most_rows, iterate_chunks
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import resume
 from camtool.hooks.state.guard import enable_gradients, guard
@@ -63,11 +63,11 @@ def score_inputs(
             output = predictions.to_batch(model(forward_pass.select_inputs(image, variants)), len(variants))
             return _score(output, wanted)
 
-        size = model.chunk_size if chunk is None else chunk
+        size = min(model.chunk_size if chunk is None else chunk, count_rows_at_once(evidence))
         check_limit = getattr(evidence.model, "check_limit", None)  # of a function that may be asked so often only
         if check_limit is not None:
             check_limit(count, map(make_variants, iterate_chunks(count, size)))
-        return _score_chunks(score, count, 1 if shares_several_values(forward_pass.inputs) else size)
+        return _score_chunks(score, count, size)
 
 
 def score_activations(
@@ -100,7 +100,12 @@ def score_activations(
     def score(part: slice) -> Tensor:
         return _score(_run_tail(evidence, image, make_variants(part)), wanted)
 
-    return _score_chunks(score, count, 1 if shares_several_values(evidence.forward_pass.inputs) else size)
+    return _score_chunks(score, count, min(size, count_rows_at_once(evidence)))
+
+
+def count_rows_at_once(evidence: Evidence) -> int:
+    """Return the most rows that a pass may have: 1 if the rows share other inputs, else as many as the user allows."""
+    return 1 if shares_several_values(evidence.forward_pass.inputs) else get_most_rows()
 
 
 def _score_chunks(score: Callable[[slice], Tensor], count: int, size: int) -> Tensor:
@@ -139,9 +144,8 @@ def score_with_graph(evidence: Evidence, inputs: Tensor) -> Tensor:
         output = predictions.to_batch(run_model(evidence.model, replaced), len(inputs[part]))
         return targets.score_targets(evidence.targets[part], output)
 
-    size = 1 if shares_several_values(forward_pass.inputs) else count
     with enable_gradients(), forward_pass.restore_autocast(), guard(evidence.model):
-        return torch.cat([score(part) for part in iterate_chunks(count, size)])
+        return torch.cat([score(part) for part in iterate_chunks(count, count_rows_at_once(evidence))])
 
 
 def score_activations_with_graph(evidence: Evidence, row: int, activations: Tensor, *, model: nn.Module) -> Tensor:

@@ -53,6 +53,7 @@ from camtool.explaining.types import (
     Targets,
 )
 from camtool.geometry.cell_centers import Placement
+from camtool.hooks.chunks import MOST_ROWS
 from camtool.hooks.observation import observe_connected
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
+_IMAGES_AT_ONCE = 32
 _SETTINGS = tuple(Settings.__dataclass_fields__)
 
 # ---------------------------------------------------------------------------------------------------------- explain
@@ -202,7 +204,9 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
         transform: From PIL image to the model's input, if ``model`` does not bring it.
         labels: The names of the classes, if ``model`` does not bring them.
         device: The device of the inputs; by default the model's.
-        batch_size: The largest number of images in a forward pass. Methods at the input run one for each target.
+        batch_size: The largest number of rows in a forward pass: of images, one for each target where a method starts
+            at the input, and of masked images. By default 32 images, and as many masked ones as fit into memory. Only
+            DeepLIFT runs an image and its reference together.
         image: The image among several inputs, by position or by name; see :class:`camtool.Inputs`.
         call_index: Which call of the layer to explain if it runs more than once in a forward pass: 0 is the first, -1
             the last. By default the last; for several inputs the last that depends on the image.
@@ -397,12 +401,13 @@ class Explainer(Generic[Result]):
         if self._recommend is not None:
             self._choose_method(img, self._recommend)
         # The first block takes over if an interrupt arrives just as one of the others ends.
-        is_class = target_class is None or isinstance(target_class, int)
-        key = None if is_class else targets.get_score_key(target_class)
-        with Cleanup(), guard(self._model, evaluate=not self.batches.engines):
+        key = None if target_class is None or isinstance(target_class, int) else targets.get_score_key(target_class)
+        with Cleanup() as cleanup, guard(self._model, evaluate=not self.batches.engines):
+            cleanup.push(partial(MOST_ROWS.set, MOST_ROWS.get()))
+            MOST_ROWS.set(self._settings.batch_size)
             count, batches = self.preparer.prepare_batches(
                 img,
-                self._settings.batch_size,
+                self._settings.batch_size or _IMAGES_AT_ONCE,
                 image=self._settings.image,
                 layers=self.batches.layers,
                 call_index=self._settings.call_index,

@@ -75,7 +75,7 @@ class Settings:
     transform: Transform | None = None
     labels: Sequence[str] | None = None
     device: torch.device | str | None = None
-    batch_size: int = 32
+    batch_size: int | None = None
     image: Key | None = None
     call_index: int | None = None
     kind: DataKind | None = None
@@ -91,7 +91,7 @@ class SettingKeywords(TypedDict, total=False):
     transform: Transform | None
     labels: Sequence[str] | None
     device: torch.device | str | None
-    batch_size: int
+    batch_size: int | None
     image: Key | None
     call_index: int | None
     kind: DataKind | None

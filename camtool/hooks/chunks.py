@@ -7,7 +7,9 @@ memory does not grow with the number of variants.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -24,6 +26,15 @@ _DEFAULT_BUDGET = 2**30
 # Tensors as large as the largest one that are alive at once, as an estimate: the input and the output of an operation,
 # and two more, e.g. a skip connection and a workspace.
 _LIVE_COPIES = 4
+
+
+MOST_ROWS: ContextVar[int | None] = ContextVar("MOST_ROWS", default=None)
+"""The most rows that a forward pass may have, whatever else fits into memory: ``batch_size`` of an explainer."""
+
+
+def get_most_rows() -> int:
+    """Return the most rows that a forward pass may have: very many, if the user sets no limit."""
+    return MOST_ROWS.get() or sys.maxsize
 
 
 def compute_chunk_size(elements: int, like: Tensor) -> int:

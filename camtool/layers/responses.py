@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.errors import ForwardError
+from camtool.hooks.chunks import get_most_rows
 from camtool.hooks.model_call import differentiate
 from camtool.hooks.observation import observe
 from camtool.hooks.state.guard import enable_gradients
@@ -290,15 +291,33 @@ def is_language_model(model: nn.Module, inputs: ModelInputs) -> bool:
 
 def observe_variants(model: nn.Module, names: Sequence[str], images: ModelInputs) -> dict[str, list[Tensor]]:
     """Return the outputs of layers for several images, without a graph: in one forward pass, if the model allows it."""
-    if shares_several_values(images) and len(get_image_input(images)) > 1:
-        return observe_in_parts(model, names, images, 1)
+    most = 1 if shares_several_values(images) else get_most_rows()
+    if len(get_image_input(images)) > most:
+        return observe_in_parts(model, names, images, most)
     try:
         calls = observe(model, list(dict.fromkeys(names)), images, grad=False).calls
     except ForwardError:
         if len(get_image_input(images)) == 1:
             raise
         return observe_in_parts(model, names, images, 1)
+    if loops_over_batch(model, calls, images):
+        return observe_in_parts(model, names, images, 1)
     return {name: [output.detach() for output in outputs] for name, outputs in calls.items()}
+
+
+def loops_over_batch(model: nn.Module, calls: Mapping[str, Sequence[Tensor]], images: ModelInputs) -> bool:
+    """Check that a model runs layers on one image after the other: they ran more often than for a single image.
+
+    Args:
+        model: Any module.
+        calls: The outputs of layers for all images.
+        images: The images.
+    """
+    again = [name for name, outputs in calls.items() if len(outputs) > 1]
+    if not again or len(get_image_input(images)) == 1:
+        return False
+    alone = observe(model, again, select_first_image(images), grad=False).calls
+    return any(len(calls[name]) != len(alone[name]) for name in again)
 
 
 def observe_in_parts(
@@ -308,6 +327,7 @@ def observe_in_parts(
 
     With ``size=1`` nothing shows which outputs have the images along their first axis, so all are joined along it.
     """
+    size = min(size, get_most_rows())
     starts = range(0, len(get_image_input(images)), size)
     parts = [observe_variants(model, names, map_batch(images, partial(_select, start, size))) for start in starts]
     # The parts of one output are freed before the next one is joined.

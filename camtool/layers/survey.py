@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.errors import ForwardError, LayerError, TargetError
+from camtool.hooks.chunks import get_most_rows
 from camtool.hooks.model_call import apply_detector_transform, differentiate
 from camtool.hooks.observation import Observation, Rows, observe, resume
 from camtool.hooks.state.guard import enable_gradients
@@ -56,6 +57,7 @@ from camtool.layers.responses import (
     has_tile_order,
     is_language_model,
     keep_views,
+    loops_over_batch,
     observe_in_parts,
     observe_variants,
 )
@@ -409,7 +411,8 @@ class _Survey:
         # graph, and of gradients only those of the first image count.
         reads_text = is_language_model(self.model, self.inputs)
         first = None
-        if not (self.is_backbone or reads_text or shares_several_values(self.inputs)):
+        # One image at a time, too, if the user allows fewer rows in a pass.
+        if not (self.is_backbone or reads_text or shares_several_values(self.inputs) or count > get_most_rows()):
             first = _observe_batch(self.model, names, origins, images, self.output_shape)
         is_single = first is None
         first = first or observe(self.model, names, select_first_image(self.inputs))
@@ -497,7 +500,7 @@ def _observe_batch(
         return None
     tensor = observation.output
     is_complete = not isinstance(tensor, Tensor) or output_shape is None or tensor.ndim == len(output_shape)
-    return observation if is_complete else None
+    return observation if is_complete and not loops_over_batch(model, observation.calls, images) else None
 
 
 def _may_be_reached(output: GridOutput, gradient: Tensor | None) -> bool:

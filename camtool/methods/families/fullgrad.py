@@ -19,9 +19,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from camtool.evidence.evidence import Evidence
+from camtool.evidence.rescoring import count_rows_at_once
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import draw_heat
-from camtool.hooks.structures.nested_tensors import shares_several_values
 from camtool.layers.centers import read_centers
 from camtool.maps import scale_min_max, upcast
 from camtool.methods.families.input_gradient import compute_gradients, get_row_inputs
@@ -89,26 +89,35 @@ def compute_full_gradients(evidence: Evidence) -> tuple[Tensor, list[Tensor]]:
     return from_pixels, [term for term, _ in from_biases]
 
 
-def _compute_placed_terms(evidence: Evidence) -> tuple[Tensor, list[tuple[Tensor, CellCenters | None]]]:
-    """Return :func:`compute_full_gradients` with the centers of each term's cells; ``None`` for a stretched grid."""
-    if len(evidence.images) > 1 and shares_several_values(evidence.forward_pass.inputs):
+def _compute_placed_terms(
+    evidence: Evidence, *, is_apart: bool = False
+) -> tuple[Tensor, list[tuple[Tensor, CellCenters | None]]]:
+    """Return :func:`compute_full_gradients` with the centers of each term's cells; ``None`` for a stretched grid.
+
+    With ``is_apart`` the model runs on one row after the other.
+    """
+    if len(evidence.images) > count_rows_at_once(evidence) or is_apart:
         # The calls that are recorded would be those of one row after the other.
         rows = zip(evidence.targets, evidence.images, strict=True)
         parts = [_compute_placed_terms(evidence.for_targets([target], [image])) for target, image in rows]
         by_call = zip(*(from_biases for _, from_biases in parts), strict=True)
         terms = [(torch.cat([term for term, _ in call]), call[0][1]) for call in by_call]
         return torch.cat([from_pixels for from_pixels, _ in parts]), terms
-    inputs, calls = get_row_inputs(evidence), list[_BiasedCall]()
+    inputs, calls, fewer = get_row_inputs(evidence), list[_BiasedCall](), list[_BiasedCall]()
     centers: list[CellCenters | None] = []
 
     def find_outputs(leaf: Tensor) -> list[Tensor]:
-        calls.extend(_select_dependent(recorded.calls, leaf))
+        dependent = _select_dependent(recorded.calls, leaf)
+        calls.extend(call for call in dependent if len(call.output) == len(inputs))
+        fewer.extend(call for call in dependent if len(call.output) < len(inputs))
         if evidence.forward_pass.placement == "centers":
             centers.extend(read_centers([(call.output, call.get_grid()) for call in calls], leaf))
         return [call.output for call in calls]
 
     with _RecordBiases() as recorded:
         input_gradient, *gradients = compute_gradients(evidence, inputs, find_outputs)
+    if fewer:  # the model itself runs on one image after the other
+        return _compute_placed_terms(evidence, is_apart=True)
     placed = zip(calls, gradients, centers or [None] * len(calls), strict=True)
     return inputs * input_gradient, [(call.compute_term(gradient), center) for call, gradient, center in placed]
 
@@ -138,11 +147,11 @@ class _BiasedCall:
 
 
 def _select_dependent(calls: Sequence[_BiasedCall], inputs: Tensor) -> list[_BiasedCall]:
-    """Return the calls whose output has one entry per input and depends on the inputs.
+    """Return the calls whose output has at most one entry per input and depends on the inputs.
 
     Others compute with parameters alone, or with windows of several inputs in one axis.
     """
-    batched = [call for call in calls if call.output.ndim > 1 and len(call.output) == len(inputs)]
+    batched = [call for call in calls if call.output.ndim > 1 and len(call.output) <= len(inputs)]
     dependent = _find_dependent_nodes(inputs, [call.output for call in batched])
     return [call for call in batched if call.output.grad_fn in dependent]
 
