@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from camtool import targets
 from camtool.arguments.explain_arguments import to_list
+from camtool.arguments.messages import format_count
 from camtool.engines.comparison import run_by_engines
 from camtool.engines.observers import CompiledObserver
-from camtool.errors import MethodError
+from camtool.errors import LayerError, MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence, gather_evidence_by_level
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.explaining.device_maps import ClassMaps, compute_class_maps
@@ -230,9 +231,13 @@ class BatchExplainer:
         return [resolve_labels(self.model, self.labels, forward_pass.class_count)] * len(forward_pass.predictions)
 
     def run_forward_pass(self, run: Observe, batch: InputBatch) -> ForwardPass:
-        """Run one forward pass with hooks on the layers."""
+        """Run one forward pass with hooks on the layers.
+
+        Raises:
+            LayerError: A layer does not return one row for each image.
+        """
         black, call_index = batch.items[0].black if batch.items else None, batch.call_index
-        for is_last_try in (False, True):
+        for _ in range(2):
             forward_pass = ForwardPass(
                 self.model,
                 batch.inputs,
@@ -245,10 +250,11 @@ class BatchExplainer:
                 run=run,
             )
             outputs, observed = forward_pass.layer_outputs, forward_pass.plan.observed
-            if is_last_try or all(layer.layout.fits(outputs[layer.name].shape, len(batch.items)) for layer in observed):
-                break
+            if all(layer.layout.fits(outputs[layer.name].shape, len(batch.items)) for layer in observed):
+                return forward_pass
             # The user changed the model since the plan was made, so it is made anew.
             caches.forget_model(self.model)
+        _check_rows(outputs, len(batch.items))
         return forward_pass
 
     def _explain_rows(
@@ -413,6 +419,20 @@ class BatchExplainer:
 
 
 # ----------------------------------------------------------------------------------------------------------- checks
+
+
+def _check_rows(outputs: Mapping[str, Tensor], images: int) -> None:
+    """Check that each layer returned one row for each image.
+
+    Raises:
+        LayerError: One did not.
+    """
+    for name, output in outputs.items():
+        if len(output) != images:
+            raise LayerError(
+                f"layer {name!r} returned {format_count(len(output), 'row')} in its last call for {images} images: the "
+                "model runs it on one image after the other, or joins them. Pass batch_size=1."
+            )
 
 
 def _check_maps(method: Method, evidence: Evidence, raw: object) -> None:

@@ -302,13 +302,16 @@ def resume(
 
     Raises:
         LayerError: The name is unknown, or the layer has no call of this index.
+        ForwardError: The model runs the layer on one image after the other, which takes one variant at a time.
     """
     model, variants = get_module(model), len(activations)
     activations = activations if rows is None else rows.join(activations)
     # A detector stores the size of each image in the trunk, and would scale the boxes of the other variants wrongly.
     stores_image_sizes = find_detector_transform(model) is not None
+    shapes: list[torch.Size] = []
+    run = partial(_resume, model, {layer: activations}, call_indices=[call_index], grad=grad, shapes=shapes)
     try:
-        output = None if stores_image_sizes else _resume(model, {layer: activations}, inputs, [call_index], grad=grad)
+        output = None if stores_image_sizes else run(inputs)
     except (RuntimeError, ValueError):
         if variants == 1:
             raise
@@ -318,7 +321,10 @@ def resume(
     # The model fixed the batch size before the layer, e.g. a transformer that expanded its class token. Then a tail of
     # M variants does not fit to a trunk of one image. Run the trunk on M copies: slower, with the same result.
     expanded = map_batch(inputs, lambda tensor: tensor.expand(variants, *tensor.shape[1:]))
-    return _resume(model, {layer: activations}, expanded, [call_index], grad=grad)
+    output = run(expanded)
+    if shapes[1:] == shapes[:1]:  # of one image and of M
+        raise ForwardError(f"the model runs layer {layer!r} on one image after the other; pass batch_size=1.")
+    return output
 
 
 def run_with_held_layers(
@@ -339,14 +345,23 @@ def run_with_held_layers(
 
 
 def _resume(
-    model: nn.Module, replaced: Mapping[str, Tensor], inputs: ModelInputs, call_indices: Sequence[int], *, grad: bool
+    model: nn.Module,
+    replaced: Mapping[str, Tensor],
+    inputs: ModelInputs,
+    call_indices: Sequence[int],
+    *,
+    grad: bool,
+    shapes: list[torch.Size] | None = None,
 ) -> Any:
+    """Return the output of the model, and add the shapes of the outputs that were replaced to ``shapes``."""
     ran: Counter[str] = Counter()
 
     def replace_output(layer: str, call_index: int, _: nn.Module, output: Any) -> Any:
         ran[layer] += 1
         if ran[layer] != call_index + 1:
             return None
+        if shapes is not None:
+            shapes.append(_get_tensor(layer, output).shape)
         torch.set_grad_enabled(grad or needs_graph)  # until the forward pass' own grad mode ends, below
         tensor = replaced[layer].clone()
         return replace_main_tensor(output, tensor.requires_grad_() if needs_graph else tensor)

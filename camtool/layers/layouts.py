@@ -147,10 +147,10 @@ class Layout:
             shape: The shape.
             images: The number of images.
         """
-        if self.kind in _OF_FRAMES and shape[0] != images:
+        if shape[0] != images:
             return False
         if self.views is not None:
-            is_split = tuple(shape[:2]) == (images, self.views.count)
+            is_split = shape[1] == self.views.count
             return is_split and replace(self, views=None).fits((shape[0], *shape[2:]), images)
         if self.kind == "frames":
             return len(shape) == len(self.grid) + 2 and (shape[1], *shape[3:]) == self.grid
