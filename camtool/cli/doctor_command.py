@@ -52,6 +52,7 @@ def check_installation(*, printed: JsonOption) -> None:
             "engines": _list_engines(extras),
             "extras": extras,
             "caches": _measure_caches(),
+            "torch": _test_torch(),
             "self_test": {device: _test_device(device) for device in devices},
         }
     if printed.as_json:
@@ -123,6 +124,14 @@ def _select_missing(requirements: list[Requirement], extra: str) -> Iterator[str
             yield f"{requirement.name}{requirement.specifier}"
 
 
+def _test_torch() -> dict[str, str]:
+    """Return what is tested of torch → the result."""
+    from camtool.hooks.norm_gradients import has_wrong_norm_gradients
+
+    is_wrong = has_wrong_norm_gradients()
+    return {"batch norm": "wrong gradients of single photos, which camtool repairs" if is_wrong else "right gradients"}
+
+
 def _measure_caches() -> dict[str, dict[str, Any]]:
     """Return name → path and size in bytes of each folder that models and graphs are kept in."""
     import torch
@@ -179,6 +188,7 @@ def _print_result(result: Mapping[str, Any]) -> None:
     _print_section("Engines", {name: by or f"[yellow]needs[/] {_ENGINE_NEEDS[name]}" for name, by in engines.items()})
     _print_section("Extras", _describe_extras(result["extras"]))
     _print_section("Caches", {name: terminal.escape(text) for name, text in caches.items()})
+    _print_section("Torch", result["torch"])
     _print_section(
         "Self-test", {device: text or f"[green]the heat is on the {_LABEL}[/]" for device, text in tests.items()}
     )

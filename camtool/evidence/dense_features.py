@@ -217,9 +217,9 @@ class DenseFeatures:
         variants = torch.cat([patches.to(own.dtype), checks])
         outputs = [self._resume(image, part) for part in variants.split(min(len(variants), get_most_rows()))]
         predicted = [predictions.get_predictions(output, self._evidence.model) for output in outputs]
-        vectors = [upcast(rows) for rows in predicted if isinstance(rows, Tensor)]
+        vectors = [rows for rows in predicted if isinstance(rows, Tensor)]
         expected = self._embeddings[image]
-        if not vectors or not _is_any_close(combine(torch.cat(vectors)[len(patches) :]), expected):
+        if not vectors or not _is_any_close(combine(upcast(torch.cat(vectors))[len(patches) :]), expected):
             raise MethodError(
                 "the head of the model does not read its class token alone, or the mean of its tokens, so it cannot "
                 f"be run on a single patch; {_OTHER_METHODS}"

@@ -28,6 +28,7 @@ from camtool.hooks.model_call import (
     describe_missing_gradient,
     run_model,
 )
+from camtool.hooks.norm_gradients import find_batch_norms
 from camtool.hooks.observation import Observe, get_call, observe
 from camtool.hooks.registration import list_foreign_hooks
 from camtool.hooks.state.guard import enable_gradients, guard
@@ -54,6 +55,7 @@ class ScoredTargets:
         scores: Each row's score, ``(R,)``, on the graph.
         layer_outputs: Layer name to its output ``(N, ...)``, on the graph, in the layer's own layout.
         places: The index of each row's image in ``layer_outputs``.
+        has_norms: Whether batch norms may follow the layers, see :mod:`camtool.hooks.norm_gradients`.
         find_reason: Runs the model and returns why scores have no graph, if it shows that; ``None`` if they have one.
     """
 
@@ -62,6 +64,7 @@ class ScoredTargets:
     scores: Tensor
     layer_outputs: dict[str, Tensor]
     places: list[int]
+    has_norms: bool = True
     _gradients: dict[str, Tensor] = field(default_factory=dict)
     find_reason: Callable[[], str | None] | None = None
 
@@ -76,7 +79,8 @@ class ScoredTargets:
         if not self._gradients:
             if not self.scores.requires_grad:
                 self._raise_no_gradient()
-            gradients = compute_row_gradients(self.scores, self.places, list(self.layer_outputs.values()))
+            tensors = list(self.layer_outputs.values())
+            gradients = compute_row_gradients(self.scores, self.places, tensors, has_norms=self.has_norms)
             self._gradients.update(zip(self.layer_outputs, gradients, strict=True))
         return self._gradients[layer]
 
@@ -91,6 +95,7 @@ class ScoredTargets:
             scores,
             self.layer_outputs,
             [self.places[row] for row in index],
+            self.has_norms,
             {layer: gradient[index] for layer, gradient in self._gradients.items()},
             self.find_reason,
         )
@@ -212,14 +217,15 @@ class ForwardPass:
         observed = run(model, names, inputs, grad=bool(names), rows=self.plan.rows)
         self.call_counts = {name: len(calls) for name, calls in observed.calls.items()}
         self.layer_outputs = {name: get_call(name, calls, self.call_index) for name, calls in observed.calls.items()}
+        if run not in self.plan.norms:
+            self.plan.norms[run] = bool(find_batch_norms(observed.output))
         self._repeat, self._missing_graph = observed.repeat, observed.missing_graph
         self.output: Any = predictions.to_batch(observed.output, len(main))
         self.predictions = predictions.get_predictions(self.output, model)
         by_class = self.predictions if isinstance(self.predictions, Tensor) else None
         self.class_count = self._count_classes() if by_class is None else by_class.shape[1]
         # Further passes must run in the autocast mode of this one, also if the caller has left it by then.
-        device_type = self.predictions[0].device.type
-        self._device_type = device_type
+        self._device_type = device_type = self.predictions[0].device.type
         self._autocast = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
         # Filled when first needed.
         self._attention: dict[bool, CapturedAttention] = {}
@@ -260,8 +266,8 @@ class ForwardPass:
                 outputs = {name: get_call(name, calls, self.call_index) for name, calls in repeated.calls.items()}
             with enable_gradients():
                 scores = targets.score_targets(wanted, output, places)
-            outputs = {layer.name: outputs[layer.name] for layer in self.layers}
-            latest = self._scored = ScoredTargets(list(wanted), list(images), scores, outputs, list(places))
+            outputs, norms = {layer.name: outputs[layer.name] for layer in self.layers}, self.plan.norms[self.run]
+            latest = self._scored = ScoredTargets(list(wanted), list(images), scores, outputs, list(places), norms)
             if self.layers and not scores.requires_grad and not lacks_gradients(self.model):
                 find = partial(describe_missing_gradient, self.model, self.select_inputs(0))
                 latest.find_reason = find if self._missing_graph is None else partial(str, self._missing_graph)

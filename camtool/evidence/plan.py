@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from camtool.hooks.observation import Rows
+from camtool.hooks.observation import Observe, Rows
 from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.modules import find_detector_transform
 from camtool.hooks.structures.nested_tensors import ModelInputs, describe_shapes
@@ -47,6 +48,8 @@ class Plan:
         is_detector: True if the model prepares its images itself, see
             :func:`camtool.hooks.structures.modules.find_detector_transform`.
         facts: Facts that other plans share.
+        norms: Way to run the model → whether batch norms follow the layers, see :mod:`camtool.hooks.norm_gradients`;
+            known after the first forward pass.
     """
 
     layers: tuple[Layer, ...]
@@ -55,6 +58,7 @@ class Plan:
     rows: Mapping[str, Rows]
     is_detector: bool
     facts: Facts
+    norms: WeakKeyDictionary[Observe, bool] = field(default_factory=WeakKeyDictionary)
 
 
 def find_plan(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from traceback import walk_tb
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from torch.utils.hooks import BackwardHook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from camtool.errors import CamtoolError, ForwardError
+from camtool.hooks.norm_gradients import repair_batch_norms
 from camtool.hooks.private_torch import has_backward_hooks
 from camtool.hooks.registration import describe_hook, list_foreign_hooks
 from camtool.hooks.state.guard import enable_gradients, find_name_in_use, guard, list_names_in_use
@@ -148,11 +150,12 @@ def apply_detector_transform(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def differentiate(
-    outputs: Any, inputs: Any, *args: Any, hooks_have_run: bool = False, **options: Any
+    outputs: Any, inputs: Any, *args: Any, hooks_have_run: bool = False, has_norms: bool = True, **options: Any
 ) -> tuple[Tensor, ...]:
     """Return ``torch.autograd.grad`` of the same arguments; an input in :data:`GRADIENT_EDGES` stands for its edge.
 
-    If the hooks have run for another gradient on the graph already, an error of an operation is raised as it is.
+    If the hooks have run for another gradient on the graph already, an error of an operation is raised as it is. With
+    ``has_norms`` the graph may hold batch norms, see :mod:`camtool.hooks.norm_gradients`.
 
     Raises:
         ForwardError: A hook on the backward pass fails, another thread has changed the weights meanwhile, or the model
@@ -160,10 +163,10 @@ def differentiate(
     """
     try:
         tensors = [inputs] if isinstance(inputs, Tensor) else inputs
-        if not GRADIENT_EDGES or not any(tensor in GRADIENT_EDGES for tensor in tensors):
-            gradients: tuple[Tensor, ...] = torch.autograd.grad(outputs, inputs, *args, **options)
-            return gradients
-        return _differentiate_at_edges(outputs, tensors, *args, **options)
+        with repair_batch_norms(outputs) if has_norms else nullcontext():
+            if GRADIENT_EDGES and any(map(GRADIENT_EDGES.__contains__, tensors)):
+                return _differentiate_at_edges(outputs, tensors, *args, **options)
+            return torch.autograd.grad(outputs, inputs, *args, **options)  # type: ignore[no-any-return]
     except (CamtoolError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -193,25 +196,28 @@ def _differentiate_at_edges(
     )
 
 
-def compute_row_gradients(scores: Tensor, images: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
+def compute_row_gradients(
+    scores: Tensor, images: Sequence[int], tensors: Sequence[Tensor], *, has_norms: bool = True
+) -> list[Tensor]:
     """Return the gradient of each row's score with respect to its own image's part of each tensor.
 
     Args:
         scores: ``(R,)``, on the graph.
         images: The index of each row's image.
         tensors: Tensors ``(N, ...)`` on the way to the scores.
+        has_norms: Whether the graph may hold batch norms, see :func:`differentiate`.
 
     Returns:
         For each tensor ``(R, ...)``.
     """
     # The graph is retained, because other targets may be differentiated on it. It is freed with the forward pass.
-    compute = partial(differentiate, scores, tensors, retain_graph=True, materialize_grads=True)
+    compute = partial(differentiate, scores, tensors, has_norms=has_norms, retain_graph=True, materialize_grads=True)
     index = list(images)
     with enable_gradients():
         if len(set(index)) == len(index):
             gradients = compute(grad_outputs=torch.ones_like(scores))
-            is_in_order = index == list(range(len(tensors[0])))
-            return list(gradients) if is_in_order else [gradient[index] for gradient in gradients]
+            # A copy only if the rows are in another order than the images.
+            return [*gradients] if index == [*range(len(tensors[0]))] else [gradient[index] for gradient in gradients]
         # One weighted sum of the scores for each rank: it holds at most one row of every image.
         ranks = _rank_within_image(index)
         weights = scores.new_zeros(max(ranks) + 1, len(ranks))
@@ -246,7 +252,7 @@ def compute_row_products(scores: Tensor, images: Sequence[int], tensor: Tensor, 
             continue
         vector, places = torch.zeros_like(tensor), [images[row] for row in rows]
         vector[places] = directions[rows]
-        options = {"grad_outputs": vector, "retain_graph": True, "materialize_grads": True}
+        options: dict[str, Any] = {"grad_outputs": vector, "retain_graph": True, "materialize_grads": True}
         # What fails now is an operation without a second derivative.
         (product,) = differentiate(gradient, tensor, hooks_have_run=True, **options)
         products[rows] = product.detach()[places]

@@ -85,6 +85,14 @@ def test_it_tells_versions_devices_extras_and_caches(camtool_: Command, caches: 
     assert told["self_test"]["cpu"] is None
 
 
+@pytest.mark.parametrize(("is_wrong", "result"), [(True, "wrong gradients"), (False, "right gradients")])
+def test_it_tells_whether_torch_has_the_fault_of_batch_norms(
+    camtool_: Command, monkeypatch: pytest.MonkeyPatch, is_wrong: bool, result: str
+) -> None:
+    monkeypatch.setattr("camtool.hooks.norm_gradients.has_wrong_norm_gradients", lambda: is_wrong)
+    assert json.loads(camtool_("doctor", "--json").out)["torch"]["batch norm"].startswith(result)
+
+
 @pytest.mark.parametrize("width", [40, 80])
 def test_lines_fit_on_a_terminal(on_screen, distribution: None, caches: Path, monkeypatch, width: int) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)

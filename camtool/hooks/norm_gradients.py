@@ -1,0 +1,68 @@
+"""The gradient of a batch norm for a single image, which some releases of torch compute wrongly.
+
+Of a batch of one, the stride of the first axis means nothing, and tokens ``(1, T, C)`` that are seen as
+``(1, C, h, w)`` have another one than images. Torch 2.14 then reads the gradient of ``BatchNorm2d`` and ``BatchNorm3d``
+in evaluation mode in another order than the input, on CPUs. A gradient in channels-last format is read right, whatever
+the input is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from camtool.hooks.state.guard import enable_gradients
+from camtool.hooks.structures.nested_tensors import find_tensors
+
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@cache
+def has_wrong_norm_gradients() -> bool:
+    """Return True if the installed torch computes the gradient of a batch norm wrongly for a single image."""
+    with enable_gradients():
+        image = torch.arange(12.0, device="cpu").reshape(1, 3, 2, 2).requires_grad_()
+        ones, zeros = torch.ones(3, device="cpu"), torch.zeros(3, device="cpu")
+        normalized = torch.native_batch_norm(image, ones, zeros, zeros, ones, False, 0.0, 0.0)[0]
+        tokens = torch.arange(12.0, device="cpu").reshape(1, 4, 3)
+        gradient = tokens.transpose(1, 2).unflatten(2, (2, 2))
+        return not torch.equal(torch.autograd.grad(normalized, image, gradient)[0], gradient)
+
+
+def find_batch_norms(outputs: Any) -> list[Node]:
+    """Return the nodes of batch norms on the graph of some tensors; none if torch computes their gradients rightly."""
+    if not has_wrong_norm_gradients():
+        return []
+    nodes = [tensor.grad_fn for tensor in find_tensors(outputs) if tensor.grad_fn is not None]
+    known = {*nodes}
+    for node in nodes:
+        new = {child for child, _ in node.next_functions if child is not None} - known
+        known |= new
+        nodes += new
+    return [node for node in known if node.name().startswith("NativeBatchNormBackward")]
+
+
+@contextmanager
+def repair_batch_norms(outputs: Any) -> Iterator[None]:
+    """Let the batch norms on the graph of some tensors compute right gradients, within the block."""
+    handles = [node.register_prehook(_order_strides) for node in find_batch_norms(outputs)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _order_strides(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
+    """Return the gradients at the outputs of a batch norm, that of a single image in channels-last format."""
+    gradient, *others = gradients
+    is_single = gradient is not None and len(gradient) == 1 and gradient.ndim in _FORMATS
+    if gradient is None or not is_single or gradient.device.type != "cpu":
+        return None
+    return gradient.clone(memory_format=_FORMATS[gradient.ndim]), *others
