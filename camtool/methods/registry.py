@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from numbers import Integral
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, get_args
 
 from torch import Tensor, nn
 
@@ -31,6 +31,7 @@ from camtool.hooks.structures.caches import cached_property
 from camtool.hooks.structures.modules import describe_unhookable, read_tree, runs_outside_torch
 from camtool.layers.depths import Depths
 from camtool.methods.options import check_depths
+from camtool.methods.stored_maps import find_stored_maps
 
 MethodFunction: TypeAlias = Callable[..., Tensor]
 """``function(evidence, **options) -> (R, *grid)``: one raw map per row, not scaled."""
@@ -428,26 +429,33 @@ def check_options(methods: Sequence[Method], options: Iterable[str]) -> None:
         )
 
 
-def check_model_support(methods: Sequence[Method], model: nn.Module) -> None:
+def check_model_support(methods: MutableSequence[Method], model: nn.Module) -> None:
     """Check that the methods need no submodules of an unhookable model, and no gradients of a model without any.
+
+    A method whose maps an exported file holds is replaced by one that reads them.
 
     Raises:
         MethodError: A method needs more than the model offers; the message lists the methods that work.
     """
     unhookable, lacks_gradients = describe_unhookable(model), read_tree(model).structure.lacks_gradients
-    for method in methods:
-        if unhookable and not _needs_only_model_calls(method):
-            raise MethodError(
-                f"the model is {unhookable}, which exposes no submodules to hook, so method {method.name!r} cannot "
-                f"read a layer; use one of {_list_working(model)}, or pass the original nn.Module."
-            )
-        if method.needs & _GRADIENTS and lacks_gradients:
-            runs_elsewhere = runs_outside_torch(model)
-            raise MethodError(
-                f"the model {'runs outside of torch' if runs_elsewhere else 'is quantized'} and has no gradients, "
-                f"which method {method.name!r} needs; use one of {_list_working(model)}, or pass the "
-                f"{'original nn.Module' if runs_elsewhere else 'model from before quantization'}."
-            )
+    for place, method in enumerate(methods):
+        if (unhookable and not _needs_only_model_calls(method)) or (method.needs & _GRADIENTS and lacks_gradients):
+            name, read = find_stored_maps(method.name, model) or _refuse(method, model, unhookable)
+            methods[place] = Method(name, read, needs=frozenset({"forwards"}), ignores_layer=True)
+
+
+def _refuse(method: Method, model: nn.Module, unhookable: str | None) -> NoReturn:
+    if unhookable and not _needs_only_model_calls(method):
+        raise MethodError(
+            f"the model is {unhookable}, which exposes no submodules to hook, so method {method.name!r} cannot "
+            f"read a layer; use one of {_list_working(model)}, or pass the original nn.Module."
+        )
+    runs_elsewhere = runs_outside_torch(model)
+    raise MethodError(
+        f"the model {'runs outside of torch' if runs_elsewhere else 'is quantized'} and has no gradients, "
+        f"which method {method.name!r} needs; use one of {_list_working(model)}, or pass the "
+        f"{'original nn.Module' if runs_elsewhere else 'model from before quantization'}."
+    )
 
 
 def _list_working(model: nn.Module) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -262,6 +263,18 @@ class FileModel(FunctionModel):
             if port is not self.image:  # the class that an exported explanation is about: -1 for the highest
                 fed[port.name] = np.full(count, -1, port.dtype)
         return fed
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What :func:`camtool.export` wrote into the file; empty for other files."""
+        described: dict[str, Any] = json.loads(self.program.metadata.get("camtool", "{}"))
+        return described
+
+    def read_maps(self, images: Tensor, classes: Tensor, output: str) -> Tensor:
+        """Return the maps ``(N, *grid)`` in an output of an exported file, for classes ``(N,)`` of images."""
+        fed = self.feed(images.detach().float().cpu())
+        fed["target_class"][: len(classes)] = classes.numpy()
+        return torch.from_numpy(self.program.run(fed, [output])[0][: len(images)])
 
     def _run(self, images: Tensor) -> NDArray[Any]:
         (scores,) = self.program.run(self.feed(images), [self.scores.name])
