@@ -8,67 +8,35 @@ from typing import TYPE_CHECKING
 from camtool.arguments.foreign_names import raise_missing_name
 
 # Importing a family registers its methods; importing method_wrappers registers the wrappers.
-from camtool.methods.families import (
-    ablation,
-    activation,
-    attention,
-    averaged_gradient,
-    competition,
-    fullgrad,
-    gradient,
-    input_gradient,
-    opticam,
-    rise,
-    scorecam,
-    text_tokens,
-)
-from camtool.methods.method_wrappers import conservative, eigen, noise, sess, tta
-from camtool.methods.registry import (
-    COSTS,
-    METHODS,
-    WRAPPERS,
-    Method,
-    MethodFunction,
-    check_model_support,
-    check_options,
-    find_method,
-    method,
-    weighting,
-    wrap_method,
-    wrapper,
-)
-
-__all__ = [
-    "COSTS",
-    "METHODS",
-    "WRAPPERS",
-    "Method",
-    "MethodFunction",
-    "ablation",
-    "activation",
-    "attention",
-    "averaged_gradient",
-    "check_model_support",
-    "check_options",
-    "competition",
-    "conservative",
-    "eigen",
-    "find_method",
-    "fullgrad",
-    "gradient",
-    "input_gradient",
-    "method",
-    "noise",
-    "opticam",
-    "rise",
-    "scorecam",
-    "sess",
-    "text_tokens",
-    "tta",
-    "weighting",
-    "wrap_method",
-    "wrapper",
-]
+from camtool.methods.families import ablation as ablation
+from camtool.methods.families import activation as activation
+from camtool.methods.families import attention as attention
+from camtool.methods.families import averaged_gradient as averaged_gradient
+from camtool.methods.families import competition as competition
+from camtool.methods.families import fullgrad as fullgrad
+from camtool.methods.families import gradient as gradient
+from camtool.methods.families import input_gradient as input_gradient
+from camtool.methods.families import opticam as opticam
+from camtool.methods.families import rise as rise
+from camtool.methods.families import scorecam as scorecam
+from camtool.methods.families import text_tokens as text_tokens
+from camtool.methods.method_wrappers import conservative as conservative
+from camtool.methods.method_wrappers import eigen as eigen
+from camtool.methods.method_wrappers import noise as noise
+from camtool.methods.method_wrappers import sess as sess
+from camtool.methods.method_wrappers import tta as tta
+from camtool.methods.registry import COSTS as COSTS
+from camtool.methods.registry import METHODS as METHODS
+from camtool.methods.registry import WRAPPERS as WRAPPERS
+from camtool.methods.registry import Method as Method
+from camtool.methods.registry import MethodFunction as MethodFunction
+from camtool.methods.registry import check_model_support as check_model_support
+from camtool.methods.registry import check_options as check_options
+from camtool.methods.registry import find_method as find_method
+from camtool.methods.registry import method as method
+from camtool.methods.registry import weighting as weighting
+from camtool.methods.registry import wrap_method as wrap_method
+from camtool.methods.registry import wrapper as wrapper
 
 if not TYPE_CHECKING:
     __getattr__ = partial(raise_missing_name, __name__)

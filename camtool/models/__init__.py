@@ -5,71 +5,35 @@ The three travel together, as the libraries publish them: none of it is copied i
 
 from __future__ import annotations
 
-from camtool.geometry.transform_output import Transform
-from camtool.models.declared_properties import (
-    count_input_channels,
-    find_input_size,
-    find_text_processor,
-    find_transform,
-    read_input_size,
-    resolve_labels,
-    resolve_phrases,
-)
-from camtool.models.loaded import Loaded, TextEncoder
-from camtool.models.loading import (
-    build_untrained,
-    is_model_name,
-    is_offline,
-    load,
-    load_with_preprocessing,
-    may_run_code,
-)
-from camtool.models.preprocessing import (
-    Channels,
-    Preprocessing,
-    StatedPreprocessing,
-    build_preprocessing,
-    check_fits_model,
-    scale_statistics,
-)
-from camtool.models.sources import Source, register_source
-from camtool.models.sources.torchvision import build_default_transform
-from camtool.models.two_towers import ImageTower, TextTower
-from camtool.models.unwrapping import to_loaded, unwrap_layer, unwrap_model
-from camtool.models.user_code import load_transform
-from camtool.models.weights import read_state
-
-__all__ = [
-    "Channels",
-    "ImageTower",
-    "Loaded",
-    "Preprocessing",
-    "Source",
-    "StatedPreprocessing",
-    "TextEncoder",
-    "TextTower",
-    "Transform",
-    "build_default_transform",
-    "build_preprocessing",
-    "build_untrained",
-    "check_fits_model",
-    "count_input_channels",
-    "find_input_size",
-    "find_text_processor",
-    "find_transform",
-    "is_model_name",
-    "is_offline",
-    "load",
-    "load_transform",
-    "load_with_preprocessing",
-    "may_run_code",
-    "read_input_size",
-    "read_state",
-    "register_source",
-    "resolve_labels",
-    "resolve_phrases",
-    "scale_statistics",
-    "to_loaded",
-    "unwrap_layer",
-    "unwrap_model",
-]
+from camtool.geometry.transform_output import Transform as Transform
+from camtool.models.declared_properties import count_input_channels as count_input_channels
+from camtool.models.declared_properties import find_input_size as find_input_size
+from camtool.models.declared_properties import find_text_processor as find_text_processor
+from camtool.models.declared_properties import find_transform as find_transform
+from camtool.models.declared_properties import read_input_size as read_input_size
+from camtool.models.declared_properties import resolve_labels as resolve_labels
+from camtool.models.declared_properties import resolve_phrases as resolve_phrases
+from camtool.models.loaded import Loaded as Loaded
+from camtool.models.loaded import TextEncoder as TextEncoder
+from camtool.models.loading import build_untrained as build_untrained
+from camtool.models.loading import is_model_name as is_model_name
+from camtool.models.loading import is_offline as is_offline
+from camtool.models.loading import load as load
+from camtool.models.loading import load_with_preprocessing as load_with_preprocessing
+from camtool.models.loading import may_run_code as may_run_code
+from camtool.models.preprocessing import Channels as Channels
+from camtool.models.preprocessing import Preprocessing as Preprocessing
+from camtool.models.preprocessing import StatedPreprocessing as StatedPreprocessing
+from camtool.models.preprocessing import build_preprocessing as build_preprocessing
+from camtool.models.preprocessing import check_fits_model as check_fits_model
+from camtool.models.preprocessing import scale_statistics as scale_statistics
+from camtool.models.sources import Source as Source
+from camtool.models.sources import register_source as register_source
+from camtool.models.sources.torchvision import build_default_transform as build_default_transform
+from camtool.models.two_towers import ImageTower as ImageTower
+from camtool.models.two_towers import TextTower as TextTower
+from camtool.models.unwrapping import to_loaded as to_loaded
+from camtool.models.unwrapping import unwrap_layer as unwrap_layer
+from camtool.models.unwrapping import unwrap_model as unwrap_model
+from camtool.models.user_code import load_transform as load_transform
+from camtool.models.weights import read_state as read_state
