@@ -262,13 +262,15 @@ def test_modules_have_docstrings() -> None:
 
 
 def list_public_names(module: ModuleType) -> list[str]:
-    """Return ``__all__``, or all names without an underscore that a module binds itself."""
+    """Return ``__all__``, or all names without an underscore that a module binds itself, or imports as themselves."""
     if hasattr(module, "__all__"):
         return list(module.__all__)
-    bound = []
+    bound: list[str] = []
     for node in ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")).body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             bound.append(node.name)
+        if isinstance(node, ast.ImportFrom):
+            bound += [alias.name for alias in node.names if alias.asname == alias.name]
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         bound += [name.id for target in targets if target for name in ast.walk(target) if isinstance(name, ast.Name)]
     return [name for name in bound if not name.startswith("_")]
@@ -307,7 +309,7 @@ def test_no_module_hides_a_name_that_its_package_exports() -> None:
     for package in [add_package(name_module(file)) for file in FILES if file.name == "__init__.py"]:
         stems = {module.rpartition(".")[2] for module in MODULES if module.rpartition(".")[0] == package}
         exported = import_module(package)
-        names = getattr(exported, "__all__", [])
+        names = list_public_names(exported)
         assert not stems & {name for name in names if not inspect.ismodule(getattr(exported, name))}, package
 
 

@@ -10,37 +10,22 @@ keeps is not the one that the model continues with, so an in-place operation aft
 hook is removed in the end, wherever an error or an interrupt arrives (:class:`camtool.hooks.state.cleanup.Cleanup`).
 """
 
-from camtool.hooks.attention.capture import (
-    AttentionBlock,
-    AttentionCall,
-    CapturedAttention,
-    capture_attention,
-    visit_attention,
-)
-from camtool.hooks.model_call import run_model
-from camtool.hooks.observation import Observation, get_call, observe, resume
-from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook, add_gradient_hook, add_node_hook
-from camtool.hooks.structures.modules import describe_unhookable, lacks_gradients
-from camtool.hooks.tracing import TracedCall, add_module_hooks, trace
-
-__all__ = [
-    "AttentionBlock",
-    "AttentionCall",
-    "CapturedAttention",
-    "Observation",
-    "TracedCall",
-    "add_forward_hook",
-    "add_forward_pre_hook",
-    "add_gradient_hook",
-    "add_module_hooks",
-    "add_node_hook",
-    "capture_attention",
-    "describe_unhookable",
-    "get_call",
-    "lacks_gradients",
-    "observe",
-    "resume",
-    "run_model",
-    "trace",
-    "visit_attention",
-]
+from camtool.hooks.attention.capture import AttentionBlock as AttentionBlock
+from camtool.hooks.attention.capture import AttentionCall as AttentionCall
+from camtool.hooks.attention.capture import CapturedAttention as CapturedAttention
+from camtool.hooks.attention.capture import capture_attention as capture_attention
+from camtool.hooks.attention.capture import visit_attention as visit_attention
+from camtool.hooks.model_call import run_model as run_model
+from camtool.hooks.observation import Observation as Observation
+from camtool.hooks.observation import get_call as get_call
+from camtool.hooks.observation import observe as observe
+from camtool.hooks.observation import resume as resume
+from camtool.hooks.registration import add_forward_hook as add_forward_hook
+from camtool.hooks.registration import add_forward_pre_hook as add_forward_pre_hook
+from camtool.hooks.registration import add_gradient_hook as add_gradient_hook
+from camtool.hooks.registration import add_node_hook as add_node_hook
+from camtool.hooks.structures.modules import describe_unhookable as describe_unhookable
+from camtool.hooks.structures.modules import lacks_gradients as lacks_gradients
+from camtool.hooks.tracing import TracedCall as TracedCall
+from camtool.hooks.tracing import add_module_hooks as add_module_hooks
+from camtool.hooks.tracing import trace as trace

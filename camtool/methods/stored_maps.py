@@ -14,7 +14,6 @@ from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.geometry.resampling import resample
 from camtool.hooks.chunks import get_most_rows
 from camtool.models.sources.runtime_files import FileModel
-from camtool.targets import ClassScore
 
 
 def find_stored_maps(name: str, model: nn.Module) -> tuple[str, Callable[[Evidence], Tensor]] | None:
@@ -35,8 +34,8 @@ def _read_maps(evidence: Evidence, *, output: str) -> Tensor:
     """
     model, size = evidence.model, evidence.inputs.shape[2:]
     assert isinstance(model, FileModel)
-    classes = [target.get_class_index() if type(target) is ClassScore else None for target in evidence.targets]
-    if None in classes:
+    classes = [target.get_class_index() for target in evidence.targets if target.traits.is_class_score]
+    if len(classes) < len(evidence.targets):
         raise MethodError("the file holds maps of class scores alone; pass a class, or load the model it was made of.")
     indices = torch.tensor(classes, device="cpu")
     parts = min(model.fixed or len(classes), get_most_rows())

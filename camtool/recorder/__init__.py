@@ -5,27 +5,19 @@
 :class:`Max` and :class:`Histogram`.
 """
 
-from camtool.recorder.edits import Edit, add_noise, clip, replace, scale, zero
-from camtool.recorder.recorder import Recorder, SeveralCallsWarning
-from camtool.recorder.records import Record
-from camtool.recorder.reducers import Fold, Histogram, Max, Mean, Reducer
-from camtool.recorder.selection import LayerSelection, select
-
-__all__ = [
-    "Edit",
-    "Fold",
-    "Histogram",
-    "LayerSelection",
-    "Max",
-    "Mean",
-    "Record",
-    "Recorder",
-    "Reducer",
-    "SeveralCallsWarning",
-    "add_noise",
-    "clip",
-    "replace",
-    "scale",
-    "select",
-    "zero",
-]
+from camtool.recorder.edits import Edit as Edit
+from camtool.recorder.edits import add_noise as add_noise
+from camtool.recorder.edits import clip as clip
+from camtool.recorder.edits import replace as replace
+from camtool.recorder.edits import scale as scale
+from camtool.recorder.edits import zero as zero
+from camtool.recorder.recorder import Recorder as Recorder
+from camtool.recorder.recorder import SeveralCallsWarning as SeveralCallsWarning
+from camtool.recorder.records import Record as Record
+from camtool.recorder.reducers import Fold as Fold
+from camtool.recorder.reducers import Histogram as Histogram
+from camtool.recorder.reducers import Max as Max
+from camtool.recorder.reducers import Mean as Mean
+from camtool.recorder.reducers import Reducer as Reducer
+from camtool.recorder.selection import LayerSelection as LayerSelection
+from camtool.recorder.selection import select as select

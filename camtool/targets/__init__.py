@@ -15,62 +15,41 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from camtool.arguments.foreign_names import raise_missing_name
-from camtool.targets.classes import ClassScore, Probability
-from camtool.targets.contrasts import AgainstRest, Contrast, Finer, Negated
-from camtool.targets.detections import Box, Detection, Keypoint, MatchedDetection
-from camtool.targets.groups import Group, GroupProbability, GroupScore, Within
-from camtool.targets.places import Point, Region
-from camtool.targets.resolving import (
-    AllDetections,
-    TargetLike,
-    Top,
-    asks_for_several,
-    encode_texts,
-    get_score_key,
-    resolve_targets,
-    score_request,
-)
-from camtool.targets.target import ImageOutput, ScoreContext, Target, Traits, get_class_label, score_targets
-from camtool.targets.user_functions import Custom
-from camtool.targets.values import Action, Similarity, TextTokens, Value
-
-__all__ = [
-    "Action",
-    "AgainstRest",
-    "AllDetections",
-    "Box",
-    "ClassScore",
-    "Contrast",
-    "Custom",
-    "Detection",
-    "Finer",
-    "Group",
-    "GroupProbability",
-    "GroupScore",
-    "ImageOutput",
-    "Keypoint",
-    "MatchedDetection",
-    "Negated",
-    "Point",
-    "Probability",
-    "Region",
-    "ScoreContext",
-    "Similarity",
-    "Target",
-    "TargetLike",
-    "TextTokens",
-    "Top",
-    "Traits",
-    "Value",
-    "Within",
-    "asks_for_several",
-    "encode_texts",
-    "get_class_label",
-    "get_score_key",
-    "resolve_targets",
-    "score_request",
-    "score_targets",
-]
+from camtool.targets.classes import ClassScore as ClassScore
+from camtool.targets.classes import Probability as Probability
+from camtool.targets.contrasts import AgainstRest as AgainstRest
+from camtool.targets.contrasts import Contrast as Contrast
+from camtool.targets.contrasts import Finer as Finer
+from camtool.targets.contrasts import Negated as Negated
+from camtool.targets.detections import Box as Box
+from camtool.targets.detections import Detection as Detection
+from camtool.targets.detections import Keypoint as Keypoint
+from camtool.targets.detections import MatchedDetection as MatchedDetection
+from camtool.targets.groups import Group as Group
+from camtool.targets.groups import GroupProbability as GroupProbability
+from camtool.targets.groups import GroupScore as GroupScore
+from camtool.targets.groups import Within as Within
+from camtool.targets.places import Point as Point
+from camtool.targets.places import Region as Region
+from camtool.targets.resolving import AllDetections as AllDetections
+from camtool.targets.resolving import TargetLike as TargetLike
+from camtool.targets.resolving import Top as Top
+from camtool.targets.resolving import asks_for_several as asks_for_several
+from camtool.targets.resolving import encode_texts as encode_texts
+from camtool.targets.resolving import get_score_key as get_score_key
+from camtool.targets.resolving import resolve_targets as resolve_targets
+from camtool.targets.resolving import score_request as score_request
+from camtool.targets.target import ImageOutput as ImageOutput
+from camtool.targets.target import ScoreContext as ScoreContext
+from camtool.targets.target import Target as Target
+from camtool.targets.target import Traits as Traits
+from camtool.targets.target import get_class_label as get_class_label
+from camtool.targets.target import score_targets as score_targets
+from camtool.targets.user_functions import Custom as Custom
+from camtool.targets.values import Action as Action
+from camtool.targets.values import Similarity as Similarity
+from camtool.targets.values import TextTokens as TextTokens
+from camtool.targets.values import Value as Value
 
 if not TYPE_CHECKING:
     __getattr__ = partial(raise_missing_name, __name__)

@@ -87,10 +87,10 @@ def _name_kind(value: object) -> str:
 
 def _list_members(module: types.ModuleType) -> list[str]:
     """Return the public names of a package that are documented: those that it defines or exports."""
-    names = getattr(module, "__all__", None) or [
+    names = [
         name
         for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+        if not name.startswith("_") and (getattr(value, "__module__", None) or "").startswith(module.__name__)
     ]
     return [name for name in names if callable(getattr(module, name)) and inspect.getdoc(getattr(module, name))]
 

@@ -12,9 +12,9 @@ itself is drawn by the centers in either case.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -236,9 +236,8 @@ def groupcam(
         # An empty mask gives the blurred input, the baseline b.
         with_empty = torch.cat([maps, torch.zeros_like(maps[:1])])
         unblur: MaskInput = partial(_unblur_by_mask, blur_input(x, radius, sigma))
-        scores = _score_masks_of_image(
-            evidence, [row], with_empty, unblur, enlarge, chunk=chunk, convert_target=convert
-        )[:, 0]
+        options = {"chunk": chunk, "convert_target": convert}
+        scores = _score_masks_of_image(evidence, [row], with_empty, unblur, enlarge, 1, options)[:, 0]
         results.append(_sum_masks(evidence, scores[:-1] - scores[-1], maps).relu())
     return torch.stack(results)
 
@@ -388,28 +387,15 @@ def get_enlargement(evidence: Evidence, masks: Placement) -> Enlarge:
 
 
 def _score_masks(
-    evidence: Evidence,
-    maps: Tensor,
-    mask_input: MaskInput,
-    enlarge: Enlarge,
-    *,
-    samples: int = 1,
-    chunk: int | None = None,
-    convert_target: Callable[[Target], Target] | None = None,
+    evidence: Evidence, maps: Tensor, mask_input: MaskInput, enlarge: Enlarge, *, samples: int = 1, **options: Any
 ) -> Tensor:
-    """Return each row's mean score of its input masked by each of the maps ``(R, C, *grid)``: ``(R, C)``."""
+    """Return each row's mean score of its input masked by each of the maps ``(R, C, *grid)``: ``(R, C)``.
+
+    ``options`` are those of :func:`score_inputs`.
+    """
     scores = maps.new_empty(maps.shape[:2])
     for rows in evidence.rows_by_image:
-        scores[rows] = _score_masks_of_image(
-            evidence,
-            rows,
-            maps[rows[0]],
-            mask_input,
-            enlarge,
-            samples=samples,
-            chunk=chunk,
-            convert_target=convert_target,
-        ).T
+        scores[rows] = _score_masks_of_image(evidence, rows, maps[rows[0]], mask_input, enlarge, samples, options).T
     return scores
 
 
@@ -419,10 +405,8 @@ def _score_masks_of_image(
     maps: Tensor,
     mask_input: MaskInput,
     enlarge: Enlarge,
-    *,
-    samples: int = 1,
-    chunk: int | None = None,
-    convert_target: Callable[[Target], Target] | None = None,
+    samples: int,
+    options: Mapping[str, Any],
 ) -> Tensor:
     """Return the mean scores of one image's rows, which share the maps ``(C, *grid)`` and the passes: ``(C, rows)``."""
     constant = is_constant(maps)
@@ -436,9 +420,7 @@ def _score_masks_of_image(
         numbers = torch.arange(part.start, part.stop, device=maps.device)
         return mask_input(enlarge, x, distinct[numbers % count], numbers // count).to(x.dtype)
 
-    scores = score_inputs(
-        evidence, rows, samples * count, make_variants, chunk=chunk, convert_target=convert_target
-    ).to(maps)
+    scores = score_inputs(evidence, rows, samples * count, make_variants, **options).to(maps)
     mean: Tensor = scores.unflatten(0, (samples, count)).mean(0)
     return mean[index]
 

@@ -10,23 +10,17 @@ and what it needs of :class:`~.registry.MetricInputs`. Importing this package re
     METRICS["deletion"].compute_chance(inputs)    # what random maps score
 """
 
-from camtool.trust.metrics import complexity, compound, faithfulness, localization, mosaics, sanity
-from camtool.trust.metrics.registry import METRICS, Metric, MetricInputs, metric
-from camtool.trust.metrics.scores import ClassScore, Explain, ExplainCells, Score
-
-__all__ = [
-    "METRICS",
-    "ClassScore",
-    "Explain",
-    "ExplainCells",
-    "Metric",
-    "MetricInputs",
-    "Score",
-    "complexity",
-    "compound",
-    "faithfulness",
-    "localization",
-    "metric",
-    "mosaics",
-    "sanity",
-]
+from camtool.trust.metrics import complexity as complexity
+from camtool.trust.metrics import compound as compound
+from camtool.trust.metrics import faithfulness as faithfulness
+from camtool.trust.metrics import localization as localization
+from camtool.trust.metrics import mosaics as mosaics
+from camtool.trust.metrics import sanity as sanity
+from camtool.trust.metrics.registry import METRICS as METRICS
+from camtool.trust.metrics.registry import Metric as Metric
+from camtool.trust.metrics.registry import MetricInputs as MetricInputs
+from camtool.trust.metrics.registry import metric as metric
+from camtool.trust.metrics.scores import ClassScore as ClassScore
+from camtool.trust.metrics.scores import Explain as Explain
+from camtool.trust.metrics.scores import ExplainCells as ExplainCells
+from camtool.trust.metrics.scores import Score as Score
