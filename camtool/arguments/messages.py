@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 
 def suggest_names(word: str, known: Iterable[str], *, max_count: int = 3) -> str:
@@ -99,3 +100,10 @@ def _merge_parts(parts: Sequence[str]) -> str:
         return parts[0]
     numbers = sorted((number for part in parts for number in part.split(" to ")), key=float)
     return f"{numbers[0]} to {numbers[-1]}"
+
+
+def map_json(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """Return values of JSON with all names, texts and numbers in them converted."""
+    if isinstance(value, Mapping):
+        return {convert(name): map_json(entry, convert) for name, entry in value.items()}
+    return [map_json(entry, convert) for entry in value] if isinstance(value, (list, tuple)) else convert(value)

@@ -35,6 +35,7 @@ from camtool.hooks.private_torch import get_compiled_call, is_transforming, star
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import BufferSnapshot, guard, is_library_running
+from camtool.hooks.structures.graph_nodes import list_nodes
 from camtool.hooks.structures.modules import (
     WeightStates,
     find_detector_transform,
@@ -577,13 +578,5 @@ def _copy_detached(tensor: Tensor) -> Tensor:
 def _reaches_other_leaves(output: Any, leaves: Sequence[Tensor]) -> bool:
     """Check that the graph of an output leads to weights or inputs of the user, beside some leaves."""
     ours = {id(leaf) for leaf in leaves}
-    nodes = [tensor.grad_fn for tensor in find_tensors(output) if tensor.grad_fn is not None]
-    known = {*nodes}
-    for node in nodes:
-        variable = getattr(node, "variable", None)  # of a leaf's node
-        if variable is not None and id(variable) not in ours:
-            return True
-        new = {child for child, _ in node.next_functions if child is not None} - known
-        known |= new
-        nodes += new
-    return False
+    variables = (getattr(node, "variable", None) for node in list_nodes(output))  # of the nodes of leaves
+    return any(variable is not None and id(variable) not in ours for variable in variables)

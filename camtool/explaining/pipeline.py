@@ -427,12 +427,12 @@ def _check_rows(outputs: Mapping[str, Tensor], images: int) -> None:
     Raises:
         LayerError: One did not.
     """
-    for name, output in outputs.items():
-        if len(output) != images:
-            raise LayerError(
-                f"layer {name!r} returned {format_count(len(output), 'row')} in its last call for {images} images: the "
-                "model runs it on one image after the other, or joins them. Pass batch_size=1."
-            )
+    name = next((name for name, output in outputs.items() if len(output) != images), None)
+    if name is not None:
+        raise LayerError(
+            f"layer {name!r} returned {format_count(len(outputs[name]), 'row')} in its last call for {images} images: "
+            "the model runs it on one image after the other, or joins them. Pass batch_size=1."
+        )
 
 
 def _check_maps(method: Method, evidence: Evidence, raw: object) -> None:

@@ -26,6 +26,7 @@ from camtool.hooks.norm_gradients import repair_batch_norms
 from camtool.hooks.private_torch import has_backward_hooks
 from camtool.hooks.registration import describe_hook, list_foreign_hooks
 from camtool.hooks.state.guard import enable_gradients, find_name_in_use, guard, list_names_in_use
+from camtool.hooks.structures.graph_nodes import list_nodes
 from camtool.hooks.structures.modules import HELD_TREES, find_detector_transform
 from camtool.hooks.structures.nested_tensors import (
     ModelInputs,
@@ -310,13 +311,8 @@ def describe_missing_gradient(model: nn.Module, inputs: ModelInputs) -> str | No
         return _IN_INFERENCE_MODE
     if output is None or output.grad_fn is None:
         return "the output has no graph: the model's forward runs under torch.no_grad, or detaches the output"
-    nodes, known = [output.grad_fn], {output.grad_fn}
-    for node in nodes:
-        if node.name() == "CheckpointFunctionBackward":
-            return "the model uses torch.utils.checkpoint with use_reentrant=True; pass use_reentrant=False"
-        new = {child for child, _ in node.next_functions if child is not None} - known
-        known |= new
-        nodes += new
+    if any(node.name() == "CheckpointFunctionBackward" for node in list_nodes(output)):
+        return "the model uses torch.utils.checkpoint with use_reentrant=True; pass use_reentrant=False"
     return None
 
 

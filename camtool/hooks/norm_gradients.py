@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from camtool.hooks.state.guard import enable_gradients
-from camtool.hooks.structures.nested_tensors import find_tensors
+from camtool.hooks.structures.graph_nodes import list_nodes
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -39,13 +39,7 @@ def find_batch_norms(outputs: Any) -> list[Node]:
     """Return the nodes of batch norms on the graph of some tensors; none if torch computes their gradients rightly."""
     if not has_wrong_norm_gradients():
         return []
-    nodes = [tensor.grad_fn for tensor in find_tensors(outputs) if tensor.grad_fn is not None]
-    known = {*nodes}
-    for node in nodes:
-        new = {child for child, _ in node.next_functions if child is not None} - known
-        known |= new
-        nodes += new
-    return [node for node in known if node.name().startswith("NativeBatchNormBackward")]
+    return [node for node in list_nodes(outputs) if node.name().startswith("NativeBatchNormBackward")]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,7 @@ from camtool.layers.layouts import (
 )
 from camtool.maps import ROUNDING_STEPS, upcast
 
+Around: TypeAlias = tuple[Sequence[str], Sequence[str]]
 _NEAREST = 8
 """Number of layers before one whose tokens do not show their order that are asked instead: a block or two."""
 
@@ -164,13 +166,7 @@ def _observe_bands(
 
 
 def locate_tokens(
-    model: nn.Module,
-    inputs: ModelInputs,
-    layer: Layer,
-    before: Sequence[str],
-    origins: Sequence[str],
-    call_index: int,
-    behind: Sequence[str] = (),
+    model: nn.Module, inputs: ModelInputs, layer: Layer, around: Around, origins: Sequence[str], call_index: int
 ) -> tuple[Layout, str]:
     """Return the layout of a layer, with its grid at the right tokens, and the verdict if it cannot be used, else "".
 
@@ -178,15 +174,15 @@ def locate_tokens(
         model: Any module.
         inputs: What the model is called with.
         layer: The layer.
-        before: Layers before it with the same layout, from shallow to deep. If the layer itself does not show the order
-            of its tokens, the nearest of these that does is asked.
+        around: Layers before it and behind it with the same layout, from shallow to deep. If the layer itself does not
+            show the order of its tokens, the nearest before it that does is asked. What attention returns shows no
+            places, but if it is added to tokens that have some, as a layer behind it shows, it has theirs.
         origins: The first modules with as many tokens.
         call_index: See :func:`camtool.layers.survey.find_candidates`.
-        behind: Layers behind it with the same layout, from shallow to deep. What attention returns shows no places, but
-            if it is added to tokens that have some, it has theirs.
     """
     if not layer.layout.has_tokens:
         return layer.layout, ""
+    before, behind = around
     names = [layer.name, *before[: -_NEAREST - 1 : -1]]
     run = observe_in_parts if is_language_model(model, inputs) else observe_variants
     calls, select = run(model, [*names, *origins], vary_halves(inputs)), layer.layout.select_view
@@ -206,7 +202,7 @@ def locate_tokens(
     verdict = rules.find_verdict(rules.ORDER, order)
     if verdict and located is not None and behind:
         streams = _find_streams(model, inputs, Layer(layer.name, layout), behind[:_NEAREST], call_index)
-        judged = (locate_tokens(model, inputs, stream, before, origins, call_index) for stream in streams)
+        judged = (locate_tokens(model, inputs, stream, (before, ()), origins, call_index) for stream in streams)
         verdict = "" if (layout, "") in judged else verdict
     return layout, verdict
 

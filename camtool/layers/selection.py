@@ -125,7 +125,7 @@ def locate_grid(model: nn.Module, inputs: ModelInputs, layout: Layout) -> Layout
     def locate() -> Layout:
         origins = find_first_with_tokens(trace(model, select_first_image(inputs)), (1, layout.token_count))
         for name in origins:
-            located, verdict = locate_tokens(model, inputs, Layer(name, layout), (), origins, 0)
+            located, verdict = locate_tokens(model, inputs, Layer(name, layout), ((), ()), origins, 0)
             if not verdict:
                 return located
         raise LayerError(f"no layer shows which of {layout.token_count} tokens are parts of the image.")
@@ -250,9 +250,8 @@ def _find_named(
         before = [grid.name for grid in grids if grid.calls[-1] < index]
         behind = [grid.name for grid in grids if grid.calls[0] > index]
         if not reader.is_in_text(layer.layout):
-            layout, verdict = locate_tokens(
-                model, inputs, layer, before, reader.find_origins(call, layouts), call_index, behind
-            )
+            origins = reader.find_origins(call, layouts)
+            layout, verdict = locate_tokens(model, inputs, layer, (before, behind), origins, call_index)
             layer = Layer(name, layout)
             if verdict:
                 raise LayerError(f"layer {name!r} cannot carry a map: {verdict}. Name another layer with layer=.")

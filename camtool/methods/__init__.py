@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from camtool.arguments.foreign_names import raise_missing_name
+from camtool.methods import method_wrappers as method_wrappers
 
 # Importing a family registers its methods; importing method_wrappers registers the wrappers.
 from camtool.methods.families import ablation as ablation
@@ -20,11 +21,6 @@ from camtool.methods.families import opticam as opticam
 from camtool.methods.families import rise as rise
 from camtool.methods.families import scorecam as scorecam
 from camtool.methods.families import text_tokens as text_tokens
-from camtool.methods.method_wrappers import conservative as conservative
-from camtool.methods.method_wrappers import eigen as eigen
-from camtool.methods.method_wrappers import noise as noise
-from camtool.methods.method_wrappers import sess as sess
-from camtool.methods.method_wrappers import tta as tta
 from camtool.methods.registry import COSTS as COSTS
 from camtool.methods.registry import METHODS as METHODS
 from camtool.methods.registry import WRAPPERS as WRAPPERS

@@ -21,7 +21,6 @@ from camtool.models.loading import is_offline as is_offline
 from camtool.models.loading import load as load
 from camtool.models.loading import load_with_preprocessing as load_with_preprocessing
 from camtool.models.loading import may_run_code as may_run_code
-from camtool.models.preprocessing import Channels as Channels
 from camtool.models.preprocessing import Preprocessing as Preprocessing
 from camtool.models.preprocessing import StatedPreprocessing as StatedPreprocessing
 from camtool.models.preprocessing import build_preprocessing as build_preprocessing
@@ -31,7 +30,6 @@ from camtool.models.sources import Source as Source
 from camtool.models.sources import register_source as register_source
 from camtool.models.sources.torchvision import build_default_transform as build_default_transform
 from camtool.models.two_towers import ImageTower as ImageTower
-from camtool.models.two_towers import TextTower as TextTower
 from camtool.models.unwrapping import to_loaded as to_loaded
 from camtool.models.unwrapping import unwrap_layer as unwrap_layer
 from camtool.models.unwrapping import unwrap_model as unwrap_model

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camtool.arguments.checks import check_count
-from camtool.arguments.messages import format_count
+from camtool.arguments.messages import format_count, map_json
 from camtool.hooks.chunks import iterate_chunks
 from camtool.progress import Stage
 from camtool.rendering import image_writing, overlay
@@ -246,15 +246,8 @@ class SlideExplanation:
 
 def _to_json(value: Any, indent: int | None = None) -> str:
     """Return JSON in ASCII, in which control characters are escaped; infinity and NaN become null."""
-    return json.dumps(_replace_nonfinite(value), indent=indent)
-
-
-def _replace_nonfinite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _replace_nonfinite(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_replace_nonfinite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    finite = map_json(value, lambda entry: None if isinstance(entry, float) and not math.isfinite(entry) else entry)
+    return json.dumps(finite, indent=indent)
 
 
 def _write_text(path: Path, lines: Iterator[str] | Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import base64
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -17,6 +17,7 @@ from mcp.types import CallToolResult, ImageContent, TextContent, ToolAnnotations
 import camtool
 from camtool.app.assistant.tools import Answer, Tools
 from camtool.app.sentences import to_sentence
+from camtool.arguments.messages import map_json
 from camtool.errors import CamtoolError
 from camtool.runs.text_escapes import escape_bytes
 
@@ -70,8 +71,4 @@ def _wrap(tool: Callable[..., Answer], lock: threading.Lock) -> Callable[..., Ca
 
 def _escape(value: Any) -> Any:
     """Return values of JSON with :func:`~camtool.runs.text_escapes.escape_bytes` of all texts in them."""
-    if isinstance(value, Mapping):
-        return {_escape(name): _escape(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_escape(entry) for entry in value]
-    return escape_bytes(value) if isinstance(value, str) else value
+    return map_json(value, lambda entry: escape_bytes(entry) if isinstance(entry, str) else entry)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from camtool.arguments.checks import check_choice
-from camtool.arguments.messages import format_count, suggest_names
+from camtool.arguments.messages import format_count, map_json, suggest_names
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import MetricError
 from camtool.evaluation.audit.candidates import DECOYS
@@ -429,15 +429,8 @@ def _to_record(finding: Finding) -> dict[str, Any]:
 
 def encode_json(content: Any) -> str:
     """Return JSON in which infinite and unknown numbers are null, as the text of a file."""
-    return json.dumps(_replace_infinite(content), indent=1, allow_nan=False) + "\n"
-
-
-def _replace_infinite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _replace_infinite(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_replace_infinite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    finite = map_json(content, lambda entry: None if isinstance(entry, float) and not math.isfinite(entry) else entry)
+    return json.dumps(finite, indent=1, allow_nan=False) + "\n"
 
 
 def list_sections(sections: Mapping[str, Sequence[str]], command: str) -> list[str]:

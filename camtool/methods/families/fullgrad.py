@@ -8,7 +8,7 @@ input times its gradient, and each bias times the gradient of the tensor that it
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import count_rows_at_once
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import draw_heat
+from camtool.hooks.structures.graph_nodes import find_reachable, get_inputs, list_nodes
 from camtool.layers.centers import read_centers
 from camtool.maps import scale_min_max, upcast
 from camtool.methods.families.input_gradient import compute_gradients, get_row_inputs
@@ -160,23 +161,10 @@ def _find_dependent_nodes(leaf: Tensor, tensors: Sequence[Tensor]) -> set[Node]:
     """Return the nodes of the graph between a leaf and some tensors that depend on the leaf."""
     # The graph leads from outputs to inputs. Reverse its edges, then walk from the leaf.
     users: dict[Node, list[Node]] = defaultdict(list)
-    for node in _find_reachable([tensor.grad_fn for tensor in tensors if tensor.grad_fn], _get_inputs):
-        for source in _get_inputs(node):
+    for node in list_nodes(tensors):
+        for source in get_inputs(node):
             users[source].append(node)
-    return _find_reachable([get_gradient_edge(leaf).node], users.__getitem__)
-
-
-def _get_inputs(node: Node) -> list[Node]:
-    return [source for source, _ in node.next_functions if source is not None]
-
-
-def _find_reachable(start: Sequence[Node], get_next: Callable[[Node], list[Node]]) -> set[Node]:
-    reached, new = set(start), list(start)
-    while new:
-        neighbors = [node for node in get_next(new.pop()) if node not in reached]
-        reached.update(neighbors)
-        new.extend(neighbors)
-    return reached
+    return find_reachable([get_gradient_edge(leaf).node], users.__getitem__)
 
 
 _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from camtool.arguments.messages import format_count
+from camtool.arguments.messages import format_count, map_json
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, PROBABILITY_FLOOR
 from camtool.runs.file_names import check_inside
 from camtool.runs.report.page import read_template, render_template
@@ -105,11 +105,7 @@ def explain_rejection(q: float, level: float) -> str:
 
 def _escape(value: Any) -> Any:
     """Return JSON with all hidden characters of its texts as escapes."""
-    if isinstance(value, Mapping):
-        return {escape_hidden(name): _escape(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_escape(entry) for entry in value]
-    return escape_hidden(value) if isinstance(value, str) else value
+    return map_json(value, lambda entry: escape_hidden(entry) if isinstance(entry, str) else entry)
 
 
 def _choose_pictures(kinds: Mapping[str, Sequence[Mapping[str, Any]]], of_kind: str) -> list[dict[str, Any]]:
