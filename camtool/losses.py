@@ -17,7 +17,6 @@ from torch.nn.functional import log_softmax, logsigmoid
 
 from camtool.arguments.checks import check_number
 from camtool.errors import CamtoolError, TargetError
-from camtool.hooks.model_call import differentiate
 from camtool.maps import upcast
 from camtool.outputs.class_scores import compute_class_scores, compute_probabilities, find_logits
 
@@ -79,7 +78,7 @@ def right_reasons(outputs: Tensor, images: Tensor, masks: Tensor) -> Tensor:
     logarithms = logsigmoid(scores) if find_logits(outputs).shape[1] == 1 else log_softmax(scores, 1)
     if not (images.requires_grad and logarithms.requires_grad):
         raise CamtoolError("images must require a gradient; call images.requires_grad_() before the model runs.")
-    (gradients,) = differentiate(logarithms.sum(), images, create_graph=True, materialize_grads=True)
+    (gradients,) = torch.autograd.grad(logarithms.sum(), images, create_graph=True, materialize_grads=True)
     return (weights[:, None] * upcast(gradients)).square().sum() / len(images)
 
 

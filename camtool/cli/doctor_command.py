@@ -128,8 +128,8 @@ def _test_torch() -> dict[str, str]:
     """Return what is tested of torch → the result."""
     from camtool.hooks.norm_gradients import has_wrong_norm_gradients
 
-    is_wrong = has_wrong_norm_gradients()
-    return {"batch norm": "wrong gradients of single photos, which camtool repairs" if is_wrong else "right gradients"}
+    wrong = "wrong gradients of single photos, which camtool repairs"
+    return {"batch norm": wrong if has_wrong_norm_gradients() else "right gradients"}
 
 
 def _measure_caches() -> dict[str, dict[str, Any]]:

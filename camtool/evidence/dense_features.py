@@ -218,8 +218,8 @@ class DenseFeatures:
         outputs = [self._resume(image, part) for part in variants.split(min(len(variants), get_most_rows()))]
         predicted = [predictions.get_predictions(output, self._evidence.model) for output in outputs]
         vectors = [rows for rows in predicted if isinstance(rows, Tensor)]
-        expected = self._embeddings[image]
-        if not vectors or not _is_any_close(combine(upcast(torch.cat(vectors))[len(patches) :]), expected):
+        checked = upcast(torch.cat(vectors))[len(patches) :] if vectors else None
+        if checked is None or not _is_any_close(combine(checked), self._embeddings[image]):
             raise MethodError(
                 "the head of the model does not read its class token alone, or the mean of its tokens, so it cannot "
                 f"be run on a single patch; {_OTHER_METHODS}"

@@ -88,10 +88,8 @@ def feature_maps(
     """
     inches = to_inches(width)
     check_count("columns", columns, optional=True)
-    panels = _build_panels(
-        model, img, layers, _ChannelChoice(channels, order, target_class, scale, colormap), transform
-    )
-    return draw_panels(list(panels), inches, columns)
+    choice = _ChannelChoice(channels, order, target_class, scale, colormap)
+    return draw_panels(list(_build_panels(model, img, layers, choice, transform)), inches, columns)
 
 
 def feature_pages(
@@ -115,10 +113,8 @@ def feature_pages(
     """
     inches = to_inches(width)
     check_count("columns", columns, optional=True)
-    panels = _build_panels(
-        model, img, layers, _ChannelChoice(channels, order, target_class, scale, colormap), transform
-    )
-    for panel in panels:
+    choice = _ChannelChoice(channels, order, target_class, scale, colormap)
+    for panel in _build_panels(model, img, layers, choice, transform):
         yield panel.name, draw_panels([panel], inches, columns)
 
 

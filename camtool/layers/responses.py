@@ -226,8 +226,8 @@ def _find_streams(
             drawn = torch.rand(cells.shape[2:], generator=generator, device="cpu") < 0.5
             # Weights, as a norm makes the plain sum constant.
             weights = torch.randn(cells.shape, generator=generator, device="cpu") * drawn
-            scalar = (cells * weights.to(cells)).sum()
-            (gradient,) = differentiate(scalar, own, retain_graph=True, materialize_grads=True)
+            score = (cells * weights.to(cells)).sum()
+            (gradient,) = differentiate(score, own, retain_graph=True, materialize_grads=True)
             reached = layer.layout.to_grid(layer.layout.select_view(gradient)).ne(0).any(1)[0]
             streams += [Layer(name, layer.layout)] if torch.equal(reached.cpu(), drawn) else []
     return streams
@@ -310,9 +310,7 @@ def loops_over_batch(model: nn.Module, calls: Mapping[str, Sequence[Tensor]], im
         images: The images.
     """
     again = [name for name, outputs in calls.items() if len(outputs) > 1]
-    if not again or len(get_image_input(images)) == 1:
-        return False
-    alone = observe(model, again, select_first_image(images), grad=False).calls
+    alone = observe(model, again, select_first_image(images), grad=False).calls if again else {}
     return any(len(calls[name]) != len(alone[name]) for name in again)
 
 

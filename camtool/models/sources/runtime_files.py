@@ -267,8 +267,7 @@ class FileModel(FunctionModel):
     @property
     def description(self) -> dict[str, Any]:
         """What :func:`camtool.export` wrote into the file; empty for other files."""
-        described: dict[str, Any] = json.loads(self.program.metadata.get("camtool", "{}"))
-        return described
+        return json.loads(self.program.metadata.get("camtool", "{}"))  # type: ignore[no-any-return]
 
     def read_maps(self, images: Tensor, classes: Tensor, output: str) -> Tensor:
         """Return the maps ``(N, *grid)`` in an output of an exported file, for classes ``(N,)`` of images."""
