@@ -16,15 +16,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from camtool.hooks.private_torch import leave_function_mode, run_without_override_check
+from camtool.hooks.private_torch import FunctionMode, run_without_override_check
 from camtool.hooks.structures.nested_tensors import map_tensors
 from camtool.hooks.tensor_products import PRODUCTS, is_einsum, iterate_tensors
 
 
-class ConservativeMode(TorchFunctionMode):
+class ConservativeMode(FunctionMode):
     """Make gradients conservative in this thread: of graphs that are recorded, and differentiated, within the block.
 
     * Attention weights, and gates that multiply a tensor, get no gradient: softmax, sigmoid, tanh, erf, and powers.
@@ -45,10 +44,6 @@ class ConservativeMode(TorchFunctionMode):
         # Tensors that become constants if they multiply another one, each with the valves before it.
         self._gates: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._of_parameters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-
-    def __exit__(self, *_: object) -> None:
-        """Leave the mode, unless an interrupt came while torch had taken it off the stack for a call."""
-        leave_function_mode(self)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from camtool.hooks.model_call import run_model
-from camtool.hooks.private_torch import leave_function_mode
+from camtool.hooks.private_torch import FunctionMode
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.nested_tensors import ModelInputs
 
@@ -40,7 +39,7 @@ def find_final_operation(
         return next((name for name, returned in mode.results if torch.equal(returned.to(values.dtype), values)), None)
 
 
-class _OperationMode(TorchFunctionMode):
+class _OperationMode(FunctionMode):
     """A function mode that keeps the results of functions with a given number of values.
 
     Attributes:
@@ -51,10 +50,6 @@ class _OperationMode(TorchFunctionMode):
         super().__init__()
         self._count = count
         self.results: list[tuple[str, Tensor]] = []
-
-    def __exit__(self, *_: object) -> None:
-        """Leave the mode, unless an interrupt came while torch had taken it off the stack for a call."""
-        leave_function_mode(self)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

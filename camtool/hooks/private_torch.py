@@ -90,13 +90,16 @@ def end_interrupted_calls(error: BaseException | None) -> None:
 _TAKING_OFF = inspect.unwrap(_pop_mode_temporarily).__code__
 
 
-def leave_function_mode(mode: TorchFunctionMode) -> None:
-    """Leave a function mode if it is the innermost one.
+class FunctionMode(TorchFunctionMode):
+    """A function mode that takes nothing but itself off the stack when it ends.
 
-    ``TorchFunctionMode.__exit__`` takes off whichever mode is on top, which may be another one after Ctrl-C.
+    ``TorchFunctionMode`` takes off whichever mode is on top. That is another one if an interrupt came while torch had
+    taken this one off for a call.
     """
-    if _get_current_function_mode() is mode:
-        _pop_mode()
+
+    def __exit__(self, *_: object) -> None:
+        if _get_current_function_mode() is self:
+            _pop_mode()
 
 
 def run_without_override_check(function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -103,14 +104,18 @@ def test_a_call_of_a_mode_that_an_interrupt_ended_puts_the_mode_back_at_once():
 
 
 def test_a_function_mode_is_left_only_if_it_is_the_innermost():
-    with use_of("leave_function_mode"):
-        outer, inner = Doubled(), Doubled()
+    with use_of("FunctionMode"):
+        outer, inner = private_torch.FunctionMode(), private_torch.FunctionMode()
         with outer:
-            private_torch.leave_function_mode(inner)
+            inner.__exit__()
             check(private_torch.save_function_modes() == [outer])
-            private_torch.leave_function_mode(outer)
+            outer.__exit__()
             check(private_torch.save_function_modes() == [])
             outer.__enter__()
+    import_module("camtool.methods")  # has the last of them
+
+    own = [mode for mode in TorchFunctionMode.__subclasses__() if mode.__module__.startswith("camtool.")]
+    assert own == [private_torch.FunctionMode], "modes of camtool derive from FunctionMode"
 
 
 def test_the_body_of_multi_head_attention_runs_within_a_mode():

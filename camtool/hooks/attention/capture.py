@@ -28,11 +28,10 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from camtool.hooks.model_call import run_model
-from camtool.hooks.private_torch import leave_function_mode, run_without_override_check
+from camtool.hooks.private_torch import FunctionMode, run_without_override_check
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
 from camtool.hooks.tensor_products import PRODUCTS, Product, is_einsum, iterate_tensors, read_equation, read_product
@@ -198,15 +197,12 @@ def run_in_mode(
 _SOFTMAX = frozenset({torch.softmax, Tensor.softmax, functional.softmax})
 
 
-class _SoftmaxMode(TorchFunctionMode):
+class _SoftmaxMode(FunctionMode):
     """A function mode that keeps what each softmax in this thread returns."""
 
     def __init__(self) -> None:
         super().__init__()
         self.outputs: list[Tensor] = []
-
-    def __exit__(self, *_: object) -> None:
-        leave_function_mode(self)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -281,7 +277,7 @@ class _Frame:
     before: int
 
 
-class AttentionMode(TorchFunctionMode):
+class AttentionMode(FunctionMode):
     """A function mode that keeps every call of attention, in this thread, that depends on the image.
 
     Args:
@@ -317,10 +313,6 @@ class AttentionMode(TorchFunctionMode):
         self._roles: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         if image is not None:
             self._roles[image] = None
-
-    def __exit__(self, *_: object) -> None:
-        """Leave the mode, unless an interrupt came while torch had taken it off the stack for a call."""
-        leave_function_mode(self)
 
     def enter(self, name: str, given: Any) -> None:
         """Note that the call of a module begins."""

@@ -10,23 +10,25 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import count_rows_at_once
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import draw_heat
+from camtool.hooks.private_torch import FunctionMode
 from camtool.hooks.structures.graph_nodes import find_reachable, get_inputs, list_nodes
 from camtool.layers.centers import read_centers
 from camtool.maps import scale_min_max, upcast
 from camtool.methods.families.input_gradient import compute_gradients, get_row_inputs
 from camtool.methods.registry import method
+
+_PlacedTerms: TypeAlias = "tuple[Tensor, list[tuple[Tensor, CellCenters | None]]]"
 
 
 @method("fullgrad", paper="arXiv 1905.00780", needs=("gradients", "biases"), ignores_layer=True)
@@ -90,20 +92,10 @@ def compute_full_gradients(evidence: Evidence) -> tuple[Tensor, list[Tensor]]:
     return from_pixels, [term for term, _ in from_biases]
 
 
-def _compute_placed_terms(
-    evidence: Evidence, *, is_apart: bool = False
-) -> tuple[Tensor, list[tuple[Tensor, CellCenters | None]]]:
-    """Return :func:`compute_full_gradients` with the centers of each term's cells; ``None`` for a stretched grid.
-
-    With ``is_apart`` the model runs on one row after the other.
-    """
-    if len(evidence.images) > count_rows_at_once(evidence) or is_apart:
-        # The calls that are recorded would be those of one row after the other.
-        rows = zip(evidence.targets, evidence.images, strict=True)
-        parts = [_compute_placed_terms(evidence.for_targets([target], [image])) for target, image in rows]
-        by_call = zip(*(from_biases for _, from_biases in parts), strict=True)
-        terms = [(torch.cat([term for term, _ in call]), call[0][1]) for call in by_call]
-        return torch.cat([from_pixels for from_pixels, _ in parts]), terms
+def _compute_placed_terms(evidence: Evidence) -> _PlacedTerms:
+    """Return :func:`compute_full_gradients` with the centers of each term's cells; ``None`` for a stretched grid."""
+    if len(evidence.images) > count_rows_at_once(evidence):
+        return _compute_row_by_row(evidence)
     inputs, calls, fewer = get_row_inputs(evidence), list[_BiasedCall](), list[_BiasedCall]()
     centers: list[CellCenters | None] = []
 
@@ -118,9 +110,18 @@ def _compute_placed_terms(
     with _RecordBiases() as recorded:
         input_gradient, *gradients = compute_gradients(evidence, inputs, find_outputs)
     if fewer:  # the model itself runs on one image after the other
-        return _compute_placed_terms(evidence, is_apart=True)
+        return _compute_row_by_row(evidence)
     placed = zip(calls, gradients, centers or [None] * len(calls), strict=True)
     return inputs * input_gradient, [(call.compute_term(gradient), center) for call, gradient, center in placed]
+
+
+def _compute_row_by_row(evidence: Evidence) -> _PlacedTerms:
+    """Join the terms of single rows. In a pass of several, a call that runs for each row would be recorded as many."""
+    rows = zip(evidence.targets, evidence.images, strict=True)
+    parts = [_compute_placed_terms(evidence.for_targets([target], [image])) for target, image in rows]
+    by_call = zip(*(from_biases for _, from_biases in parts), strict=True)
+    terms = [(torch.cat([term for term, _ in call]), call[0][1]) for call in by_call]
+    return torch.cat([from_pixels for from_pixels, _ in parts]), terms
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ _NORMS_OF_INPUT = frozenset({functional.layer_norm, functional.group_norm})
 """Norms that always use the statistics of their own input."""
 
 
-class _RecordBiases(TorchFunctionMode):
+class _RecordBiases(FunctionMode):
     """Record the outputs of layers and the biases in them, within the block and in this thread.
 
     Attributes:

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import iterate_noisy_copies, score_with_graph
 from camtool.hooks.chunks import iterate_chunks
 from camtool.hooks.model_call import differentiate
+from camtool.hooks.private_torch import FunctionMode
 from camtool.hooks.state.guard import enable_gradients
 from camtool.maps import upcast
 from camtool.methods.families.gradient import gradcam
@@ -272,7 +272,7 @@ def _compute_guided_gradients(evidence: Evidence) -> Tensor:
 _RELUS = frozenset({torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, functional.relu, functional.relu6})
 
 
-class _GuideReLUs(TorchFunctionMode):
+class _GuideReLUs(FunctionMode):
     """Make ReLUs pass only positive gradients back, within the block and in this thread; outputs do not change.
 
     Attributes:
