@@ -11,7 +11,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from camtool.app.actions import Actions, PageSettings
@@ -113,9 +112,7 @@ class AppServer:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._blocks is not None:
             self._blocks.close(verbose=False)
         for name, value in self._earlier.items():

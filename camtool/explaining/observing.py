@@ -62,8 +62,6 @@ from camtool.trust.checks.model_checks import find_training_modules
 from camtool.warning_codes import MapWarning
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
 _RECORDED_NEEDS = frozenset(
@@ -199,7 +197,7 @@ class ObservedPasses:
             self._block.leave(depth)
             raise
 
-    def _exit(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def _exit(self, *_: object) -> None:
         depth = self._block.depth - 1
         try:
             self._block.leave(depth)

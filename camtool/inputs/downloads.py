@@ -10,7 +10,6 @@ import threading
 import time
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPSConnection
-from types import TracebackType
 from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -165,9 +164,7 @@ class _Deadline:
         self._timer.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._timer.cancel()
         self._shut_down(None)
 

@@ -8,7 +8,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -168,9 +167,7 @@ class Workers:
             self._pool = ThreadPoolExecutor(self._count, "camtool", torch.set_num_threads, (1,))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             # In a thread of its own the call changes nothing but the number that new threads start with.

@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -157,9 +156,7 @@ class Watch:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self, loggers: Iterable[Any] = (), folder: Path | None = None) -> None:
