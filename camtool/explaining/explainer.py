@@ -401,7 +401,7 @@ class Explainer(Generic[Result]):
         if self._recommend is not None:
             self._choose_method(img, self._recommend)
         # The first block takes over if an interrupt arrives just as one of the others ends.
-        key = None if target_class is None or isinstance(target_class, int) else targets.get_score_key(target_class)
+        key = None if isinstance(target_class, int | None) else targets.get_score_key(target_class)
         with Cleanup() as cleanup, guard(self._model, evaluate=not self.batches.engines):
             cleanup.push(partial(MOST_ROWS.set, MOST_ROWS.get()))
             MOST_ROWS.set(self._settings.batch_size)

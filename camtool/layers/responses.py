@@ -49,6 +49,7 @@ from camtool.layers.layouts import (
 from camtool.maps import ROUNDING_STEPS, upcast
 
 Around: TypeAlias = tuple[Sequence[str], Sequence[str]]
+Calls: TypeAlias = Mapping[str, Sequence[Tensor]]
 _NEAREST = 8
 """Number of layers before one whose tokens do not show their order that are asked instead: a block or two."""
 
@@ -182,29 +183,45 @@ def locate_tokens(
     """
     if not layer.layout.has_tokens:
         return layer.layout, ""
-    before, behind = around
+    before = around[0]
     names = [layer.name, *before[: -_NEAREST - 1 : -1]]
     run = observe_in_parts if is_language_model(model, inputs) else observe_variants
     calls, select = run(model, [*names, *origins], vary_halves(inputs)), layer.layout.select_view
     located = place_prefix(
         layer.layout, [*(select(calls[name][0]) for name in origins), select(calls[layer.name][call_index])]
     )
-    layout = located or layer.layout
-    own, *shown = (find_order(layout, select(calls[name][call_index])) for name in names)
-    # The test takes a forward pass of its own. It says little of a few cells behind attention that mixes them: then the
-    # first tokens of as many, but for position embeddings, must have places.
+    layer = Layer(layer.name, located or layer.layout)
+    own, *shown = (find_order(layer.layout, select(calls[name][call_index])) for name in names)
+    is_unknown = own is None and located is not None and False not in shown
+    has_places = _has_places(model, inputs, layer, calls, origins, call_index) if is_unknown else None
+    verdict = rules.find_verdict(rules.ORDER, rules.TokenOrder(own, shown, located is not None, has_places))
+    if verdict and located is not None and _joins_places(model, inputs, layer, around, origins, call_index):
+        return layer.layout, ""
+    return layer.layout, verdict
+
+
+def _has_places(
+    model: nn.Module, inputs: ModelInputs, layer: Layer, calls: Calls, origins: Sequence[str], call_index: int
+) -> bool | None:
+    """Return whether a layer's cells respond to their own part of the image; ``None`` if no layer can tell.
+
+    Few cells behind attention that mixes them tell little: then the first tokens of as many, but for position
+    embeddings, must have places. The test takes a forward pass.
+    """
     names, call = [layer.name], call_index
-    if math.prod(layout.grid) < FEWEST_CELLS:
+    if math.prod(layer.layout.grid) < FEWEST_CELLS:
         names, call = [name for name in origins if len(calls[name][0]) > 1], 0
-    is_unknown = own is None and located is not None and False not in shown and bool(names)
-    places = find_places(model, inputs, [Layer(name, layout) for name in names], call) if is_unknown else []
-    order = rules.TokenOrder(own, shown, located is not None, any(places) if places else None)
-    verdict = rules.find_verdict(rules.ORDER, order)
-    if verdict and located is not None and behind:
-        streams = _find_streams(model, inputs, Layer(layer.name, layout), behind[:_NEAREST], call_index)
-        judged = (locate_tokens(model, inputs, stream, (before, ()), origins, call_index) for stream in streams)
-        verdict = "" if (layout, "") in judged else verdict
-    return layout, verdict
+    return any(find_places(model, inputs, [Layer(name, layer.layout) for name in names], call)) if names else None
+
+
+def _joins_places(
+    model: nn.Module, inputs: ModelInputs, layer: Layer, around: Around, origins: Sequence[str], call_index: int
+) -> bool:
+    """Return whether a layer behind the given one adds its cells to tokens that have places in the same layout."""
+    before, behind = around
+    streams = _find_streams(model, inputs, layer, behind[:_NEAREST], call_index)
+    judged = (locate_tokens(model, inputs, stream, (before, ()), origins, call_index) for stream in streams)
+    return (layer.layout, "") in judged
 
 
 def _find_streams(
@@ -215,7 +232,7 @@ def _find_streams(
     Skip connections add what attention returns to a stream of tokens. The gradient of some cells, drawn at random,
     shows it: cells in another order, or mixed ones, would pass it to others.
     """
-    if lacks_gradients(model):
+    if not behind or lacks_gradients(model):
         return []
     calls = observe(model, [layer.name, *behind], select_first_image(inputs)).calls
     own, generator = calls[layer.name][call_index], torch.Generator().manual_seed(0)
@@ -226,8 +243,8 @@ def _find_streams(
             drawn = torch.rand(cells.shape[2:], generator=generator, device="cpu") < 0.5
             # Weights, as a norm makes the plain sum constant.
             weights = torch.randn(cells.shape, generator=generator, device="cpu") * drawn
-            score = (cells * weights.to(cells)).sum()
-            (gradient,) = differentiate(score, own, retain_graph=True, materialize_grads=True)
+            weighted = cells * weights.to(cells)
+            (gradient,) = differentiate(weighted.sum(), own, retain_graph=True, materialize_grads=True)
             reached = layer.layout.to_grid(layer.layout.select_view(gradient)).ne(0).any(1)[0]
             streams += [Layer(name, layer.layout)] if torch.equal(reached.cpu(), drawn) else []
     return streams
@@ -301,7 +318,7 @@ def observe_variants(model: nn.Module, names: Sequence[str], images: ModelInputs
     return {name: [output.detach() for output in outputs] for name, outputs in calls.items()}
 
 
-def loops_over_batch(model: nn.Module, calls: Mapping[str, Sequence[Tensor]], images: ModelInputs) -> bool:
+def loops_over_batch(model: nn.Module, calls: Calls, images: ModelInputs) -> bool:
     """Check that a model runs layers on one image after the other: they ran more often than for a single image.
 
     Args:
