@@ -216,8 +216,8 @@ class DenseFeatures:
         checks, combine = _build_checks(own, self._layout, self._select_patches(own[None])[0])
         variants = torch.cat([patches.to(own.dtype), checks])
         outputs = [self._resume(image, part) for part in variants.split(min(len(variants), get_most_rows()))]
-        predicted = [predictions.get_predictions(output, self._evidence.model) for output in outputs]
-        vectors = [rows for rows in predicted if isinstance(rows, Tensor)]
+        predicted = (predictions.get_predictions(output, self._evidence.model) for output in outputs)
+        vectors: list[Any] = [rows for rows in predicted if isinstance(rows, Tensor)]
         checked = upcast(torch.cat(vectors))[len(patches) :] if vectors else None
         if checked is None or not _is_any_close(combine(checked), self._embeddings[image]):
             raise MethodError(
