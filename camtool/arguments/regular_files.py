@@ -5,6 +5,7 @@ No pipe and no device is opened to wait or to read without end, and no more is r
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -78,6 +79,14 @@ def read_regular(path: Path, max_bytes: int = _MAX_DOCUMENT_BYTES) -> bytes:
     if len(content) > max_bytes:  # some files of the system claim to be empty
         raise CamtoolError(f"{path} cannot be read: it has more than {max_bytes:,} bytes.")
     return content
+
+
+def hash_stream(stream: BinaryIO) -> str:
+    """Return the SHA-256 of what is left in a stream."""
+    digest = hashlib.sha256()
+    for chunk in iter(lambda: stream.read(2**20), b""):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def iterate_lines(path: Path) -> Iterator[bytes]:

@@ -65,9 +65,11 @@ def evaluate_methods(
     It goes on where it stopped if it is called again with the same folder for its results.
     """
     from camtool.evaluation.leaderboard import evaluate
-    from camtool.runs.file_names import check_inside
+    from camtool.evaluation.leaderboard.table import NAMES
+    from camtool.rendering.written_files import check_inside, check_replaceable
 
     check_inside(out, Path("checkpoint.jsonl"))
+    check_replaceable(out, NAMES)
     # Which folders and names are there decides about the truth, so the first photos are taken after that.
     plan = photo_options.plan_folder(folder, out, recursive=truth == IMAGE_FOLDER, limit=None)
     photos = [Path(job.source) for job in plan.jobs][:limit]

@@ -91,12 +91,12 @@ def draw_features(
 
 
 def save_figure(figure: Any, folder: Path, name: str) -> Path:
-    """Write a figure to a file in a folder, and return its path; a link in the folder must not lead out of it."""
+    """Write a figure to a file in a folder, and return its path; which must be absent, or camtool's."""
     from camtool import figures
-    from camtool.runs.file_names import check_inside
+    from camtool.rendering.written_files import replace_files
 
-    check_inside(folder, Path(name))
-    return figures.save(figure, folder / name)
+    with replace_files(folder, [name]):
+        return figures.save(figure, folder / name)
 
 
 def build_file_name(layer: str) -> str:

@@ -19,6 +19,7 @@ from camtool.cli.progress import run_summary
 from camtool.cli.progress.file_progress import FileProgress
 from camtool.cli.terminal import escape, print_line
 from camtool.errors import ImageError
+from camtool.rendering.written_files import check_replaceable, replace_files
 from camtool.runs.file_names import make_distinct
 
 
@@ -127,6 +128,7 @@ def explain_slides(
 ) -> None:
     """Explain a class on whole slides: a heatmap and an overlay as pyramids, a preview, a line for each tile."""
     from camtool.slides.explaining import explain_slide
+    from camtool.slides.slide_explanation import NAMES
 
     style: Any = {"alpha": drawing.alpha, "colormap": choose_colormap(drawing.colormap)}
     check_output_folder(out)
@@ -139,6 +141,7 @@ def explain_slides(
     (asked,) = map_options.parse_targets([target])
 
     def explain(path: str, name: str) -> FileResult:
+        check_replaceable(out / name, NAMES)
         result = explain_slide(loaded, path, asked, method=map_.method, **settings)  # type: ignore[arg-type]
         (out / name).mkdir(parents=True, exist_ok=True)  # a name with a dot would be that of a file
         tiles = f"{result.label}: {format_count(len(result.tiles), 'tile')} explained, {result.skipped:,} skipped"
@@ -185,6 +188,7 @@ def explain_videos(
     printed: PrintOptions,
 ) -> None:
     """Explain the frames of videos: write each with the heatmap over it, and a line for each explained frame."""
+    from camtool.methods.registry import find_method
     from camtool.videos.explaining import explain_video
 
     style: Any = {"alpha": drawing.alpha, "colormap": choose_colormap(drawing.colormap)}
@@ -198,8 +202,11 @@ def explain_videos(
     asked: Any = None if target is None else map_options.parse_targets([target])[0]
 
     def explain(path: str, name: str) -> FileResult:
+        expected = map_.method if map_.method == "auto" else find_method(map_.method).name
+        check_replaceable(out, [f"{name}.{expected}.{suffix}" for suffix in ("mp4", "jsonl")])
         result = explain_video(loaded, path, asked, method=map_.method, **settings)
-        saved = result.save(out / f"{name}.{result.method}.mp4", **style)
+        with replace_files(out, [video := f"{name}.{result.method}.mp4"]):
+            saved = result.save(out / video, **style)
         frames = f"{len(result.rows):,} of {format_count(result.frame_count, 'frame')} explained"
         return FileResult(frames, result.layer, saved, result.warnings)
 

@@ -26,6 +26,7 @@ from camtool.models import Loaded
 from camtool.rendering import image_writing, regions
 from camtool.rendering.pixel_checks import Color, Pixels
 from camtool.rendering.text_drawing import MUTED, PAPER, draw_text, load_font, wrap_text
+from camtool.rendering.written_files import check_replaceable, replace_files
 from camtool.trust.metrics.localization import compute_energy_in_mask
 
 METHODS = ("gradcam", "gradcam++", "layercam", "rivalcam", "cam")
@@ -101,29 +102,32 @@ def run_tour(out: str | PathLike[str] = "demo", scenes: int = 12, *, methods: Se
     """Explain scenes of the demo with its model, and write scenes, overlays and two pages.
 
     Args:
-        out: Folder to write to; files of the same names are overwritten.
+        out: Folder to write to.
         scenes: Number of scenes.
         methods: Names of methods.
 
     Raises:
-        CamtoolError: There are no scenes or no methods, or a method is unknown.
+        CamtoolError: There are no scenes or no methods, a method is unknown, or the folder holds files or folders of
+            the same names that camtool did not write.
         OSError: A file cannot be written.
     """
     if scenes < 1 or not methods:
         raise CamtoolError(f"give at least one scene and one method, got scenes={scenes}, methods={list(methods)!r}.")
-    folder, shown, honest = Path(out), draw_tour_scenes(scenes), load_bundled_model("demo")
+    folder, names = Path(out), ["overview.png", "cheat.png", "scenes", *methods]
+    check_replaceable(folder, names)
+    shown, honest = draw_tour_scenes(scenes), load_bundled_model("demo")
     judged = [evaluate_method(honest, shown, method) for method in methods]
-    images = _write_scenes(folder / "scenes", shown)
-    for row, explanations in judged:
-        images += _write_overlays(folder / row.method, shown, explanations)
-    return Tour(
-        rows=tuple(row for row, _ in judged),
-        overview=image_writing.write_image(folder / "overview.png", _draw_overview(shown, *judged[0])),
-        cheat=image_writing.write_image(
-            folder / "cheat.png", _draw_cheat_page(honest, load_bundled_model("demo-cheat"))
-        ),
-        images=tuple(images),
-    )
+    with replace_files(folder, names):
+        images = _write_scenes(folder / "scenes", shown)
+        for row, explanations in judged:
+            images += _write_overlays(folder / row.method, shown, explanations)
+        cheat = _draw_cheat_page(honest, load_bundled_model("demo-cheat"))
+        return Tour(
+            rows=tuple(row for row, _ in judged),
+            overview=image_writing.write_image(folder / "overview.png", _draw_overview(shown, *judged[0])),
+            cheat=image_writing.write_image(folder / "cheat.png", cheat),
+            images=tuple(images),
+        )
 
 
 def draw_tour_scenes(scenes: int) -> list[Scene]:

@@ -10,8 +10,6 @@ from hashlib import sha256
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from camtool.errors import CamtoolError
-
 _MAX_BYTES = 143
 """The longest file name that every common file system accepts. eCryptfs has this limit; most others have 255."""
 
@@ -24,26 +22,6 @@ _HASH_DIGITS = 8
 
 _PLAIN = re.compile(r"[\w-][\w./ -]*", re.ASCII)
 """A path that is relative on all systems."""
-
-
-def check_inside(folder: Path, path: Path) -> None:
-    """Check that no link leads a file out of the output folder: somebody else may have prepared the folder.
-
-    Args:
-        folder: The output folder. It may itself be a link, as the user has named it.
-        path: The file, relative to the folder; it need not exist.
-
-    Raises:
-        CamtoolError: The file, or a folder on the way to it, is a link that leads outside.
-    """
-    target = resolve(folder / path)
-    if not target.is_relative_to(resolve(folder)):
-        raise CamtoolError(f"{folder / path}: a link in the output folder leads out of it, to {target}; remove it.")
-
-
-def resolve(path: Path) -> Path:
-    """Return a path without links. One that leads to itself stays, where ``Path.resolve`` may raise a RuntimeError."""
-    return Path(os.path.realpath(path))
 
 
 def is_inside(name: str) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from camtool.errors import CamtoolError
+from camtool.rendering.written_files import check_inside
 from camtool.runs import file_names
 from camtool.runs.job_list import Job, fold_path
 from camtool.runs.manifest import ManifestLine, build_line, is_correct
@@ -165,7 +166,7 @@ class ResultWriter:
             kind = SAVE_KINDS[name]
             path = stem.with_name(f"{stem.name}{kind.marker}.{kind.choose_suffix(self._output.format)}")
             self._reserve(path)
-            file_names.check_inside(self._output.folder, path)
+            check_inside(self._output.folder, path)
             kind.write(explanation, self._output.folder / path, self._output, caption)
             files[name] = path.as_posix()
         return files

@@ -17,6 +17,7 @@ from camtool.hooks.chunks import iterate_chunks
 from camtool.progress import Stage
 from camtool.rendering import image_writing, overlay
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
+from camtool.rendering.written_files import replace_files
 from camtool.slides.opening import open_slide
 from camtool.slides.pyramids import build_levels, write_pyramid
 from camtool.slides.readers import SlideReader, read_scaled
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from camtool.explaining.explanation import Explanation
     from camtool.rendering.colormaps import Colormap
     from camtool.slides.readers import Pixels
+
+NAMES = ("heat.tif", "overlay.tif", "preview.png", "tiles.jsonl", "slide.json")
+"""The files of a slide."""
 
 _PREVIEW_SIDE = 1600
 """Longest side of the preview in pixels."""
@@ -169,13 +173,18 @@ class SlideExplanation:
 
         Raises:
             ImageError: The suffix is unknown, or the slide is not there any more.
+            CamtoolError: A file in the folder is not as camtool wrote it, or a link leads out of it.
             OSError: A file cannot be written.
         """
         folder = Path(path)
         if folder.suffix and not folder.is_dir():
             image_writing.check_suffix(folder)
             return image_writing.write_image(folder, self.overlay(alpha=alpha, colormap=colormap))
-        folder.mkdir(parents=True, exist_ok=True)
+        with replace_files(folder, NAMES):
+            self._write_files(folder, alpha, colormap)
+        return folder
+
+    def _write_files(self, folder: Path, alpha: float | None, colormap: Colormap) -> None:
         about = f"camtool: {self.method} for {self.label!r}"
         heat = self._to_bytes()
         write_pyramid(folder / "heat.tif", build_levels(heat), self.mpp, about)
@@ -188,7 +197,6 @@ class SlideExplanation:
         image_writing.write_image(folder / "preview.png", np.asarray(preview))
         _write_text(folder / "tiles.jsonl", (_to_json(asdict(row)) for row in self.tiles))
         _write_text(folder / "slide.json", [_to_json(self._describe(), indent=2)])
-        return folder
 
     def _describe(self) -> dict[str, Any]:
         names = ("path", "label", "index", "method", "layer", "limits", "scale", "mpp", "skipped", "warnings")

@@ -27,6 +27,7 @@ from camtool.progress import Stage
 from camtool.rendering import overlay, regions
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.rendering.image_writing import open_atomically
+from camtool.rendering.written_files import replace_files
 from camtool.videos.reading import Frame, VideoReader
 from camtool.videos.writing import open_video
 
@@ -180,19 +181,20 @@ class VideoExplanation:
 
         Raises:
             ImageError: The suffix is not ``.mp4``, or the video is not there any more.
-            CamtoolError: The path is that of the video itself.
+            CamtoolError: The path is that of the video itself, or the file of the lines is not as camtool wrote it.
             OSError: A file cannot be written.
         """
         path = Path(path)
         if path.exists() and path.samefile(self.path):
             raise CamtoolError(f"path {str(path)!r} is the video that was explained; give another one.")
-        overlays = self.iterate_overlays(alpha=alpha, colormap=colormap)
-        with open_video(path, self.reader.facts) as video:
-            steps = iterate_chunks(self.frame_count, 1, Stage("Drawing", "frame"))
-            for _, (frame, pixels) in zip(steps, overlays, strict=True):
-                video.add(frame, pixels)
-        with open_atomically(path.with_suffix(".jsonl")) as stream:
-            stream.writelines(f"{json.dumps(asdict(row))}\n".encode() for row in self.rows)
+        overlays, lines = self.iterate_overlays(alpha=alpha, colormap=colormap), path.with_suffix(".jsonl")
+        with replace_files(path.parent, [lines.name]):
+            with open_video(path, self.reader.facts) as video:
+                steps = iterate_chunks(self.frame_count, 1, Stage("Drawing", "frame"))
+                for _, (frame, pixels) in zip(steps, overlays, strict=True):
+                    video.add(frame, pixels)
+            with open_atomically(lines) as stream:
+                stream.writelines(f"{json.dumps(asdict(row))}\n".encode() for row in self.rows)
         return path
 
     def iterate_overlays(

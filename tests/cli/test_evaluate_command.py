@@ -60,7 +60,7 @@ def test_the_leaderboard_is_printed_and_written(run_command, tmp_path):
     assert "layercam" in said.out
     assert "sparsity ↑" in said.out
     assert max(map(len, said.out.splitlines())) <= 80
-    assert {each.name for each in (tmp_path / "leaderboard").iterdir()} == {
+    assert {each.name for each in (tmp_path / "leaderboard").glob("[!.]*")} == {
         "checkpoint.jsonl",
         *(f"leaderboard.{kind}" for kind in ("csv", "json", "md", "png")),
     }

@@ -34,7 +34,7 @@ def run_command(monkeypatch, capsys, tmp_path):
 def test_features_writes_one_figure_per_layer(run_command, tmp_path):
     said = run_command("features", "photo.png", "--model", "demo", "--layers", "stem.*.0,features.2", "--maps", "4")
     assert said.code == 0
-    assert sorted(file.name for file in (tmp_path / "figures").iterdir()) == [
+    assert sorted(file.name for file in (tmp_path / "figures").glob("[!.]*")) == [
         "001-stem.0.0.png",
         "002-stem.1.0.png",
         "003-features.2.png",
@@ -48,7 +48,7 @@ def test_features_writes_one_page(run_command, tmp_path):
         *("--order", "class", "--target", "star", "--layers", "stem.0,stem.1"),
     )
     assert said.code == 0
-    assert [file.name for file in (tmp_path / "here").iterdir()] == ["features.pdf"]
+    assert [file.name for file in (tmp_path / "here").glob("[!.]*")] == ["features.pdf"]
     assert (tmp_path / "here" / "features.pdf").read_bytes().startswith(b"%PDF")
 
 
@@ -58,7 +58,7 @@ def test_kernels_writes_the_selected_layers(run_command, tmp_path):
         run_command("kernels", "--model", "demo", "--out", "k", "--layer", "stem.1.0", "--layer", "features.0.0").code
         == 0
     )
-    written = {file.name for file in (tmp_path / "k").iterdir()}
+    written = {file.name for file in (tmp_path / "k").glob("[!.]*")}
     assert written == {"kernels.svg", "kernels-stem.1.0.png", "kernels-features.0.0.png"}
 
 
@@ -69,13 +69,15 @@ def test_kernels_of_names_that_are_alike_in_a_file_name_have_files_of_their_own(
     )
     said = run_command("kernels", "--model", "alike:make", "--filters", "2", "--out", "k", "--layer", "*")
     assert said.code == 0, said.err
-    assert {file.name for file in (tmp_path / "k").iterdir()} == {f"kernels-{n}.png" for n in ("a_b", "a_b-2", "A_b-3")}
+    assert {file.name for file in (tmp_path / "k").glob("[!.]*")} == {
+        f"kernels-{n}.png" for n in ("a_b", "a_b-2", "A_b-3")
+    }
 
 
 def test_kernels_accepts_patterns_and_writes_nothing_if_a_name_is_unknown(run_command, tmp_path):
     options = ("kernels", "--model", "demo", "--filters", "2", "--out", "k")
     assert run_command(*options, "--layers", "stem.*,features.0.0").code == 0
-    written = {file.name for file in (tmp_path / "k").iterdir()}
+    written = {file.name for file in (tmp_path / "k").glob("[!.]*")}
     assert written == {"kernels-stem.0.0.png", "kernels-stem.1.0.png", "kernels-features.0.0.png"}
     said = run_command(*options[:-1], "other", "--layer", "stem.0.0,head")
     assert said.code == 2
@@ -88,7 +90,7 @@ def test_figures_of_the_command_line_have_the_given_width(run_command, tmp_path,
     assert run_command("kernels", "--model", "demo", "--filters", "2", "--width", width).code == 0
     options = ("features", "photo.png", "--model", "demo", "--layers", "stem.0", "--one-page", "--width", width)
     assert run_command(*options).code == 0
-    for file in (tmp_path / "figures").iterdir():
+    for file in (tmp_path / "figures").glob("[!.]*"):
         with Image.open(file) as image:
             assert image.width == pixels
     said = run_command("kernels", "--model", "demo", "--width", "singel")

@@ -87,7 +87,7 @@ def tour_results(tmp_path_factory):
 def test_the_tour_writes_the_files_that_it_returns(tour_results):
     folder, found = tour_results
     expected = {found.overview, found.cheat, *found.images}
-    assert {path for path in folder.rglob("*") if path.is_file()} == expected
+    assert {path for path in folder.rglob("[!.]*") if path.is_file()} == expected
     assert {path.parent.name for path in found.images} == {"scenes", "gradcam", "cam"}
     assert len(found.images) == 3 + 2 * 5
     assert (found.overview, found.cheat) == (folder / "overview.png", folder / "cheat.png")

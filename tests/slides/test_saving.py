@@ -56,7 +56,7 @@ def test_a_path_with_a_suffix_is_that_of_an_image(result, tmp_path: Path) -> Non
         assert image.size == (550, 350)
     with pytest.raises(camtool.ImageError, match=r"suffix must be one of \.png, .* got '\.csv'"):
         result.save(tmp_path / "a.csv")
-    assert [each.name for each in tmp_path.iterdir()] == ["a.png"]
+    assert [each.name for each in tmp_path.glob("[!.]*")] == ["a.png"]
 
 
 def test_the_files_hold_the_heatmap(result, saved: Path) -> None:
@@ -86,7 +86,7 @@ def test_there_is_a_line_for_each_tile(result, saved: Path) -> None:
     assert {"x", "y", "side", "label", "probability", "warning_codes"} <= {*lines[0]}
     about = json.loads((saved / "slide.json").read_text())
     assert (about["skipped"], about["mpp"], about["heatmap_size"]) == (result.skipped, 1.0, [350, 550])
-    assert sorted(file.name for file in saved.iterdir()) == [
+    assert sorted(file.name for file in saved.glob("[!.]*")) == [
         "heat.tif", "overlay.tif", "preview.png", "slide.json", "tiles.jsonl",
     ]  # fmt: skip
 

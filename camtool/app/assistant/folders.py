@@ -11,7 +11,8 @@ from camtool.app.stores import ImageFolder
 from camtool.arguments.messages import suggest_names
 from camtool.errors import ImageError
 from camtool.inputs.image_files import has_image_suffix
-from camtool.runs.file_names import fold_name, is_encodable, make_distinct, resolve
+from camtool.rendering.written_files import resolve
+from camtool.runs.file_names import fold_name, is_encodable, make_distinct
 from camtool.runs.text_escapes import escape_bytes, unescape_bytes
 
 

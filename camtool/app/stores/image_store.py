@@ -17,7 +17,7 @@ from PIL import Image
 
 from camtool.errors import ImageError
 from camtool.inputs.image_files import has_image_suffix
-from camtool.runs.file_names import resolve
+from camtool.rendering.written_files import resolve
 
 _PIXEL_BYTES = 4
 """Bytes of a pixel of an RGB image: Pillow leaves one free."""

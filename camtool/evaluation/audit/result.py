@@ -17,7 +17,7 @@ from camtool.errors import MetricError
 from camtool.evaluation.audit.candidates import DECOYS
 from camtool.evaluation.audit.report.page import (
     PAGE_NAME,
-    check_page,
+    check_results,
     explain_rejection,
     format_percent,
     render_audit,
@@ -27,7 +27,7 @@ from camtool.evaluation.audit.statistics import compute_share
 from camtool.evaluation.audit.trials import Effect
 from camtool.evaluation.leaderboard.table import Interval
 from camtool.rendering.image_writing import open_atomically
-from camtool.runs.file_names import check_inside
+from camtool.rendering.written_files import check_inside, replace_files
 from camtool.runs.stored_files import parse_object
 
 Verdict: TypeAlias = Literal["object", "shortcut", "unsure"]
@@ -279,19 +279,17 @@ class Audit:
 
         Raises:
             CamtoolError: A file in the folder is a link that leads out of it, its verdicts cannot be read, or there is
-                another ``index.html``.
+                another ``index.html``, or an ``audit.json`` or ``audit.md`` that is not as camtool wrote it.
         """
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         verdicts = {finding.key: finding.verdict for finding in self.findings if finding.verdict is not None}
         files = {JSON_NAME: self.to_json(), MARKDOWN_NAME: self.to_markdown()}
-        check_page(folder)
+        check_results(folder, [*files])
         check_inside(folder, Path(VERDICTS_NAME))
         known = {**read_verdicts(folder / VERDICTS_NAME), **verdicts}
-        if verdicts:
-            files[VERDICTS_NAME] = json.dumps(known, indent=1) + "\n"
-        files[PAGE_NAME] = render_audit(json.loads(files[JSON_NAME]), read_pictures(folder), known)
-        return write_files(folder, files)
+        others = {VERDICTS_NAME: json.dumps(known, indent=1) + "\n"} if verdicts else {}
+        others[PAGE_NAME] = render_audit(json.loads(files[JSON_NAME]), read_pictures(folder), known)
+        return write_files(folder, files, others)
 
 
 def read_verdicts(path: Path | None, *, is_required: bool = False) -> dict[str, Verdict]:
@@ -442,15 +440,14 @@ def list_sections(sections: Mapping[str, Sequence[str]], command: str) -> list[s
     return [*lines, "", "## Repeat", "", "```", command, "```"] if command else lines
 
 
-def write_files(folder: Path, files: Mapping[str, str]) -> Path:
-    """Write the text of each file to a folder, and return it.
+def write_files(folder: Path, files: Mapping[str, str], others: Mapping[str, str]) -> Path:
+    """Write the text of each file to a folder, and return it; ``others`` may replace what camtool did not write.
 
     Raises:
-        CamtoolError: A file in the folder is a link that leads out of it.
+        CamtoolError: A file in the folder is not as camtool wrote it, or a link leads out of it.
     """
-    for name in files:
-        check_inside(folder, Path(name))
-    for name, text in files.items():
-        with open_atomically(folder / name) as stream:
-            stream.write(text.encode())
+    with replace_files(folder, [*files]):
+        for name, text in {**files, **others}.items():
+            with open_atomically(folder / name) as stream:
+                stream.write(text.encode())
     return folder

@@ -32,9 +32,19 @@ from camtool.evaluation.audit.images import PASSES_PER_MAP, AuditImages, ImageRe
 from camtool.evaluation.audit.patch import find_patches
 from camtool.evaluation.audit.place import find_frames, find_places, find_positions
 from camtool.evaluation.audit.property import find_colors, find_properties
-from camtool.evaluation.audit.report.page import check_page
+from camtool.evaluation.audit.report.page import check_results
+from camtool.evaluation.audit.report.pictures import FOLDER as PICTURES_FOLDER
 from camtool.evaluation.audit.report.pictures import FindingPictures, write_pictures
-from camtool.evaluation.audit.result import VERDICTS_NAME, Audit, Finding, Verdict, rank_findings, read_verdicts
+from camtool.evaluation.audit.result import (
+    JSON_NAME,
+    MARKDOWN_NAME,
+    VERDICTS_NAME,
+    Audit,
+    Finding,
+    Verdict,
+    rank_findings,
+    read_verdicts,
+)
 from camtool.evaluation.audit.state import SHOWN, PassProgress, Run, State, hold_folder
 from camtool.evaluation.audit.statistics import (
     PERMUTATIONS,
@@ -166,12 +176,16 @@ def audit(
     Raises:
         MetricError: An argument does not fit, the model is no classifier, there are no images, or another audit works
             in the folder.
-        CamtoolError: The method cannot explain the model, or the engine is not installed.
+        CamtoolError: The method cannot explain the model, the engine is not installed, or ``out`` holds a file that an
+            audit would replace and that camtool did not write.
     """
     for name, value in (("passes", passes), ("controls", controls), ("batch_size", batch_size)):
         check_count(name, value, error=MetricError)
     check_number("level", level, above=0, below=1, error=MetricError)
     check_image_list(images)
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        check_results(folder, (JSON_NAME, MARKDOWN_NAME, PICTURES_FOLDER))
     subject = Subject(model, transform, class_names, device)
     names = subject.explainer.labels
     names = names if names is None or len(names) != 1 else (f"not {names[0]}", names[0])
@@ -195,9 +209,6 @@ def audit(
     check_targets(targets, probe.head.class_count)
     grouping, inputs = group and columns[group], probe.hash_first_inputs()
     settings = controls, method, seed, batch_size, engine, targets, has_sets, grouping, inputs
-    folder = None if out is None else Path(out)
-    if folder is not None:
-        check_page(folder)
     known = read_verdicts(
         folder / VERDICTS_NAME if verdicts is None and folder is not None else _to_path(verdicts),
         is_required=verdicts is not None,

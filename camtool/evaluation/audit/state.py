@@ -28,7 +28,7 @@ from camtool.evaluation.subject import Subject
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.image_files import read_image
 from camtool.progress import PassCounter, Stage, follow_loop
-from camtool.runs.file_names import check_inside
+from camtool.rendering.written_files import check_inside
 from camtool.runs.locking import LockedError, hold_lock
 
 SHOWN = 20

@@ -21,7 +21,7 @@ from camtool.evaluation.audit.statistics import compute_share
 from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean
 from camtool.methods import find_method
 from camtool.rendering.regions import PhotoRegion
-from camtool.runs.file_names import resolve
+from camtool.rendering.written_files import resolve
 from camtool.runs.run_folder.description import DESCRIPTION, read_description
 from camtool.runs.run_folder.hashes import hash_text
 from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, PhotoRecord, check_records

@@ -6,16 +6,15 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo, is_zipfile
 
-from camtool.arguments.regular_files import open_regular
+from camtool.arguments.regular_files import hash_stream, open_regular
 from camtool.errors import CamtoolError
 from camtool.evaluation.audit.result import JSON_NAME, MARKDOWN_NAME, VERDICTS_NAME, encode_json
 from camtool.evaluation.bundle.card import write_card
 from camtool.evaluation.bundle.evidence import LEADERBOARD, find_beside, gather_evidence, read_complete
 from camtool.rendering.image_writing import open_atomically
-from camtool.runs.file_names import check_inside
+from camtool.rendering.written_files import check_inside
 from camtool.runs.manifest import MANIFEST
 from camtool.runs.run_folder.cleaning import FAILURES
 from camtool.runs.run_folder.description import DESCRIPTION
@@ -74,7 +73,7 @@ def write_bundle(folder: str | Path, path: str | Path) -> WrittenBundle:
             writer.add_file(folder, name, sha256)
         writer.add(SUMS, [writer.encode_sums()])
     with open_regular(path) as written:
-        return WrittenBundle(path, len(writer.sums), _hash(written))
+        return WrittenBundle(path, len(writer.sums), hash_stream(written))
 
 
 def check_bundle(folder: Path, path: Path) -> None:
@@ -163,10 +162,3 @@ def _format_sum(sha256: str, name: str) -> str:
         return f"{sha256}  {name}\n"
     escaped = name.replace("\\", "\\\\").replace("\n", "\\n")
     return f"\\{sha256}  {escaped}\n"
-
-
-def _hash(stream: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    for chunk in iter(lambda: stream.read(_CHUNK), b""):
-        digest.update(chunk)
-    return digest.hexdigest()

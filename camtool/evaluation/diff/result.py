@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from camtool.arguments.messages import format_count, format_points
-from camtool.evaluation.audit.report.page import PAGE_NAME, check_page
+from camtool.evaluation.audit.report.page import PAGE_NAME, check_results
 from camtool.evaluation.audit.result import encode_json, format_answers, list_sections, write_files
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, Effect
 from camtool.evaluation.leaderboard.table import Interval
@@ -213,15 +213,14 @@ class CamDiff:
         """Write ``diff.json``, ``diff.md`` and the page ``index.html`` to a folder, and return it.
 
         Raises:
-            CamtoolError: A file in the folder is a link that leads out of it, or there is another ``index.html``.
+            CamtoolError: A file in the folder is not as camtool wrote it, or a link leads out of it.
         """
         from camtool.evaluation.diff.page import GENERATOR, render_page
 
         folder = Path(folder)
-        check_page(folder, GENERATOR)
-        folder.mkdir(parents=True, exist_ok=True)
-        files = {JSON_NAME: self.to_json(), MARKDOWN_NAME: self.to_markdown(), PAGE_NAME: render_page(self)}
-        return write_files(folder, files)
+        files = {JSON_NAME: self.to_json(), MARKDOWN_NAME: self.to_markdown()}
+        check_results(folder, [*files], GENERATOR)
+        return write_files(folder, files, {PAGE_NAME: render_page(self)})
 
 
 def _describe(image: ImageChange) -> str:

@@ -17,13 +17,13 @@ from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.explain_arguments import read_by_position
 from camtool.errors import MetricError
 from camtool.evaluation.annotations import find_targets
-from camtool.evaluation.audit.report.page import check_page
+from camtool.evaluation.audit.report.page import check_results
 from camtool.evaluation.audit.state import SHOWN, Run, State, hold_folder
 from camtool.evaluation.audit.statistics import compute_q_values, compute_share
 from camtool.evaluation.diff.page import GENERATOR
 from camtool.evaluation.diff.pairs import PASSES_PER_PAIR, PASSES_PER_PICTURE, PairedImages, PairRecord
 from camtool.evaluation.diff.regions import MovedRegion, PairBench, RegionOutcome, find_moved_regions
-from camtool.evaluation.diff.result import CamDiff, ImageChange, MovedHeat
+from camtool.evaluation.diff.result import JSON_NAME, MARKDOWN_NAME, CamDiff, ImageChange, MovedHeat
 from camtool.evaluation.leaderboard.measurement import hash_weights
 from camtool.evaluation.subject import Subject, check_image_list, check_single_labels
 from camtool.explaining.types import Model
@@ -89,7 +89,7 @@ def diff(
     Raises:
         MetricError: An argument does not fit, a model is no classifier, the classes differ, there are no images, or
             another comparison works in the folder.
-        CamtoolError: The method cannot explain a model, or there is another ``index.html`` in the folder.
+        CamtoolError: The method cannot explain a model, or a file in the folder is not as camtool wrote it.
     """
     for name, value in (("passes", passes), ("controls", controls), ("batch_size", batch_size)):
         check_count(name, value, error=MetricError)
@@ -97,6 +97,9 @@ def diff(
     check_number("level", level, above=0, below=1, error=MetricError)
     check_image_list(images)
     check_single_labels(labels)
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        check_results(folder, (JSON_NAME, MARKDOWN_NAME), GENERATOR)
     before, after = to_loaded(old), to_loaded(new)
     if before.labels is not None and after.labels is not None and [*before.labels] != [*after.labels]:
         raise MetricError("new has other class names than old; give models of the same classes in the same order.")
@@ -112,9 +115,7 @@ def diff(
     hashes = [hash_weights(subject.model) for subject in subjects]
     inputs = [side.hash_first_inputs() for side in pairs.sides]
     settings = "diff", repr(subjects[1].model), hashes, controls, method, seed, batch_size, targets, inputs
-    titles, folder = (before.name or "old", after.name or "new"), None if out is None else Path(out)
-    if folder is not None:
-        check_page(folder, GENERATOR)
+    titles = before.name or "old", after.name or "new"
     with hold_folder(folder):
         logits = [value for side in pairs.sides for value in side.score_first_inputs()]
         state = State(subjects[0], sources, settings, folder, logits)

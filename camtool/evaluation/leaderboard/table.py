@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from camtool.arguments.messages import format_count, suggest_names
 from camtool.errors import MetricError
 from camtool.rendering.image_writing import open_atomically
-from camtool.runs.file_names import check_inside
+from camtool.rendering.written_files import replace_files
 from camtool.runs.text_escapes import escape_formula
 from camtool.trust.metrics import METRICS
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     import pandas
 
     from camtool.figures.canvas import Figure
+
+NAMES = ("leaderboard.csv", "leaderboard.json", "leaderboard.md", "leaderboard.png")
+"""The files of a folder."""
 
 _DRAWS = 2000
 _UP, _DOWN = "↑", "↓"
@@ -182,16 +185,16 @@ class Evaluation:
 
         Raises:
             MetricError: The suffix is unknown.
-            CamtoolError: A file in the folder is a link that leads out of it, or matplotlib is not installed.
+            CamtoolError: A file in the folder is not as camtool wrote it, a link leads out of it, or matplotlib is not
+                installed.
         """
         from camtool import figures
 
         path = Path(path)
         if path.is_dir() or not path.suffix:
-            path.mkdir(parents=True, exist_ok=True)
-            for suffix in (".csv", ".json", ".md", ".png"):
-                check_inside(path, Path(f"leaderboard{suffix}"))
-                self.save(path / f"leaderboard{suffix}")
+            with replace_files(path, NAMES):
+                for name in NAMES:
+                    self.save(path / name)
             return path
         tables = {".csv": self.to_csv, ".json": self.to_json, ".md": self.to_markdown, ".tex": self.to_latex}
         suffix = path.suffix.lower()

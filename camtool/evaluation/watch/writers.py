@@ -124,12 +124,11 @@ def find_writers(to: Any, folder: Path | None) -> list[Writer]:
 
 
 def _find_free(folder: Path) -> Path:
-    """Return the folder, or the first one of ``run-2``, ``run-3``, ... in it if it holds the looks of a training."""
-    if not (folder / LOG_NAME).exists():
-        return folder
-    runs = (folder / f"run-{number}" for number in count(2))
-    free = next(run for run in runs if not (run / LOG_NAME).exists())
-    warnings.warn(f"{folder} holds the looks of another training; those of this one are in {free}.", stacklevel=5)
+    """Return the folder, or the first one of ``run-2``, ``run-3``, ... in it without looks, or files of their names."""
+    runs = (folder / f"run-{number}" if number > 1 else folder for number in count(1))
+    free = next(run for run in runs if not ((run / LOG_NAME).exists() or any(run.glob("step-*.png"))))
+    if free != folder:
+        warnings.warn(f"{folder} holds the looks of another training; those of this one are in {free}.", stacklevel=5)
     return free
 
 

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from camtool.arguments.messages import format_count
 from camtool.arguments.regular_files import iterate_lines, read_regular
 from camtool.errors import CamtoolError
-from camtool.runs.file_names import is_inside, resolve
+from camtool.rendering.written_files import resolve
+from camtool.runs.file_names import is_inside
 from camtool.runs.report.rows import ReportContents, ReportFailure, ReportRow, RowWarning
 from camtool.runs.stored_files import parse_object
 

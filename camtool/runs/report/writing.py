@@ -72,7 +72,7 @@ def write_report(
     target = source.parent if source.is_file() else source
     page = target / PAGE
     contents = _read_contents(source, max_rows)
-    check_replaceable(page, GENERATOR)
+    check_page(page, GENERATOR)
     directory = contents.run.get("directory")
     settings = PictureSettings(
         target, Path(directory) if isinstance(directory, str) else None, photos, copy_photos, is_quick
@@ -105,7 +105,7 @@ def _read_contents(source: Path, max_rows: int) -> ReportContents:
     )
 
 
-def check_replaceable(page: Path, generator: str) -> None:
+def check_page(page: Path, generator: str) -> None:
     """Check that there is no page, or one that the same command wrote.
 
     Args:

@@ -15,8 +15,9 @@ from pathlib import Path
 from camtool.arguments.regular_files import iterate_lines
 from camtool.errors import CamtoolError
 from camtool.rendering.image_writing import is_temporary_name
+from camtool.rendering.written_files import check_inside, resolve
 from camtool.runs import file_names
-from camtool.runs.file_names import check_inside, is_inside, resolve
+from camtool.runs.file_names import is_inside
 from camtool.runs.manifest import MANIFEST, parse_row
 from camtool.runs.run_folder.description import DESCRIPTION, list_methods, read_description
 from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, PhotoRecord, check_records

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError, ImageError
-from camtool.runs.file_names import resolve
+from camtool.rendering.written_files import resolve
 from camtool.runs.job_list import Job, parse_source
 from camtool.runs.run_folder.description import (
     DESCRIPTION,

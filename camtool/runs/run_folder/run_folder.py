@@ -12,7 +12,7 @@ from typing import Any
 from camtool.arguments.regular_files import iterate_lines, open_regular
 from camtool.errors import CamtoolError
 from camtool.rendering.image_writing import name_path_in_errors, open_atomically
-from camtool.runs.file_names import check_inside
+from camtool.rendering.written_files import check_inside
 from camtool.runs.job_list import Job
 from camtool.runs.locking import LockedError, hold_lock
 from camtool.runs.manifest import MANIFEST

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from camtool.arguments.messages import format_count, map_json
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, PROBABILITY_FLOOR
-from camtool.runs.file_names import check_inside
+from camtool.rendering.written_files import check_inside, check_replaceable
 from camtool.runs.report.page import read_template, render_template
-from camtool.runs.report.writing import check_replaceable
+from camtool.runs.report.writing import check_page
 from camtool.runs.text_escapes import escape_hidden
 
 PAGE_NAME = "index.html"
@@ -53,14 +53,16 @@ _VERBS = {
 _PAIRS = ("covered", "pasted")
 
 
-def check_page(folder: Path, generator: str = _GENERATOR) -> None:
-    """Check that the page of a command can be written to a folder.
+def check_results(folder: Path, names: Iterable[str], generator: str = _GENERATOR) -> None:
+    """Check that the page of a command, and its other files, can be written to a folder.
 
     Raises:
-        CamtoolError: There is a page of something else, or a link leads out of the folder.
+        CamtoolError: There is a page of something else, another file is not as camtool wrote it, or a link leads out
+            of the folder.
     """
     check_inside(folder, Path(PAGE_NAME))
-    check_replaceable(folder / PAGE_NAME, generator)
+    check_page(folder / PAGE_NAME, generator)
+    check_replaceable(folder, names)
 
 
 def render_audit(content: Mapping[str, Any], pictures: Mapping[str, Any], verdicts: Mapping[str, str]) -> str:

@@ -21,7 +21,8 @@ from camtool.evaluation.audit.trials import Bench
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.rendering.image_writing import open_atomically, write_image
 from camtool.rendering.regions import draw_contours, find_contours
-from camtool.runs.file_names import check_inside, is_inside
+from camtool.rendering.written_files import check_inside, replace_files
+from camtool.runs.file_names import is_inside
 from camtool.runs.stored_files import parse_object
 
 FOLDER, LIST_NAME = "index_files", "pictures.json"
@@ -178,12 +179,13 @@ def write_pictures(folder: Path, findings: Sequence[FindingPictures]) -> None:
     """Write the pictures of findings, and the list of them; those of an earlier list that are in it no more go.
 
     Raises:
-        CamtoolError: A link leads out of the folder.
+        CamtoolError: A link leads out of the folder, or camtool did not make the folder of the pictures.
     """
     check_inside(folder, Path(FOLDER) / LIST_NAME)
     before = read_pictures(folder)
-    pictures = {one.key: one.draw(number) for number, one in enumerate(findings[:_MOST_FINDINGS], 1)}
-    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    with replace_files(folder, [FOLDER]):
+        (folder / FOLDER).mkdir(exist_ok=True)
+        pictures = {one.key: one.draw(number) for number, one in enumerate(findings[:_MOST_FINDINGS], 1)}
     with open_atomically(folder / FOLDER / LIST_NAME) as stream:
         stream.write((json.dumps(pictures, indent=1) + "\n").encode())
     for name in {*_list_files(before)} - {*_list_files(pictures)}:

@@ -1,0 +1,102 @@
+"""Files that camtool writes under names of its own: what it did not write itself is never replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from camtool.arguments.regular_files import hash_stream, iterate_lines, open_regular
+from camtool.errors import CamtoolError
+
+RECORD = ".camtool-files.jsonl"
+"""The list of what camtool wrote to a folder: a line with a name and a hash for each time that a file was written."""
+
+
+def check_inside(folder: Path, path: Path) -> None:
+    """Check that no link leads a file out of the output folder: somebody else may have prepared the folder.
+
+    Args:
+        folder: The output folder. It may itself be a link, as the user has named it.
+        path: The file, relative to the folder; it need not exist.
+
+    Raises:
+        CamtoolError: The file, or a folder on the way to it, is a link that leads outside.
+    """
+    target = resolve(folder / path)
+    if not target.is_relative_to(resolve(folder)):
+        raise CamtoolError(f"{folder / path}: a link in the output folder leads out of it, to {target}; remove it.")
+
+
+def resolve(path: Path) -> Path:
+    """Return a path without links. One that leads to itself stays, where ``Path.resolve`` may raise a RuntimeError."""
+    return Path(os.path.realpath(path))
+
+
+def check_replaceable(folder: Path, names: Iterable[str]) -> None:
+    """Check that files and subfolders with these names are absent from a folder, or as camtool wrote them there.
+
+    Args:
+        folder: The output folder; it need not exist.
+        names: The names, relative to the folder. Of a subfolder it does not matter what is in it.
+
+    Raises:
+        CamtoolError: One is the user's, was changed after camtool wrote it, or is a link that leads out of the folder.
+    """
+    known = _read_record(folder)
+    for name in names:
+        check_inside(folder, Path(name))
+        path = folder / name
+        if not os.path.lexists(path) or (name in known and known[name] in (None, _identify(path))):
+            continue
+        raise CamtoolError(
+            f"{str(path)!r} exists and is not as camtool wrote it; move it, or give another folder for the results."
+        )
+
+
+@contextmanager
+def replace_files(folder: Path, names: Sequence[str]) -> Iterator[None]:
+    """Record what the block writes to a folder, so that it may be written again. Create the folder.
+
+    Raises:
+        CamtoolError: As of :func:`check_replaceable`.
+    """
+    check_replaceable(folder, names)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Before the block: if the process is killed in it, the files are camtool's nevertheless.
+    _add_to_record(folder, dict.fromkeys(names))
+    try:
+        yield
+    finally:
+        _add_to_record(folder, {name: _identify(folder / name) for name in names})
+
+
+def _identify(path: Path) -> str:
+    """Return the hash of a file, or else a word that no hash is equal to."""
+    if path.is_dir():
+        return "a folder"
+    try:
+        with open_regular(path) as stream:
+            return hash_stream(stream)
+    except (CamtoolError, OSError):
+        return "nothing"
+
+
+def _read_record(folder: Path) -> dict[str, str | None]:
+    """Return the last hash of each name; None if its writing never ended."""
+    check_inside(folder, Path(RECORD))
+    known = dict[str, str | None]()
+    for line in iterate_lines(folder / RECORD):
+        with suppress(ValueError, RecursionError):  # a line that was cut off, or that somebody else wrote
+            match json.loads(line):
+                case {"name": str(name), "sha256": None | str() as digest}:
+                    known[name] = digest
+    return known
+
+
+def _add_to_record(folder: Path, hashes: dict[str, str | None]) -> None:
+    lines = [json.dumps({"name": name, "sha256": digest}) for name, digest in hashes.items()]
+    with (folder / RECORD).open("a", encoding="utf-8") as file:
+        file.write("\n".join(["", *lines, ""]))  # an empty line ends one that was cut off
