@@ -20,6 +20,10 @@
 
 from __future__ import annotations
 
+import inspect
+from itertools import pairwise
+from traceback import walk_tb
+
 
 class CamtoolError(Exception):
     """The base class: ``except camtool.CamtoolError`` catches all exceptions that camtool raises on purpose."""
@@ -75,3 +79,14 @@ class OverlayError(CamtoolError, ValueError):
 
 class ColormapError(OverlayError):
     """The name of a color map is unknown."""
+
+
+def raise_interrupt(error: BaseException) -> None:
+    """Raise an error again if a signal handler raised it, e.g. that of a deadline: nothing has failed.
+
+    A handler is called with the frame that it interrupts, which is the one before its own in the traceback.
+    """
+    for (interrupted, _), (frame, _) in pairwise(walk_tb(error.__traceback__)):
+        names, rest, _, values = inspect.getargvalues(frame)
+        if any(given is interrupted for given in (*map(values.get, names), *values.get(str(rest), ()))):
+            raise error

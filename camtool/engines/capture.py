@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from camtool.engines.graph_files import get_first_line
-from camtool.errors import NotCompilableError
+from camtool.errors import NotCompilableError, raise_interrupt
 from camtool.hooks.registration import add_forward_hook
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.structures.modules import find_module
@@ -80,6 +80,7 @@ def _capture(model: nn.Module, images: Tensor, layers: Sequence[str], *, has_any
         except NotCompilableError:
             raise
         except Exception as error:
+            raise_interrupt(error)
             raise NotCompilableError(f"torch.export fails: {type(error).__name__}: {get_first_line(error)}") from error
     order = calls[-len(layers) :] if layers else []
     _simplify(graph)

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from camtool.engines.graph_files import get_first_line
 from camtool.engines.program import FORWARD, Plan, SegmentPlan, list_files, read_plan
 from camtool.engines.runtimes import FileGraph, Graph, open_session
-from camtool.errors import NotCompilableError
+from camtool.errors import NotCompilableError, raise_interrupt
 from camtool.hooks.observation import Observation, Repeat
 from camtool.hooks.structures.nested_tensors import map_tensors
 
@@ -143,4 +143,5 @@ def _run(graph: Graph, tensors: Sequence[Tensor]) -> list[Tensor]:
     try:
         return graph.run(tensors)
     except Exception as error:
+        raise_interrupt(error)
         raise NotCompilableError(f"the runtime fails: {type(error).__name__}: {get_first_line(error)}") from error

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from camtool.engines.graph_files import get_first_line, hide_output
 from camtool.engines.segments import Segment
-from camtool.errors import NotCompilableError
+from camtool.errors import NotCompilableError, raise_interrupt
 from camtool.hooks.private_torch import get_core_decompositions
 
 _OPS = torch.ops.aten
@@ -45,6 +45,7 @@ def trace_gradients(segment: Segment, values: Sequence[Tensor]) -> fx.GraphModul
         try:
             graph: fx.GraphModule = trace(*weights, *values)
         except Exception as error:
+            raise_interrupt(error)
             reason = f"{type(error).__name__}: {get_first_line(error)}"
             raise NotCompilableError(f"the gradient cannot be traced: {reason}") from error
     _simplify_matrices(graph)

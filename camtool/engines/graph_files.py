@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import camtool
-from camtool.errors import NotCompilableError
+from camtool.errors import NotCompilableError, raise_interrupt
 from camtool.hooks.structures.nested_tensors import get_bytes
 
 COMPILING = threading.RLock()
@@ -64,6 +64,7 @@ def export_graph(graph: nn.Module, examples: Sequence[Tensor], *, has_any_batch_
         try:
             return torch.export.export(graph, tuple(examples), dynamic_shapes=shapes, strict=False)
         except Exception as error:
+            raise_interrupt(error)
             raise NotCompilableError(f"torch.export fails: {type(error).__name__}: {get_first_line(error)}") from error
 
 
@@ -84,6 +85,7 @@ def convert_to_onnx(program: Any, names: Sequence[str], results: Sequence[str]) 
                 program, input_names=list(names), output_names=list(results), dynamo=True, verbose=False
             )
         except Exception as error:
+            raise_interrupt(error)
             raise NotCompilableError(f"ONNX cannot express the model: {_find_reason(error)}") from error
 
 

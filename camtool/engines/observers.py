@@ -25,7 +25,7 @@ from camtool.engines.graph_files import COMPILING, compute_key, get_first_line, 
 from camtool.engines.prepared import PreparedModel, copy_for_capture
 from camtool.engines.program import Plan, capture_program, read_plan, write_program
 from camtool.engines.runtimes import RUNTIMES, TorchGraph, is_installed, list_missing
-from camtool.errors import CamtoolError, NotCompilableError
+from camtool.errors import CamtoolError, NotCompilableError, raise_interrupt
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import Observation, Rows
 from camtool.hooks.private_torch import find_hooked_modules, has_backward_hooks, has_global_hooks
@@ -177,6 +177,7 @@ class CompiledObserver:
                 with COMPILING, follow_step(f"Compiling the model for {self.engine}"):
                     return _Compiled(self._compile(model, layers, inputs, count, settings), "", weights, settings)
             except Exception as error:  # noqa: BLE001  if compiling fails for any reason, the model itself runs
+                raise_interrupt(error)
                 known = isinstance(error, NotCompilableError)
                 reason = str(error) if known else f"{type(error).__name__}: {get_first_line(error)}"
                 _LOG.warning("engine %r is not used: %s", self.engine, reason)

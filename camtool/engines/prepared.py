@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from camtool.errors import LayerError, NotCompilableError
+from camtool.errors import LayerError, NotCompilableError, raise_interrupt
 from camtool.hooks.folded_model import choose_copy, to_memory_format
 from camtool.hooks.observation import Observation, observe
 from camtool.hooks.structures.nested_tensors import ModelInputs, map_tensors
@@ -58,6 +58,7 @@ def copy_for_capture(model: nn.Module, inputs: ModelInputs, layers: Sequence[str
     try:
         copied = copy.deepcopy(model) if folded is model else folded
     except Exception as error:
+        raise_interrupt(error)
         raise NotCompilableError(f"the model cannot be copied: {type(error).__name__}") from error
     for module in copied.modules():
         module.training = False

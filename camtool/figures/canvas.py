@@ -71,7 +71,7 @@ _METADATA: dict[str, dict[str, None]] = {
     "png": {"Software": None},
 }
 # matplotlib reads these settings only from its global ones. Two threads that write at once would restore each other's.
-_WRITE_LOCK = threading.Lock()
+_WRITE_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from camtool.hooks.private_torch import FunctionMode, run_without_override_check
 from camtool.hooks.structures.nested_tensors import map_tensors
+from camtool.hooks.structures.tensor_table import TensorTable
 from camtool.hooks.tensor_products import PRODUCTS, is_einsum, iterate_tensors
 
 
@@ -42,8 +42,8 @@ class ConservativeMode(FunctionMode):
         super().__init__()
         self.has_acted = False
         # Tensors that become constants if they multiply another one, each with the valves before it.
-        self._gates: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self._of_parameters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._gates = TensorTable()
+        self._of_parameters = TensorTable()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

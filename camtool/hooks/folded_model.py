@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_weights
 
+from camtool.errors import raise_interrupt
 from camtool.hooks.chunks import compute_chunk_size, count_largest_output
 from camtool.hooks.model_call import run_model
 from camtool.hooks.registration import list_foreign_hooks
@@ -168,7 +169,8 @@ def _gives_output(folded: nn.Module, inputs: ModelInputs, memory_format: torch.m
     """Return True if the copy's output equals the expected one up to rounding, in each tensor."""
     try:
         ours = _find_filled_tensors(_run(folded, inputs, memory_format))
-    except Exception:  # noqa: BLE001  if the copy fails for any reason, the model itself runs
+    except Exception as error:  # noqa: BLE001  if the copy fails for any reason, the model itself runs
+        raise_interrupt(error)
         return False
     theirs = _find_filled_tensors(expected)
     return len(ours) == len(theirs) > 0 and all(map(_is_equal, ours, theirs))

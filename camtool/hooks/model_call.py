@@ -21,7 +21,7 @@ from torch.autograd.graph import GradientEdge
 from torch.utils.hooks import BackwardHook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from camtool.errors import CamtoolError, ForwardError
+from camtool.errors import CamtoolError, ForwardError, raise_interrupt
 from camtool.hooks.norm_gradients import repair_batch_norms
 from camtool.hooks.private_torch import has_backward_hooks
 from camtool.hooks.registration import describe_hook, list_foreign_hooks
@@ -79,6 +79,7 @@ def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
     except (CamtoolError, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        raise_interrupt(error)
         raise _explain_error(error, model, inputs) from error
     finally:
         # The model's code may have replaced modules, so they are read anew.
@@ -171,6 +172,7 @@ def differentiate(
     except (CamtoolError, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        raise_interrupt(error)
         # Checkpointing raises its error in a function of its own, which must not be taken for a hook.
         reason = next((meaning for part, meaning in _REASONS if part in str(error)), None)
         reason = reason or (None if hooks_have_run else _describe_hook_error(error))

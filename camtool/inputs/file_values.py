@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from camtool.errors import GeometryError, ImageError
+from camtool.errors import GeometryError, ImageError, raise_interrupt
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import unwrap_image
@@ -91,6 +91,7 @@ def _apply(transform: Transform, given: Tensor, file_image: FileImage) -> Tensor
     try:
         output: Any = unwrap_image(transform(given))  # type: ignore[arg-type]  # transforms of photos take PIL images
     except Exception as error:
+        raise_interrupt(error)
         raise ImageError(
             f"transform failed on the values of {file_image.name}, a float tensor {shape}: {error}. For a model that "
             "takes all bands or a volume, pass transform= with a function of such a tensor."

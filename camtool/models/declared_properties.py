@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from camtool.arguments.messages import format_count
-from camtool.errors import TargetError
+from camtool.errors import TargetError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.model_call import run_model
 from camtool.hooks.private_torch import is_convolution
@@ -182,6 +182,7 @@ def _run_on_size(model: nn.Module, height: int, width: int) -> str | None:
         with guard(model), enable_gradients():
             scores = find_main_tensor(run_model(model, image))
     except Exception as error:  # noqa: BLE001  a user's model may raise anything
+        raise_interrupt(error)
         return re.sub(rf"\b({height}|{width})\b", "", f"{type(error).__name__}: {error}")
     # A fixed number of values in view(-1, ...) makes several rows of one image that is too large.
     if scores is None or scores.ndim < 2 or 1 in scores.shape[:2]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_count
 from camtool.arguments.messages import format_count
-from camtool.errors import CamtoolError, FunctionError
+from camtool.errors import CamtoolError, FunctionError, raise_interrupt
 from camtool.hooks.structures.nested_tensors import map_tensors
 
 
@@ -118,6 +118,7 @@ class FunctionModel(nn.Module):
         except (CamtoolError, torch.OutOfMemoryError):
             raise
         except Exception as error:
+            raise_interrupt(error)
             kept = f" {format_count(len(self._answers), 'answer')} are kept; the same call goes on from there."
             raise FunctionError(
                 f"{self.name} failed on {format_count(len(images), 'image')} {tuple(images.shape[1:])}: "

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from camtool.arguments.checks import check_choice, check_count, check_number
 from camtool.arguments.messages import format_count
 from camtool.arguments.regular_files import read_regular
-from camtool.errors import CamtoolError, ModelError
+from camtool.errors import CamtoolError, ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform, find_statistics, unwrap_image
 from camtool.hooks.private_torch import is_convolution
 from camtool.models.declared_properties import count_input_channels, find_input_size, find_transform
@@ -367,6 +367,7 @@ def check_fits_model(model: nn.Module, transform: Transform, origin: str) -> Non
     try:
         made = torch.as_tensor(unwrap_image(transform(Image.new("RGB", _TRIAL_PHOTO, "gray"))))
     except Exception as error:
+        raise_interrupt(error)
         raise ModelError(f"{origin} fails on a photo: {get_first_line(error)}.") from error
     shape = " x ".join(map(str, made.shape))
     first = next((module for module in model.modules() if is_convolution(module)), None)
@@ -382,6 +383,7 @@ def check_fits_model(model: nn.Module, transform: Transform, origin: str) -> Non
         with torch.no_grad():
             model(made[None].to(weight.device, weight.dtype))
     except Exception as error:
+        raise_interrupt(error)
         raise ModelError(
             f"{origin} makes inputs of {shape} (channels x height x width), on which the model fails: "
             f"{get_first_line(error)}. Give another size with --size."

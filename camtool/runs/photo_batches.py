@@ -14,7 +14,7 @@ import torch
 from PIL.Image import Image
 
 from camtool.arguments.checks import iterate_leaves
-from camtool.errors import ImageError, MethodError, NothingFoundError, TargetError
+from camtool.errors import ImageError, MethodError, NothingFoundError, TargetError, raise_interrupt
 from camtool.runs.process_settings import release_memory
 from camtool.runs.result_writer import describe_error
 
@@ -50,6 +50,7 @@ def prepare_photo(
     try:
         image = explainer.read(source, max_side=max_side)
     except Exception as error:  # noqa: BLE001  a decoder may raise anything
+        raise_interrupt(error)
         return describe_failure(name, error)
     size = image.size
     release_memory(size)
@@ -58,6 +59,7 @@ def prepare_photo(
     try:
         prepared: PreparedInput = explainer.prepare(image)
     except Exception as error:  # noqa: BLE001  a user's transform may raise anything
+        raise_interrupt(error)
         if may_be_reduced:  # and then be too small for it
             return prepare_photo(explainer, source, name, None)
         return describe_failure(name, error)
@@ -134,6 +136,7 @@ def _try_explaining(
     except MethodError as error:
         return error
     except Exception as error:  # noqa: BLE001  a user's transform or model may raise anything
+        raise_interrupt(error)
         return describe_error(error)
     return results
 

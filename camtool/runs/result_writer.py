@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, raise_interrupt
 from camtool.rendering.written_files import check_inside
 from camtool.runs import file_names
 from camtool.runs.job_list import Job, fold_path
@@ -128,6 +128,7 @@ class ResultWriter:
                 for name, explanation in zip(names, explanations, strict=True)
             ]
         except Exception as error:
+            raise_interrupt(error)
             if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
                 raise
             return Failure(job, f"{job.source}: {describe_error(error)}")

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from camtool.arguments.explain_arguments import check_class_index
-from camtool.errors import TargetError
+from camtool.errors import TargetError, raise_interrupt
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.class_scores import Link, compute_class_scores, find_predicted
 from camtool.outputs.detections import Detections
@@ -145,7 +145,8 @@ def score_request(request: Any, labels: Sequence[str] | None, output: Any) -> Te
         prediction = get_predictions(output)[0]
         return resolve_targets(_get_first(request), prediction, labels)[0](output)[0]
     # A function of the user may raise anything. Then it does so again when it is explained, with a better message.
-    except Exception:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001
+        raise_interrupt(error)
         return None
 
 

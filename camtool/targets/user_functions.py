@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from camtool.errors import CamtoolError, TargetError
+from camtool.errors import CamtoolError, TargetError, raise_interrupt
 from camtool.hooks.structures.nested_tensors import find_tensors
 from camtool.outputs.predictions import count_images, get_image_output
 from camtool.targets.checks import check_box, check_integer, check_label
@@ -87,6 +87,7 @@ class Custom(Target):
         except (CamtoolError, torch.OutOfMemoryError):
             raise
         except Exception as error:
+            raise_interrupt(error)
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in find_tensors(output)) or "none"
             raise TargetError(
                 f"target_class: {self} failed with {type(error).__name__}: {error}. It gets the output for one image "

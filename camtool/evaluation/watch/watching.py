@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.messages import format_count, format_points
-from camtool.errors import MetricError
+from camtool.errors import MetricError, raise_interrupt
 from camtool.evaluation.audit.trials import PROBABILITY_FLOOR
 from camtool.evaluation.subject import Subject
 from camtool.evaluation.watch.callbacks import make_hugging_face_callback, make_lightning_callback
@@ -224,6 +224,7 @@ class Watch:
         try:
             sentences = self._record(probe, probe.look())
         except Exception as error:
+            raise_interrupt(error)
             # The training is worth more than a look at it; the first look tells about wrong arguments.
             if is_first:
                 raise

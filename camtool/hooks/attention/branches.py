@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from camtool.hooks.attention.capture import AttentionMode, CapturedAttention, run_in_mode
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
+from camtool.hooks.structures.tensor_table import TensorTable
 from camtool.hooks.tensor_products import iterate_tensors
 
 
@@ -88,7 +88,7 @@ class _Path:
     def __init__(self, start: Tensor) -> None:
         self._shape, self._dtype = start.shape, start.dtype
         self._operations: list[tuple[Callable[..., Any], Any, Any]] = []
-        self._indices: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._indices = TensorTable()
         self._count = 0
         self._add_values(start)
 
@@ -137,7 +137,7 @@ class _BranchMode(AttentionMode):
         self.branches: list[AttentionBranch | None] = []
         self._path: _Path | None = None
         # The sums of a skip connection and the results of the block around the latest attention.
-        self._sums: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._sums = TensorTable()
 
     def leave(self, name: str, output: Any) -> None:
         """Note that the call of a module ends. Keep its output if it is a sum around one attention."""
@@ -176,7 +176,7 @@ class _BranchMode(AttentionMode):
         output = super()._keep_call(*args)
         self.branches.append(None)
         self._path = _Path(output)
-        self._sums = WeakTensorKeyDictionary()
+        self._sums = TensorTable()
         return output
 
     def _restore_output(self, restore: Callable[[Tensor], Tensor], kept: Tensor) -> Tensor:

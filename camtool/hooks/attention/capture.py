@@ -28,12 +28,12 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from camtool.hooks.model_call import run_model
 from camtool.hooks.private_torch import FunctionMode, run_without_override_check
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
+from camtool.hooks.structures.tensor_table import TensorTable
 from camtool.hooks.tensor_products import PRODUCTS, Product, is_einsum, iterate_tensors, read_equation, read_product
 from camtool.hooks.tracing import add_module_hooks
 from camtool.maps import upcast
@@ -310,7 +310,7 @@ class AttentionMode(FunctionMode):
         self._call_indices: dict[str, int] = {}
         # All tensors that depend on the image, each with its role in an attention, or None. The dictionary is weak, so
         # that tensors are freed when the model has no more use for them.
-        self._roles: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._roles = TensorTable()
         if image is not None:
             self._roles[image] = None
 

@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from operator import attrgetter, is_
@@ -133,8 +133,8 @@ class _ModelUse:
         training: Their training flags.
         is_compiled: True if ``compile()`` was called on one of them, or if ``torch.compile`` returned one.
         buffers: A snapshot of their buffers.
-        has_run: True if a forward pass may have written to the buffers: a block inside the first one has begun.
         holders: The blocks that use the model, and their threads.
+        has_run: True if a forward pass may have written to the buffers: a block inside the first one has begun.
     """
 
     model: nn.Module
@@ -142,15 +142,19 @@ class _ModelUse:
     training: list[bool]
     is_compiled: bool
     buffers: BufferSnapshot
+    holders: dict[Cleanup, int]
     has_run: bool = False
-    holders: dict[Cleanup, int] = field(default_factory=dict)
 
 
 class _ModelUses:
-    """The models in use in this process, by id."""
+    """The models in use in this process, by id.
+
+    A signal handler may explain a model while its thread holds the lock. So the lock may be taken again, and between
+    any two instructions the models have their holders: what the handler begins it ends before the thread goes on.
+    """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.by_model: dict[int, _ModelUse] = {}
 
 
@@ -166,14 +170,14 @@ def _hold_model(model: nn.Module, cleanup: Cleanup) -> None:
             tree = read_tree(model)
             training = [getattr(module, "training", False) for module in tree.modules]
             is_compiled = "_orig_mod" in tree.names or any(map(get_compiled_call, tree.modules))
-            use = _ModelUse(model, tree.modules, training, is_compiled, BufferSnapshot(tree))
+            use = _ModelUse(model, tree.modules, training, is_compiled, BufferSnapshot(tree), {cleanup: thread})
             _USES.by_model[id(model)] = use
         else:
             # The first block inside a call comes before all forward passes; those of other threads may have run.
             if use.has_run or thread not in use.holders.values():
                 use.buffers.restore()
             use.has_run = True
-        use.holders[cleanup] = thread
+            use.holders[cleanup] = thread
         for module in [module for module in use.modules if getattr(module, "training", False)]:
             module.training = False
     if use.is_compiled:
@@ -190,7 +194,7 @@ def _release_model(model: nn.Module, cleanup: Cleanup, thread: int) -> None:
         use = _USES.by_model.get(id(model))
         if use is None:
             return
-        others = {holder: other for holder, other in use.holders.items() if holder is not cleanup}
+        others = {holder: other for holder, other in [*use.holders.items()] if holder is not cleanup}
         if thread not in others.values():
             use.buffers.restore()
         use.holders = others
@@ -200,7 +204,7 @@ def _release_model(model: nn.Module, cleanup: Cleanup, thread: int) -> None:
                 # A frozen TorchScript module has no training flag.
                 if getattr(module, "training", False) is not was_training:
                     module.training = was_training
-            del _USES.by_model[id(model)]
+            _USES.by_model.pop(id(model), None)
 
 
 class _EagerMode:
@@ -210,25 +214,37 @@ class _EagerMode:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self._holders: set[object] = set()
         self._stance: AbstractContextManager[Any] | None = None
+        self._is_changing = False
 
     def hold(self, cleanup: Cleanup) -> None:
         """Switch it on until the end of the cleanup's block."""
-        holder = object()
+        holder, own = object(), list[Any]()
+        cleanup.push(partial(_exit_blocks, own))
         cleanup.push(partial(self._release, holder))
         with self.lock:
-            self._holders.add(holder)
-            if self._stance is None:
-                self._stance = torch.compiler.set_stance("force_eager")
+            if self._is_changing:  # this is a signal handler, which ends before the change goes on
+                own.append(torch.compiler.set_stance("force_eager"))
+                return
+            try:
+                self._is_changing = True
+                self._holders.add(holder)
+                if self._stance is None:
+                    self._stance = torch.compiler.set_stance("force_eager")
+            finally:
+                self._is_changing = False
 
     def _release(self, holder: object) -> None:
         with self.lock:
-            self._holders.discard(holder)
-            if not self._holders and self._stance is not None:
-                self._stance.__exit__(None, None, None)
-                self._stance = None
+            if holder in self._holders:
+                self._is_changing = True
+                if len(self._holders) == 1 and self._stance is not None:
+                    self._stance.__exit__(None, None, None)
+                    self._stance = None
+                self._holders.discard(holder)
+                self._is_changing = False
 
 
 _EAGER_MODE = _EagerMode()
@@ -236,7 +252,7 @@ _EAGER_MODE = _EagerMode()
 
 def _forget_other_threads() -> None:
     """Release, in a forked child process, what other threads held: they may own the locks, but do not exist here."""
-    _EAGER_MODE.lock, _USES.lock = threading.Lock(), threading.Lock()
+    _EAGER_MODE.lock, _USES.lock = threading.RLock(), threading.RLock()
     here = threading.get_ident()
     for use in list(_USES.by_model.values()):
         gone = [(holder, thread) for holder, thread in use.holders.items() if thread != here]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from camtool.errors import ImageError
+from camtool.errors import ImageError, raise_interrupt
 
 PIL_FAULTS: tuple[type[Exception], ...] = (
     OSError,
@@ -43,6 +43,7 @@ def name_in_errors(name: str, file_format: str) -> Iterator[None]:
     except DECODER_FAULTS as error:
         raise _build_error(name, file_format, error) from error
     except Exception as error:
+        raise_interrupt(error)
         # Libraries have error classes of their own that derive from Exception alone.
         if type(error).__module__.partition(".")[0] in _LIBRARIES:
             raise _build_error(name, file_format, error) from error

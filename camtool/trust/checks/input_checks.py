@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from camtool.errors import CamtoolError, GeometryError
+from camtool.errors import CamtoolError, GeometryError, raise_interrupt
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.measured_transforms import ColorResponse, probe_colors
 from camtool.geometry.resampling import Floats
@@ -129,6 +129,7 @@ def _measure(
     except CamtoolError:
         raise
     except Exception as error:
+        raise_interrupt(error)
         name, problem = describe_transform(transform), f"{type(error).__name__}: {error}"
         raise GeometryError(
             f"transform {name} fails on a photo of the size {photo} that measures it: {problem}"
