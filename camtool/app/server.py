@@ -19,6 +19,7 @@ from camtool.app.saving import ModelCode
 from camtool.app.sentences import hide_folder, hide_folders_in_errors
 from camtool.app.stores import DEMO, DiskSpace, ImageFolder, ModelStore
 from camtool.app.workbench import MAX_MEMORY, Workbench
+from camtool.arguments.libraries import import_library
 from camtool.errors import CamtoolError
 from camtool.inputs.formats.reading_options import MAX_PIXELS
 from camtool.models import Loaded, load
@@ -140,15 +141,11 @@ class AppServer:
     def _start(self, folder: Path) -> None:
         disk = DiskSpace(folder / "cache", _to_bytes(self._settings.max_disk))
         _prepare_environment(disk.folder, is_behind_proxy=bool(self._settings.names))
-        try:
-            from starlette.middleware import Middleware
+        import_library("gradio", "the page needs Gradio", "'camtool[app]'")
+        from starlette.middleware import Middleware
 
-            from camtool.app.page import build_page, build_theme
-            from camtool.app.panels.panel import read_asset
-        except ModuleNotFoundError as error:
-            if error.name != "gradio":
-                raise
-            raise CamtoolError("the page needs Gradio: pip install 'camtool[app]'") from error
+        from camtool.app.page import build_page, build_theme
+        from camtool.app.panels.panel import read_asset
 
         self._blocks = build_page(Actions(self._build_workbench(), self._build_page_settings(disk)))
         self._blocks.queue(max_size=_MAX_WAITING, default_concurrency_limit=4, api_open=False)

@@ -66,10 +66,12 @@ def evaluate_methods(
     """
     from camtool.evaluation.leaderboard import evaluate
     from camtool.evaluation.leaderboard.table import NAMES
+    from camtool.figures.saving import load_canvas
     from camtool.rendering.written_files import check_inside, check_replaceable
 
     check_inside(out, Path("checkpoint.jsonl"))
     check_replaceable(out, NAMES)
+    load_canvas()  # raises if matplotlib is missing, before hours of computing
     # Which folders and names are there decides about the truth, so the first photos are taken after that.
     plan = photo_options.plan_folder(folder, out, recursive=truth == IMAGE_FOLDER, limit=None)
     photos = [Path(job.source) for job in plan.jobs][:limit]

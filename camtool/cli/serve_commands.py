@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from camtool.arguments.libraries import import_library
 from camtool.cli import terminal
 from camtool.cli.options import model_options
 from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
@@ -145,14 +146,12 @@ def serve_tools(
     files = _match_weights(names, weights)
     for name in names:
         model_options.announce_user_code(name)
-    try:
-        from camtool.app.assistant import folders as reading
-        from camtool.app.assistant.server import build_server
-        from camtool.app.assistant.tools import Tools
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("mcp", "pydantic"):
-            raise
-        raise CamtoolError("the tools need the SDK of the protocol: pip install 'camtool[mcp]'") from error
+    for library in ("mcp", "pydantic"):
+        import_library(library, "the tools need the SDK of the protocol", "'camtool[mcp]'")
+    from camtool.app.assistant import folders as reading
+    from camtool.app.assistant.server import build_server
+    from camtool.app.assistant.tools import Tools
+
     tools = Tools(reading.ReadableFolders(folders), files, model_options.choose_device(device))
     server = build_server(tools)
     if sys.stdin.isatty():

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from camtool.arguments.libraries import import_library
 from camtool.demo.camnet import SIZE, WEIGHTS, CamNet, load_honest_model
 from camtool.demo.shapes import LABELS
 from camtool.errors import ModelError
@@ -166,7 +167,4 @@ def _check_transformers() -> None:
     Raises:
         ModelError: It is not.
     """
-    try:
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise ModelError("the captioner is a model of transformers: pip install 'camtool[hf]'.") from error
+    import_library("transformers", "the captioner is a model of transformers", "'camtool[hf]'", ModelError)

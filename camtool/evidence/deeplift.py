@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from camtool.arguments.libraries import import_library
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_activations_with_graph
@@ -56,13 +57,8 @@ class _Tail(nn.Module):
 
 def _import_deep_lift() -> Any:
     """Return captum's class; captum has no types."""
-    try:
-        from captum.attr import DeepLift
-    except ImportError as error:
-        raise MethodError(
-            "DeepLIFT of a nonlinear tail needs captum: pip install 'camtool[captum]', or use method='ablationcam'."
-        ) from error
-    return DeepLift
+    package = "'camtool[captum]', or use method='ablationcam'"
+    return import_library("captum.attr", "DeepLIFT of a nonlinear tail needs captum", package, MethodError).DeepLift
 
 
 def _copy_model(model: nn.Module) -> nn.Module:

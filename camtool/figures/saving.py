@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from camtool.arguments.libraries import import_library
 from camtool.errors import CamtoolError
 from camtool.rendering import image_writing
 
@@ -21,12 +22,9 @@ def load_canvas() -> ModuleType:
     Raises:
         CamtoolError: matplotlib is not installed.
     """
-    try:
-        from camtool.figures import canvas
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise CamtoolError("figures need matplotlib: pip install 'camtool[figures]'") from error
+    import_library("matplotlib", "figures need matplotlib", "'camtool[figures]'")
+    from camtool.figures import canvas
+
     return canvas
 
 

@@ -11,7 +11,6 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -21,6 +20,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from camtool.arguments.checks import check_count, check_not_url, is_web_address
+from camtool.arguments.libraries import import_library
 from camtool.errors import ImageError
 from camtool.geometry.origins import Origin
 from camtool.inputs.decoding_costs import count_jpeg_scans, estimate_memory, get_pixel_bytes
@@ -442,10 +442,8 @@ def _list_formats(header: bytes, name: str) -> list[str]:
         Image.init()
         # AVIF came with Pillow 11.3.
         return [known for known in _FORMATS if known in Image.OPEN]
-    try:
-        import_module("pillow_heif").register_heif_opener()
-    except ImportError as error:
-        raise ImageError(f"{name} is a HEIC image, which needs: pip install 'camtool[heic]'") from error
+    need = f"{name} is a HEIC image, which needs"
+    import_library("pillow_heif", need, "'camtool[heic]'", ImageError).register_heif_opener()
     return ["HEIF"]
 
 

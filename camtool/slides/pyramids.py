@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from camtool.arguments.libraries import import_library
 from camtool.errors import ImageError
 from camtool.hooks.chunks import iterate_chunks
 from camtool.progress import Stage
@@ -64,10 +65,7 @@ def write_pyramid(path: Path, levels: Sequence[Pixels], mpp: float | None, descr
         ImageError: tifffile is not installed.
         OSError: The file cannot be written.
     """
-    try:
-        import tifffile
-    except ImportError as error:
-        raise ImageError(f"{path} is a TIFF, which needs: pip install 'camtool[slides]'") from error
+    tifffile = import_library("tifffile", f"{path} is a TIFF, which needs", "'camtool[slides]'", ImageError)
     size = sum(level.size for level in levels)
     with open_atomically(path) as stream, tifffile.TiffWriter(stream, bigtiff=size > _LARGEST_CLASSIC) as file:
         steps = iterate_chunks(len(levels), 1, Stage("Writing", "level"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from camtool.arguments.libraries import import_library
 from camtool.errors import ImageError
 from camtool.slides.readers import Level, SlideReader, build_region_error, check_mpp, check_piece, find_downsample
 
@@ -91,10 +92,7 @@ class TiffReader(SlideReader):
 
 
 def _open_tiff(path: str) -> Any:
-    try:
-        import tifffile
-    except ImportError as error:
-        raise ImageError(f"{path} is a TIFF, which needs: pip install 'camtool[slides]'") from error
+    tifffile = import_library("tifffile", f"{path} is a TIFF, which needs", "'camtool[slides]'", ImageError)
     try:
         return tifffile.TiffFile(path)
     except Exception as error:  # it is no library of exact errors: a short file is a struct.error

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from camtool.arguments.checks import check_not_url
+from camtool.arguments.libraries import import_library
 from camtool.errors import ImageError
 from camtool.inputs.formats.decoding import name_in_errors
 
@@ -156,11 +157,7 @@ def import_av() -> Any:
     Raises:
         ImageError: It is not installed.
     """
-    try:
-        import av
-    except ImportError as error:
-        raise ImageError("video files need PyAV: pip install 'camtool[video]'") from error
-    return av
+    return import_library("av", "video files need PyAV", "'camtool[video]'", ImageError)
 
 
 def _get_video(container: Any, path: str) -> Any:

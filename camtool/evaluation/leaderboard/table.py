@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from camtool.arguments.libraries import import_library
 from camtool.arguments.messages import format_count, suggest_names
 from camtool.errors import MetricError
 from camtool.rendering.image_writing import open_atomically
@@ -118,10 +119,7 @@ class Evaluation:
         Raises:
             MetricError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise MetricError("to_pandas needs pandas: pip install pandas.") from error
+        pandas = import_library("pandas", "to_pandas needs pandas", "pandas", MetricError)
         return pandas.DataFrame.from_records(self.to_records(), index="name")
 
     def to_csv(self, path: str | Path | None = None) -> str:

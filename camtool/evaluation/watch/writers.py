@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from camtool.arguments.libraries import import_library
 from camtool.errors import MetricError
 from camtool.rendering.image_writing import write_image
 
@@ -161,10 +162,7 @@ def _open_by_name(name: str, folder: Path | None) -> Any:
             f"to: {name!r} is unknown; give {', '.join(map(repr, NAMES))}, or an object. out= is a folder."
         )
     module = "torch.utils.tensorboard" if name == "tensorboard" else name
-    try:
-        library = import_module(module)
-    except ImportError as error:
-        raise MetricError(f"to: {name!r} is not installed; run: pip install {name}") from error
+    library = import_library(module, f"to: {name!r} is not installed; run", name, MetricError)
     if name == "tensorboard":
         return library.SummaryWriter(None if folder is None else str(folder))
     if name == "wandb" and library.run is None:

@@ -6,9 +6,9 @@ import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
+from camtool.arguments.libraries import import_library
 from camtool.errors import ImageError, raise_interrupt
 
 PIL_FAULTS: tuple[type[Exception], ...] = (
@@ -72,7 +72,4 @@ def import_reader(module: str, extra: str, name: str, file_format: str) -> Any:
     Raises:
         ImageError: It is not installed.
     """
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise ImageError(f"{name} is {file_format}, which needs: pip install 'camtool[{extra}]'") from error
+    return import_library(module, f"{name} is {file_format}, which needs", f"'camtool[{extra}]'", ImageError)

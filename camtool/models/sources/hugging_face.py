@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 from torch import Tensor, nn
 
+from camtool.arguments.libraries import import_library
 from camtool.arguments.messages import add_article
 from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform
@@ -307,15 +308,9 @@ def _read_decoder(path: str) -> Callable[[list[int]], str] | None:
 
 
 def _import_transformers() -> ModuleType:
-    try:
-        import transformers
-    except ModuleNotFoundError as error:
-        if error.name != "transformers":
-            raise
-        raise ModelError(
-            "transformers is not installed, which 'hf:' models need: pip install 'camtool[hf]'."
-        ) from error
-    return transformers
+    return import_library(
+        "transformers", "transformers is not installed, which 'hf:' models need", "'camtool[hf]'", ModelError
+    )
 
 
 def _check_path(name: str) -> str:

@@ -7,6 +7,7 @@ from urllib.error import URLError
 
 from torch import Tensor, nn
 
+from camtool.arguments.libraries import import_library
 from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform
@@ -98,15 +99,9 @@ def _find_named_tokenizer(base: str) -> Tokenizer:
 
 
 def _import_open_clip() -> Any:
-    try:
-        import open_clip
-    except ModuleNotFoundError as error:
-        if error.name != "open_clip":
-            raise
-        raise ModelError(
-            "open_clip is not installed, which 'open_clip:' models need: pip install open_clip_torch."
-        ) from error
-    return open_clip
+    return import_library(
+        "open_clip", "open_clip is not installed, which 'open_clip:' models need", "open_clip_torch", ModelError
+    )
 
 
 def _split_name(name: str, *, needs_tag: bool) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from urllib.error import URLError
 from PIL import Image
 from torch import nn
 
+from camtool.arguments.libraries import import_library
 from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform
@@ -131,14 +132,7 @@ def _read_labels(model: Any) -> list[str] | None:
 
 
 def _import_timm() -> ModuleType:
-    try:
-        import timm
-        import timm.data
-    except ModuleNotFoundError as error:
-        if error.name != "timm":
-            raise
-        raise ModelError("timm is not installed, which 'timm:' models need: pip install 'camtool[timm]'.") from error
-    return timm
+    return import_library("timm", "timm is not installed, which 'timm:' models need", "'camtool[timm]'", ModelError)
 
 
 def _build(name: str, **options: Any) -> Any:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from camtool.arguments.checks import check_plain_yaml
+from camtool.arguments.libraries import import_library
 from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
@@ -171,15 +172,12 @@ def _find_own_yaml(name: str) -> Path | None:
 
 
 def _import_ultralytics() -> Any:
-    try:
-        import ultralytics
-    except ModuleNotFoundError as error:
-        if error.name != "ultralytics":
-            raise
-        raise ModelError(
-            "ultralytics is not installed, which 'ultralytics:' models need: pip install 'camtool[ultralytics]'."
-        ) from error
-    return ultralytics
+    return import_library(
+        "ultralytics",
+        "ultralytics is not installed, which 'ultralytics:' models need",
+        "'camtool[ultralytics]'",
+        ModelError,
+    )
 
 
 def _can_load_safely() -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
+from camtool.arguments import libraries
 from camtool.errors import CamtoolError, ImageError
 
 _WILDCARDS = re.compile(r"[*\[]")
@@ -149,10 +149,7 @@ def import_library(name: str) -> Any:
     Raises:
         CamtoolError: It is not installed.
     """
-    try:
-        return import_module(name)
-    except ImportError as error:
-        library = name.partition(".")[0]
-        raise CamtoolError(
-            f"a run on a cluster needs {library}, which is not installed: pip install 'camtool[ray]'."
-        ) from error
+    library = name.partition(".")[0]
+    return libraries.import_library(
+        name, f"a run on a cluster needs {library}, which is not installed", "'camtool[ray]'"
+    )

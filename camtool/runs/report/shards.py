@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from camtool.arguments.libraries import import_library
 from camtool.arguments.regular_files import open_regular
 from camtool.errors import CamtoolError
 from camtool.runs.report.rows import ReportContents, ReportFailure, ReportRow, StoredHeatmap
@@ -64,11 +65,11 @@ def _open_shard(path: Path) -> Iterator[Any]:
     Raises:
         CamtoolError: It has not, cannot be read, or the block meets damaged data.
     """
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ImportError as error:
-        raise CamtoolError("Reading Parquet files needs pyarrow: pip install 'camtool[parquet]'") from error
+    for module in ("pyarrow", "pyarrow.parquet"):
+        import_library(module, "Reading Parquet files needs pyarrow", "'camtool[parquet]'")
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
     try:
         with open_regular(path) as stream:
             file = ParquetFile(stream)

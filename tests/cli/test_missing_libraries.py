@@ -1,0 +1,64 @@
+"""A command without the library that it needs says what to install, before it computes."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from camtool.arguments.libraries import import_library
+from camtool.cli import app
+from camtool.demo.camnet import CamNet
+from camtool.errors import ImageError
+
+MODEL = ("--model", "demo")
+
+
+@pytest.mark.parametrize(
+    ("library", "package", "command"),
+    [
+        ("gradio", "camtool[app]", ("app",)),
+        ("starlette", "camtool[app]", ("app",)),
+        ("mcp", "camtool[mcp]", ("mcp", ".")),
+        ("matplotlib", "camtool[figures]", ("kernels", *MODEL)),
+        ("matplotlib", "camtool[figures]", ("features", "photo.png", *MODEL)),
+        ("matplotlib", "camtool[figures]", ("evaluate", ".", *MODEL)),
+        ("av", "camtool[video]", ("video", "photo.png", *MODEL)),
+        ("tifffile", "camtool[slides]", ("slide", "photo.tif", "--target", "star", *MODEL)),
+        ("pyarrow", "camtool[parquet]", ("report", "shards")),
+        ("pillow_heif", "camtool[heic]", ("photo.heic", *MODEL)),
+        ("timm", "camtool[timm]", ("layers", "timm:resnet18")),
+        ("transformers", "camtool[hf]", ("layers", "hf:microsoft/resnet-18")),
+        ("ultralytics", "camtool[ultralytics]", ("layers", "ultralytics:yolo11n.pt")),
+        ("open_clip", "open_clip_torch", ("layers", "open_clip:RN50")),
+    ],
+)
+def test_the_extra_is_named(monkeypatch, capsys, tmp_path, library, package, command):
+    monkeypatch.chdir(tmp_path)
+    pixels = Image.fromarray(np.zeros((64, 64, 3), np.uint8))
+    pixels.save("photo.png")
+    pixels.save("photo.tif")
+    (tmp_path / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards/part.parquet").write_bytes(b"PAR1")
+    for name in [name for name in sys.modules if name.partition(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setattr(CamNet, "forward", lambda *arguments: pytest.fail("it computed"))
+    monkeypatch.setattr(sys, "argv", ["camtool", *command])
+    with pytest.raises(SystemExit) as end:
+        app.main()
+    said = capsys.readouterr()
+    assert end.value.code != 0
+    assert f"pip install {package}" in (said.out + said.err).replace("'", "").replace("\n", " ")
+
+
+def test_a_library_that_lacks_another_one_is_told_from_one_that_is_absent(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "whole_library.py").write_text("import absent_part\n")
+    with pytest.raises(ImageError, match=r"^photos need it: pip install it \(No module named 'absent_part'\)$"):
+        import_library("whole_library", "photos need it", "it", ImageError)
+    with pytest.raises(ImageError, match=r"^photos need it: pip install it$"):
+        import_library("absent_part", "photos need it", "it", ImageError)
