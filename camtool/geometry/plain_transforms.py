@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, ModelError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import Transform, find_statistics, unwrap_image
@@ -24,6 +24,12 @@ _FILTERS = {
 
 _PHOTOS = ((300, 400), (517, 263), (64, 90))
 """Heights and widths of the photos that a transform is tried on: wide, high, and smaller than most inputs."""
+
+_LARGEST_SIDE = 4096
+"""Of an input, in pixels: more fills the memory of a browser, and 20,000 takes 1.6 GB."""
+
+_LARGEST_NUMBER = 1e30
+"""Of a mean and a standard deviation: float32 divides by its inverse as well."""
 
 _TOLERANCE = 1e-4
 """Largest difference in units of the input, where a gray level is 0.004 or more."""
@@ -51,11 +57,19 @@ class PlainTransform:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PlainTransform:
-        """Return the transform with the values that :meth:`to_dict` returned, also after they were JSON."""
-        given: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-        }
-        return cls(**given)
+        """Return the transform with the values that :meth:`to_dict` returned, also after they were JSON.
+
+        Raises:
+            ModelError: A value has another type or is out of its range; a file may come from anybody.
+        """
+        if not isinstance(values, Mapping) or (values.get("shorter_side") is values.get("resized") is None):
+            raise ModelError(f"the preparation must have a shorter_side or a resized size, got {str(values)[:60]}.")
+        given: dict[str, Any] = {name: values.get(name) for name in _RULES}
+        for name, value in given.items():
+            is_valid, wanted = _RULES[name]
+            if not is_valid(value):
+                raise ModelError(f"preparation.{name} must be {wanted}, got {str(value)[:60]}.")
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values by name, as JSON takes them."""
@@ -80,6 +94,39 @@ class PlainTransform:
         pixels = np.asarray(resized.crop((left, top, left + self.crop[1], top + self.crop[0])), np.float32) / 255
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         return torch.from_numpy(np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1)))
+
+
+def _is_length(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= _LARGEST_SIDE
+
+
+def _has_items(value: Any, count: int, is_valid: Callable[[Any], bool]) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == count and all(map(is_valid, value))
+
+
+def _is_size(value: Any) -> bool:
+    return _has_items(value, 2, _is_length)
+
+
+def _is_number(value: Any, least: float = -_LARGEST_NUMBER) -> bool:
+    return type(value) in (int, float) and least <= value <= _LARGEST_NUMBER
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value, 1 / _LARGEST_NUMBER)
+
+
+_LENGTHS = f"in whole pixels from 1 to {_LARGEST_SIDE}"
+
+# The page that explains a model in the browser has the same rules, in camtool.js.
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "shorter_side": (lambda value: value is None or _is_length(value), f"a length {_LENGTHS}"),
+    "resized": (lambda value: value is None or _is_size(value), f"[height, width] {_LENGTHS}"),
+    "crop": (_is_size, f"[height, width] {_LENGTHS}"),
+    "interpolation": (lambda value: isinstance(value, str) and value in _FILTERS, ", ".join(_FILTERS)),
+    "mean": (lambda value: _has_items(value, 3, _is_number), "three numbers"),
+    "std": (lambda value: _has_items(value, 3, _is_positive), "three numbers above 0"),
+}
 
 
 def find_plain_transform(transform: Transform) -> PlainTransform | None:

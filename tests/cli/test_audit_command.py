@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -345,3 +346,10 @@ def test_the_documentation_lists_the_tags_that_are_columns():
     page = Path(__file__).parents[2] / "docs/audit.md"
     assert all(f"`{tag}`" in page.read_text(encoding="utf-8") for tag in TAGS)
     assert "PatientSex" not in TAGS
+
+
+def test_a_table_that_is_a_pipe_is_not_left_out(run_command):
+    os.mkfifo("pipe")
+    finished = run_command("photos", *COMMON, "--metadata", "pipe")
+    assert finished.code == 2
+    assert "pipe cannot be read: it is a named pipe" in finished.err

@@ -69,11 +69,13 @@ class ModelFileSource(Source):
         if not path.is_file():
             raise ModelError(f"model {name!r}: there is no such file.")
         open_program, command = _RUNTIMES[path.suffix.lower()]
+        _check_files_beside(path)
         try:
             program = open_program(str(path))
             make = OnnxModel if isinstance(program, OnnxProgram) else FileModel
             model = make(path, program, **settings)
             module = _convert(model) if gradients else model
+            return Loaded(module, *_read_metadata(path, program.metadata, model.input_size))
         except ImportError as error:
             command = _CONVERTER if error.name == "onnx2pytorch" else command
             raise ModelError(f"{name}: {error.name} is not installed; run {command}.") from error
@@ -81,7 +83,6 @@ class ModelFileSource(Source):
             raise
         except Exception as error:
             raise ModelError(f"{name} cannot be read: {get_first_line(error)}.") from error
-        return Loaded(module, *_read_metadata(path, program.metadata, model.input_size))
 
     def is_offline(self, name: str, weights: str | None) -> bool:
         """Return True: a file is read."""
@@ -90,6 +91,19 @@ class ModelFileSource(Source):
     def build_untrained(self, name: str) -> nn.Module:
         """Return the model of the file, with its own weights."""
         return self.load(name, None).model
+
+
+def _check_files_beside(path: Path) -> None:
+    """Check that what a runtime may open beside a file is a regular file: it would wait for a pipe for ever.
+
+    Raises:
+        ModelError: The weights of a graph of OpenVINO, or a file that a graph of ONNX names, are something else.
+    """
+    others = [one for one in path.parent.iterdir() if not (one.is_file() or one.is_dir()) and one.exists()]
+    content = path.read_bytes() if others else b""
+    for one in others:
+        if one == path.with_suffix(".bin") or one.name.encode() in content:
+            raise ModelError(f"model {str(path)!r}: {str(one)!r}, which it needs, is a pipe or a device; give a file.")
 
 
 def _convert(model: FileModel) -> nn.Module:
@@ -130,8 +144,10 @@ def _read_metadata(
     """
     if "camtool" in metadata:
         described = json.loads(metadata["camtool"])
-        stated = described.get("preparation")
-        return stated and PlainTransform.from_dict(stated), described.get("labels")
+        stated, labels = described.get("preparation"), described.get("labels")
+        if labels is not None and not (isinstance(labels, list) and all(isinstance(label, str) for label in labels)):
+            raise ModelError(f"{path}: the file's labels must be a list of texts, got {str(labels)[:60]}.")
+        return None if stated is None else PlainTransform.from_dict(stated), labels
     if "task" in metadata and "names" in metadata:  # Ultralytics
         if metadata["task"] != "classify":
             raise ModelError(
@@ -139,7 +155,7 @@ def _read_metadata(
                 "selected; load its .pt file, or write a function that returns boxes, labels and scores."
             )
         names = literal_eval(metadata["names"])
-        labels = [names[index] for index in sorted(names)] if isinstance(names, dict) else list(names)
+        labels = [str(names[index]) for index in sorted(names)] if isinstance(names, dict) else [*map(str, names)]
         transform = size and PlainTransform(min(size), None, size, "bilinear", (0.0,) * 3, (1.0,) * 3)
         return transform, labels
     return None, metadata["labels"].strip().splitlines() if "labels" in metadata else None
