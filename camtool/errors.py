@@ -81,11 +81,17 @@ class ColormapError(OverlayError):
     """The name of a color map is unknown."""
 
 
-def raise_interrupt(error: BaseException) -> None:
+def raise_interrupt(error: BaseException, *others: type[BaseException]) -> None:
     """Raise an error again if a signal handler raised it, e.g. that of a deadline: nothing has failed.
 
     A handler is called with the frame that it interrupts, which is the one before its own in the traceback.
+
+    Args:
+        error: The error.
+        others: Further classes of errors that are raised again.
     """
+    if isinstance(error, others):
+        raise error
     for (interrupted, _), (frame, _) in pairwise(walk_tb(error.__traceback__)):
         names, rest, _, values = inspect.getargvalues(frame)
         if any(given is interrupted for given in (*map(values.get, names), *values.get(str(rest), ()))):

@@ -10,12 +10,19 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.audit_command import IMAGE_FOLDER, Level, Passes, build_truth_option, read_classes, write_result
+from camtool.cli.audit_command import (
+    IMAGE_FOLDER,
+    Level,
+    Passes,
+    build_truth_option,
+    end_at_interrupt,
+    read_classes,
+    write_result,
+)
 from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, PrintOptions
 from camtool.cli.progress.file_progress import FileProgress
-from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
@@ -84,25 +91,21 @@ def compare_models(
     )
     classes = read_classes(truth, plan, before)
     photos = [Path(job.source) for job in plan.jobs][:limit]
-    try:
-        with stop_at_sigterm(), FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
-            result = diff(
-                before,
-                after,
-                photos,
-                classes and classes[:limit],
-                passes=passes,
-                level=level,
-                controls=controls,
-                method=method,
-                pictures=pictures,
-                out=out,
-                batch_size=batch_size,
-                seed=seed,
-            )
-    except KeyboardInterrupt as stop:
-        terminal.print_notice("Stopped; the same command goes on from here.")
-        raise typer.Exit(143 if isinstance(stop, Terminated) else 130) from None
+    with end_at_interrupt(), FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
+        result = diff(
+            before,
+            after,
+            photos,
+            classes and classes[:limit],
+            passes=passes,
+            level=level,
+            controls=controls,
+            method=method,
+            pictures=pictures,
+            out=out,
+            batch_size=batch_size,
+            seed=seed,
+        )
     facts = "; ".join(f"{name.lower()}: {text}" for name, text in result.list_facts())
     lines = [facts, "Both maps of the most changed photos"]
     write_result(result, out, printed, "the models look at the same", lines)

@@ -77,10 +77,8 @@ def _capture(model: nn.Module, images: Tensor, layers: Sequence[str], *, has_any
             program = torch.export.export(observed, (images,), dynamic_shapes=shapes, strict=False)
             # An empty table: operations on tensors in place are replaced, and all others stay.
             graph: Any = program.run_decompositions({}).module(check_guards=False)
-        except NotCompilableError:
-            raise
         except Exception as error:
-            raise_interrupt(error)
+            raise_interrupt(error, NotCompilableError)
             raise NotCompilableError(f"torch.export fails: {type(error).__name__}: {get_first_line(error)}") from error
     order = calls[-len(layers) :] if layers else []
     _simplify(graph)

@@ -187,22 +187,11 @@ class ObservedPasses:
         return f"<ObservedPasses: {format_count(len(self), 'forward pass')}>"
 
     def __enter__(self) -> Self:
-        self._block.check_thread()
-        depth = self._block.depth
-        try:
-            self._block.enter()
-            return self
-        except BaseException:
-            # If __enter__ raises, Python does not call __exit__.
-            self._block.leave(depth)
-            raise
+        self._block.open()
+        return self
 
     def _exit(self, *_: object) -> None:
-        depth = self._block.depth - 1
-        try:
-            self._block.leave(depth)
-        finally:
-            self._block.leave(depth)  # again, as an interrupt may have cut it short
+        self._block.close()
 
     __exit__ = SafeExit(_exit)
 

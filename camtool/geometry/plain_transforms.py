@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from camtool.arguments.checks import check_choice
 from camtool.errors import CamtoolError, ModelError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.torchvision_transforms import read_geometry
@@ -28,8 +29,8 @@ _PHOTOS = ((300, 400), (517, 263), (64, 90))
 _LARGEST_SIDE = 4096
 """Of an input, in pixels: more fills the memory of a browser, and 20,000 takes 1.6 GB."""
 
-_LARGEST_NUMBER = 1e30
-"""Of a mean and a standard deviation: float32 divides by its inverse as well."""
+_SMALLEST = 1e-30
+"""Of a standard deviation, as float32 takes smaller ones for 0; its inverse is the largest number."""
 
 _TOLERANCE = 1e-4
 """Largest difference in units of the input, where a gray level is 0.004 or more."""
@@ -64,11 +65,16 @@ class PlainTransform:
         """
         if not isinstance(values, Mapping) or (values.get("shorter_side") is values.get("resized") is None):
             raise ModelError(f"the preparation must have a shorter_side or a resized size, got {str(values)[:60]}.")
-        given: dict[str, Any] = {name: values.get(name) for name in _RULES}
-        for name, value in given.items():
-            is_valid, wanted = _RULES[name]
-            if not is_valid(value):
-                raise ModelError(f"preparation.{name} must be {wanted}, got {str(value)[:60]}.")
+        # The page that explains a model in the browser has the same rules, in camtool.js.
+        given: dict[str, Any] = {one.name: values.get(one.name) for one in fields(cls)}
+        if given["shorter_side"] is not None:
+            _check_values("shorter_side", [given["shorter_side"]], 1, is_size=True)
+        if given["resized"] is not None:
+            _check_values("resized", given["resized"], 2, is_size=True)
+        _check_values("crop", given["crop"], 2, is_size=True)
+        _check_values("mean", given["mean"], 3)
+        _check_values("std", given["std"], 3, is_positive=True)
+        check_choice("preparation.interpolation", given["interpolation"], _FILTERS, error=ModelError)
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,37 +102,14 @@ class PlainTransform:
         return torch.from_numpy(np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1)))
 
 
-def _is_length(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= _LARGEST_SIDE
-
-
-def _has_items(value: Any, count: int, is_valid: Callable[[Any], bool]) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == count and all(map(is_valid, value))
-
-
-def _is_size(value: Any) -> bool:
-    return _has_items(value, 2, _is_length)
-
-
-def _is_number(value: Any, least: float = -_LARGEST_NUMBER) -> bool:
-    return type(value) in (int, float) and least <= value <= _LARGEST_NUMBER
-
-
-def _is_positive(value: Any) -> bool:
-    return _is_number(value, 1 / _LARGEST_NUMBER)
-
-
-_LENGTHS = f"in whole pixels from 1 to {_LARGEST_SIDE}"
-
-# The page that explains a model in the browser has the same rules, in camtool.js.
-_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "shorter_side": (lambda value: value is None or _is_length(value), f"a length {_LENGTHS}"),
-    "resized": (lambda value: value is None or _is_size(value), f"[height, width] {_LENGTHS}"),
-    "crop": (_is_size, f"[height, width] {_LENGTHS}"),
-    "interpolation": (lambda value: isinstance(value, str) and value in _FILTERS, ", ".join(_FILTERS)),
-    "mean": (lambda value: _has_items(value, 3, _is_number), "three numbers"),
-    "std": (lambda value: _has_items(value, 3, _is_positive), "three numbers above 0"),
-}
+def _check_values(name: str, values: Any, count: int, *, is_size: bool = False, is_positive: bool = False) -> None:
+    kind = f"sides in whole pixels from 1 to {_LARGEST_SIDE}" if is_size else "numbers"
+    least, most = (1, _LARGEST_SIDE) if is_size else (_SMALLEST if is_positive else -1 / _SMALLEST, 1 / _SMALLEST)
+    types = (int,) if is_size else (int, float)
+    is_list = isinstance(values, (list, tuple)) and len(values) == count
+    if not is_list or not all(type(value) in types and least <= value <= most for value in values):
+        above = " above 0" if is_positive else ""
+        raise ModelError(f"preparation.{name} must be {count} {kind}{above}, got {str(values)[:60]}.")
 
 
 def find_plain_transform(transform: Transform) -> PlainTransform | None:

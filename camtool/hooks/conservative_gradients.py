@@ -307,22 +307,10 @@ _GATES = frozenset(
 _KEEPING = frozenset(
     {
         *("add", "sub", "rsub", "__radd__", "__rsub__", "neg", "clamp", "clamp_min", "masked_fill", "nan_to_num"),
-        *(
-            "where",
-            "cat",
-            "stack",
-            "pad",
-            "roll",
-            "flip",
-            "dropout",
-            "clone",
-            "contiguous",
-            "repeat",
-            "repeat_interleave",
-        ),
+        *("where", "cat", "stack", "pad", "roll", "flip", "dropout", "clone", "contiguous", "repeat"),
         *("view", "reshape", "permute", "transpose", "movedim", "swapaxes", "flatten", "unflatten", "squeeze"),
         *("unsqueeze", "expand", "expand_as", "broadcast_to", "chunk", "split", "unbind", "__getitem__", "__get__"),
-        *("to", "type", "type_as", "float", "half", "double", "bfloat16"),
+        *("repeat_interleave", "to", "type", "type_as", "float", "half", "double", "bfloat16"),
     }
 )
 """Names of functions that make gates of gates."""

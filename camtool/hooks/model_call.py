@@ -76,10 +76,8 @@ def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
             return model(*args, **named)
         with torch.enable_grad():
             return map_tensors(model(*args, **named), Tensor.detach)
-    except (CamtoolError, torch.OutOfMemoryError):
-        raise
     except Exception as error:
-        raise_interrupt(error)
+        raise_interrupt(error, CamtoolError, torch.OutOfMemoryError)
         raise _explain_error(error, model, inputs) from error
     finally:
         # The model's code may have replaced modules, so they are read anew.
@@ -166,13 +164,11 @@ def differentiate(
     try:
         tensors = [inputs] if isinstance(inputs, Tensor) else inputs
         with repair_batch_norms(outputs) if has_norms else nullcontext():
-            if GRADIENT_EDGES and any(map(GRADIENT_EDGES.__contains__, tensors)):
+            if GRADIENT_EDGES and any(tensor in GRADIENT_EDGES for tensor in tensors):
                 return _differentiate_at_edges(outputs, tensors, *args, **options)
             return torch.autograd.grad(outputs, inputs, *args, **options)  # type: ignore[no-any-return]
-    except (CamtoolError, torch.OutOfMemoryError):
-        raise
     except Exception as error:
-        raise_interrupt(error)
+        raise_interrupt(error, CamtoolError, torch.OutOfMemoryError)
         # Checkpointing raises its error in a function of its own, which must not be taken for a hook.
         reason = next((meaning for part, meaning in _REASONS if part in str(error)), None)
         reason = reason or (None if hooks_have_run else _describe_hook_error(error))

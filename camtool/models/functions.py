@@ -115,10 +115,8 @@ class FunctionModel(nn.Module):
         try:
             with torch.no_grad():
                 output = _to_tensors(self._function(images.clone()))
-        except (CamtoolError, torch.OutOfMemoryError):
-            raise
         except Exception as error:
-            raise_interrupt(error)
+            raise_interrupt(error, CamtoolError, torch.OutOfMemoryError)
             kept = f" {format_count(len(self._answers), 'answer')} are kept; the same call goes on from there."
             raise FunctionError(
                 f"{self.name} failed on {format_count(len(images), 'image')} {tuple(images.shape[1:])}: "

@@ -74,6 +74,29 @@ class RecorderBlock:
             self._start(self._cleanup)
         self.depth += 1
 
+    def open(self) -> None:
+        """Open a block of this thread, or leave no trace of the attempt.
+
+        Raises:
+            CamtoolError: Another thread has an open block.
+        """
+        self.check_thread()
+        depth = self.depth
+        try:
+            self.enter()
+        except BaseException:
+            # If __enter__ raises, Python does not call __exit__.
+            self.leave(depth)
+            raise
+
+    def close(self) -> None:
+        """Close the innermost block."""
+        depth = self.depth - 1
+        try:
+            self.leave(depth)
+        finally:
+            self.leave(depth)  # again, as an interrupt may have cut it short
+
     def leave(self, depth: int) -> None:
         """Close all blocks but ``depth``. A second call does no harm."""
         self.depth = depth
@@ -247,24 +270,13 @@ class Recorder:
             return None
 
     def __enter__(self) -> Self:
-        self._block.check_thread()
-        depth = self._block.depth
-        try:
-            self._block.enter()
-            return self
-        except BaseException:
-            # If __enter__ raises, Python does not call __exit__.
-            self._block.leave(depth)
-            raise
+        self._block.open()
+        return self
 
     def _exit(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        depth = self._block.depth - 1
-        try:
-            self._block.leave(depth)
-        finally:
-            self._block.leave(depth)  # again, as an interrupt may have cut it short
+        self._block.close()
         if error is None:
             self._warn_of_several_calls()
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from camtool.arguments.regular_files import hash_stream, iterate_lines, open_regular
 from camtool.errors import CamtoolError
@@ -71,6 +73,15 @@ def replace_files(folder: Path, names: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         _add_to_record(folder, {name: _identify(folder / name) for name in names})
+
+
+def replace_infinite(value: Any) -> Any:
+    """Return a value for JSON, which has no infinite and no unknown numbers: they become None."""
+    if isinstance(value, Mapping):
+        return {name: replace_infinite(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [replace_infinite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _identify(path: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camtool.arguments.checks import check_count
-from camtool.arguments.messages import format_count, map_json
+from camtool.arguments.messages import format_count
 from camtool.hooks.chunks import iterate_chunks
 from camtool.progress import Stage
 from camtool.rendering import image_writing, overlay
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
-from camtool.rendering.written_files import replace_files
+from camtool.rendering.written_files import replace_files, replace_infinite
 from camtool.slides.opening import open_slide
 from camtool.slides.pyramids import build_levels, write_pyramid
 from camtool.slides.readers import SlideReader, read_scaled
@@ -254,8 +253,7 @@ class SlideExplanation:
 
 def _to_json(value: Any, indent: int | None = None) -> str:
     """Return JSON in ASCII, in which control characters are escaped; infinity and NaN become null."""
-    finite = map_json(value, lambda entry: None if isinstance(entry, float) and not math.isfinite(entry) else entry)
-    return json.dumps(finite, indent=indent)
+    return json.dumps(replace_infinite(value), indent=indent)
 
 
 def _write_text(path: Path, lines: Iterator[str] | Sequence[str]) -> None:

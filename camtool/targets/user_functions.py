@@ -84,10 +84,8 @@ class Custom(Target):
         """Return one image's score ``()``."""
         try:
             value = self.function(output)
-        except (CamtoolError, torch.OutOfMemoryError):
-            raise
         except Exception as error:
-            raise_interrupt(error)
+            raise_interrupt(error, CamtoolError, torch.OutOfMemoryError)
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in find_tensors(output)) or "none"
             raise TargetError(
                 f"target_class: {self} failed with {type(error).__name__}: {error}. It gets the output for one image "

@@ -222,7 +222,7 @@ def test_a_table_of_tensors_forgets_those_that_are_freed():
     for number in range(1000):
         table[torch.zeros(1)] = number
     assert list(table.items()) == [(kept, "kept")]
-    assert len(table._entries) < 100
+    assert len(table.data) < 100
     assert torch.zeros(1) not in table
     assert table.pop(kept) == "kept"
     assert kept not in table

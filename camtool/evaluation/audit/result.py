@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from camtool.arguments.checks import check_choice
-from camtool.arguments.messages import format_count, map_json, suggest_names
+from camtool.arguments.messages import format_count, suggest_names
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import MetricError
 from camtool.evaluation.audit.candidates import DECOYS
@@ -27,7 +27,7 @@ from camtool.evaluation.audit.statistics import compute_share
 from camtool.evaluation.audit.trials import Effect
 from camtool.evaluation.leaderboard.table import Interval
 from camtool.rendering.image_writing import open_atomically
-from camtool.rendering.written_files import check_inside, replace_files
+from camtool.rendering.written_files import check_inside, replace_files, replace_infinite
 from camtool.runs.stored_files import parse_object
 
 Verdict: TypeAlias = Literal["object", "shortcut", "unsure"]
@@ -427,8 +427,7 @@ def _to_record(finding: Finding) -> dict[str, Any]:
 
 def encode_json(content: Any) -> str:
     """Return JSON in which infinite and unknown numbers are null, as the text of a file."""
-    finite = map_json(content, lambda entry: None if isinstance(entry, float) and not math.isfinite(entry) else entry)
-    return json.dumps(finite, indent=1, allow_nan=False) + "\n"
+    return json.dumps(replace_infinite(content), indent=1, allow_nan=False) + "\n"
 
 
 def list_sections(sections: Mapping[str, Sequence[str]], command: str) -> list[str]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 from torch import Tensor
-from torch.utils.weak import TensorWeakRef
+from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 _LEAST = 16
 
 
-class TensorTable(MutableMapping[Tensor, Any]):
+class _QuietRef(WeakIdRef):
+    """Weak reference that calls nothing when its tensor is freed."""
+
+    def __new__(cls, tensor: Tensor, callback: object = None) -> _QuietRef:
+        return super().__new__(cls, tensor)
+
+
+class TensorTable(WeakIdKeyDictionary):
     """Values by tensor, which keeps no tensor alive.
 
     Torch's ``WeakTensorKeyDictionary`` runs Python code when a tensor is freed. Python drops what a signal handler
@@ -19,26 +25,11 @@ class TensorTable(MutableMapping[Tensor, Any]):
     """
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[TensorWeakRef, Any]] = {}
+        super().__init__(ref_type=_QuietRef)
         self._limit = _LEAST
 
-    def __getitem__(self, tensor: Tensor) -> Any:
-        reference, value = self._entries[id(tensor)]
-        if reference() is not tensor:  # a new tensor at the place of one that was freed
-            raise KeyError(tensor)
-        return value
-
     def __setitem__(self, tensor: Tensor, value: Any) -> None:
-        if len(self._entries) >= self._limit:
-            self._entries = {key: entry for key, entry in self._entries.items() if entry[0]() is not None}
-            self._limit = _LEAST + 2 * len(self._entries)
-        self._entries[id(tensor)] = TensorWeakRef(tensor), value
-
-    def __delitem__(self, tensor: Tensor) -> None:
-        del self._entries[id(tensor)]
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter([tensor for reference, _ in self._entries.values() if (tensor := reference()) is not None])
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+        if len(self.data) >= self._limit:
+            self.data = {reference: entry for reference, entry in self.data.items() if reference() is not None}
+            self._limit = _LEAST + 2 * len(self.data)
+        super().__setitem__(tensor, value)

@@ -126,10 +126,8 @@ def _measure(
     """
     try:
         return measure(transform, photo)
-    except CamtoolError:
-        raise
     except Exception as error:
-        raise_interrupt(error)
+        raise_interrupt(error, CamtoolError)
         name, problem = describe_transform(transform), f"{type(error).__name__}: {error}"
         raise GeometryError(
             f"transform {name} fails on a photo of the size {photo} that measures it: {problem}"
