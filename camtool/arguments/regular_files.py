@@ -33,6 +33,11 @@ _KINDS = {
 }
 
 
+def describe_kind(status: os.stat_result) -> str | None:
+    """Return what is neither a file nor a link, in words; None for those."""
+    return _KINDS.get(stat.S_IFMT(status.st_mode))
+
+
 def open_regular(path: Path, max_bytes: int = _MAX_LIST_BYTES) -> BinaryIO:
     """Open a regular file to read its bytes. A pipe would wait forever, and a device may have no end.
 
@@ -52,7 +57,7 @@ def open_regular(path: Path, max_bytes: int = _MAX_LIST_BYTES) -> BinaryIO:
     if stat.S_ISREG(status.st_mode) and status.st_size <= max_bytes:
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    kind = _KINDS.get(stat.S_IFMT(status.st_mode))
+    kind = describe_kind(status)
     why = f"it has {status.st_size:,} bytes, and {max_bytes:,} are allowed" if kind is None else f"it is {kind}"
     raise CamtoolError(f"{path} cannot be read: {why}.")
 

@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from camtool.arguments.messages import format_count
-from camtool.cli import terminal
-from camtool.cli.audit_command import (
-    IMAGE_FOLDER,
-    Level,
-    Passes,
-    build_truth_option,
-    end_at_interrupt,
-    read_classes,
-    write_result,
-)
+from camtool.cli import audit_command, terminal
 from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, PrintOptions
@@ -49,7 +40,7 @@ def compare_models(
     ] = "auto",
     naming: model_options.LabelOptions,
     preparing: preprocessing_options.PreprocessingOptions,
-    truth: Annotated[str | None, build_truth_option("both models'")] = None,
+    truth: Annotated[str | None, audit_command.build_truth_option("both models'")] = None,
     fail_on: Annotated[
         list[str] | None,
         typer.Option(
@@ -57,8 +48,8 @@ def compare_models(
             help="Exit with code 1 if this happened: 'moved' for a finding, 'answers' for an answer that changed.",
         ),
     ] = None,
-    passes: Passes = 20_000,
-    level: Level = 0.02,
+    passes: audit_command.Passes = 20_000,
+    level: audit_command.Level = 0.02,
     controls: Annotated[int, typer.Option(metavar="N", min=1, help="Control regions in each photo.")] = 19,
     pictures: Annotated[int, typer.Option(metavar="N", min=0, help="Photos on the page, the most changed ones.")] = 60,
     method: Annotated[
@@ -83,15 +74,16 @@ def compare_models(
     for event in events:
         check_choice("--fail-on", event, ("moved", "answers"), error=CamtoolError)
     # Which folders are there decides about the classes, so the first photos are taken after that.
-    first = None if truth == IMAGE_FOLDER else limit
+    first = None if truth == audit_command.IMAGE_FOLDER else limit
     plan = photo_options.plan_folder(folder, out, recursive=recursive or truth is not None, limit=first)
     before, after = (
         _load(name, value, model, device, naming, preparing, is_quiet=printed.hides_progress)
         for name, value in (("OLD", old), ("NEW", new))
     )
-    classes = read_classes(truth, plan, before)
+    classes = audit_command.read_classes(truth, plan, before)
     photos = [Path(job.source) for job in plan.jobs][:limit]
-    with end_at_interrupt(), FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
+    bar = FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress)
+    with audit_command.end_at_interrupt(), bar:
         result = diff(
             before,
             after,
@@ -108,7 +100,7 @@ def compare_models(
         )
     facts = "; ".join(f"{name.lower()}: {text}" for name, text in result.list_facts())
     lines = [facts, "Both maps of the most changed photos"]
-    write_result(result, out, printed, "the models look at the same", lines)
+    audit_command.write_result(result, out, printed, "the models look at the same", lines)
     unread = len(photos) - len(result.images)
     if unread:
         terminal.print_notice(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from camtool.arguments.messages import map_json
 from camtool.arguments.regular_files import hash_stream, iterate_lines, open_regular
 from camtool.errors import CamtoolError
 
@@ -77,11 +78,7 @@ def replace_files(folder: Path, names: Sequence[str]) -> Iterator[None]:
 
 def replace_infinite(value: Any) -> Any:
     """Return a value for JSON, which has no infinite and no unknown numbers: they become None."""
-    if isinstance(value, Mapping):
-        return {name: replace_infinite(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [replace_infinite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return map_json(value, lambda entry: None if isinstance(entry, float) and not math.isfinite(entry) else entry)
 
 
 def _identify(path: Path) -> str:
@@ -100,10 +97,10 @@ def _read_record(folder: Path) -> dict[str, str | None]:
     check_inside(folder, Path(RECORD))
     known = dict[str, str | None]()
     for line in iterate_lines(folder / RECORD):
-        with suppress(ValueError, RecursionError):  # a line that was cut off, or that somebody else wrote
-            match json.loads(line):
-                case {"name": str(name), "sha256": None | str() as digest}:
-                    known[name] = digest
+        # A line may be cut off, or somebody else may have written it.
+        with suppress(ValueError, RecursionError, LookupError, TypeError):
+            entry = json.loads(line)
+            known[entry["name"]] = entry["sha256"]
     return known
 
 

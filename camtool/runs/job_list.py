@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import glob
 import os
-import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from camtool.arguments.checks import check_not_url, is_web_address
 from camtool.arguments.messages import suggest_names
+from camtool.arguments.regular_files import describe_kind
 from camtool.errors import ImageError
 from camtool.inputs import image_files
 from camtool.inputs.formats.dicom_series import are_of_one_series, holds_dicom
@@ -307,20 +307,11 @@ def _describe_skipped(path: Path, *, is_entered: bool) -> str | None:
 def _describe_special(path: Path) -> str | None:
     """Return what a path is that exists but is neither file nor folder; None for others."""
     try:
-        return _SPECIAL_FILES.get(stat.S_IFMT(path.stat().st_mode))
+        return None if path.is_dir() else describe_kind(path.stat())
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             return "nested too deep"
         return "a broken link" if path.is_symlink() else None
-
-
-# Opening one of these could block forever, or read without end.
-_SPECIAL_FILES = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 
 
 def _iterate_plain_parts(parts: Iterable[str]) -> Iterator[str]:

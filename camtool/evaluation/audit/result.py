@@ -22,7 +22,7 @@ from camtool.evaluation.audit.report.page import (
     format_percent,
     render_audit,
 )
-from camtool.evaluation.audit.report.pictures import read_pictures
+from camtool.evaluation.audit.report.pictures import FOLDER, read_pictures
 from camtool.evaluation.audit.statistics import compute_share
 from camtool.evaluation.audit.trials import Effect
 from camtool.evaluation.leaderboard.table import Interval
@@ -42,6 +42,7 @@ _VERBS = {
 """Kind → what is done to an image that has the cue, and to one that does not; as for a place for all other kinds."""
 
 JSON_NAME, MARKDOWN_NAME, VERDICTS_NAME = "audit.json", "audit.md", "verdicts.json"
+NAMES = (JSON_NAME, MARKDOWN_NAME, FOLDER)
 
 
 class WorstGroup(NamedTuple):

@@ -33,18 +33,8 @@ from camtool.evaluation.audit.patch import find_patches
 from camtool.evaluation.audit.place import find_frames, find_places, find_positions
 from camtool.evaluation.audit.property import find_colors, find_properties
 from camtool.evaluation.audit.report.page import check_results
-from camtool.evaluation.audit.report.pictures import FOLDER as PICTURES_FOLDER
 from camtool.evaluation.audit.report.pictures import FindingPictures, write_pictures
-from camtool.evaluation.audit.result import (
-    JSON_NAME,
-    MARKDOWN_NAME,
-    VERDICTS_NAME,
-    Audit,
-    Finding,
-    Verdict,
-    rank_findings,
-    read_verdicts,
-)
+from camtool.evaluation.audit.result import NAMES, VERDICTS_NAME, Audit, Finding, Verdict, rank_findings, read_verdicts
 from camtool.evaluation.audit.state import SHOWN, PassProgress, Run, State, hold_folder
 from camtool.evaluation.audit.statistics import (
     PERMUTATIONS,
@@ -185,7 +175,7 @@ def audit(
     check_image_list(images)
     folder = None if out is None else Path(out)
     if folder is not None:
-        check_results(folder, (JSON_NAME, MARKDOWN_NAME, PICTURES_FOLDER))
+        check_results(folder, NAMES)
     subject = Subject(model, transform, class_names, device)
     names = subject.explainer.labels
     names = names if names is None or len(names) != 1 else (f"not {names[0]}", names[0])
