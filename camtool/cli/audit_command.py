@@ -59,11 +59,8 @@ def audit_model(
     truth: Annotated[str | None, build_truth_option("the model's")] = None,
     metadata: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A CSV file with a column image and others, e.g. site; by default that of --truth.",
-            exists=True,
-            dir_okay=False,
+        model_options.build_file_option(
+            "A CSV file with a column image and others, e.g. site; by default that of --truth."
         ),
     ] = None,
     group: Annotated[
@@ -100,11 +97,8 @@ def audit_model(
     ] = None,
     verdicts: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Your verdicts about findings of an earlier audit.",
-            exists=True,
-            dir_okay=False,
+        model_options.build_file_option(
+            "Your verdicts about findings of an earlier audit.",
             show_default="verdicts.json in the folder for the results",
         ),
     ] = None,

@@ -6,22 +6,22 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from camtool.arguments.libraries import import_library
 from camtool.cli import terminal
 from camtool.cli.options import model_options
+from camtool.cli.options.option_classes import takes_options
 from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
     from camtool.app.server import AppServer
-
-_SAFETY = "Safety"
 
 _AUTH_BYTES = 4096
 
@@ -31,7 +31,44 @@ _Weights = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class SafetyOptions:
+    """Options of who may use the page, and how much."""
+
+    panel: ClassVar[str] = "Safety"
+
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to listen at. 0.0.0.0 lets other machines use the page.")
+    ] = "127.0.0.1"
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name by which a proxy or a network reaches the page; others are refused. Repeat for several.",
+        ),
+    ] = None
+    auth: Annotated[
+        str | None,
+        typer.Option(
+            metavar="USER:PASSWORD",
+            help="Name and password to ask for. Other users of this machine can read it here, but not in the variable.",
+            envvar="CAMTOOL_AUTH",
+        ),
+    ] = None
+    auth_file: Annotated[Path | None, typer.Option(metavar="FILE", help="File that holds USER:PASSWORD.")] = None
+    max_pixels: Annotated[int, typer.Option(metavar="N", min=1, help="Most pixels of an image.")] = 40_000_000
+    max_upload: Annotated[float, typer.Option(metavar="MB", min=0.001, help="Largest file that can be uploaded.")] = 50
+    max_disk: Annotated[float, typer.Option(metavar="MB", min=0.001, help="Most space of the files of all users.")] = (
+        1000
+    )
+    max_memory: Annotated[
+        float, typer.Option(metavar="MB", min=1, help="Most memory of images and results, besides the models.")
+    ] = 2000
+
+
+@takes_options
 def serve_app(
+    *,
     folder: Annotated[
         Path | None, typer.Argument(metavar="FOLDER", help="Folder of images to choose from; it is only read.")
     ] = None,
@@ -45,50 +82,7 @@ def serve_app(
     port: Annotated[
         int | None, typer.Option(metavar="N", min=0, max=65535, show_default="the first free one from 7860 on")
     ] = None,
-    host: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Address to listen at. 0.0.0.0 lets other machines use the page.",
-            rich_help_panel=_SAFETY,
-        ),
-    ] = "127.0.0.1",
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Name by which a proxy or a network reaches the page; others are refused. Repeat for several.",
-            rich_help_panel=_SAFETY,
-        ),
-    ] = None,
-    auth: Annotated[
-        str | None,
-        typer.Option(
-            metavar="USER:PASSWORD",
-            help="Name and password to ask for. Other users of this machine can read it here, but not in the variable.",
-            envvar="CAMTOOL_AUTH",
-            rich_help_panel=_SAFETY,
-        ),
-    ] = None,
-    auth_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File that holds USER:PASSWORD.", rich_help_panel=_SAFETY)
-    ] = None,
-    max_pixels: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Most pixels of an image.", rich_help_panel=_SAFETY)
-    ] = 40_000_000,
-    max_upload: Annotated[
-        float, typer.Option(metavar="MB", min=0.001, help="Largest file that can be uploaded.", rich_help_panel=_SAFETY)
-    ] = 50,
-    max_disk: Annotated[
-        float,
-        typer.Option(metavar="MB", min=0.001, help="Most space of the files of all users.", rich_help_panel=_SAFETY),
-    ] = 1000,
-    max_memory: Annotated[
-        float,
-        typer.Option(
-            metavar="MB", min=1, help="Most memory of images and results, besides the models.", rich_help_panel=_SAFETY
-        ),
-    ] = 2000,
+    safety: SafetyOptions,
 ) -> None:
     """Explain images in the browser: look, ask, compare.
 
@@ -105,14 +99,14 @@ def serve_app(
             folder=folder,
             models=names,
             weights={name: file for name, file in files.items() if file is not None},
-            host=host,
+            host=safety.host,
             port=port,
-            names=allow_host or (),
-            auth=_read_auth(auth, auth_file),
-            max_pixels=max_pixels,
-            max_upload=max_upload,
-            max_disk=max_disk,
-            max_memory=max_memory,
+            names=safety.allow_host or (),
+            auth=_read_auth(safety.auth, safety.auth_file),
+            max_pixels=safety.max_pixels,
+            max_upload=safety.max_upload,
+            max_disk=safety.max_disk,
+            max_memory=safety.max_memory,
             engine=engine,
             device=model_options.choose_device(device),
         )

@@ -54,21 +54,20 @@ EngineOption = Annotated[
 ]
 
 
+def build_file_option(text: str, **settings: Any) -> Any:
+    """Return the option of a file, which must exist."""
+    return typer.Option(metavar="FILE", help=text, exists=True, dir_okay=False, **settings)
+
+
 @dataclass(frozen=True)
 class LabelOptions:
     """Option for the names of the classes."""
 
     panel: ClassVar[str] = "Labels"
 
-    labels: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Class names: a text file with one a line, or a JSON list.",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None
+    labels: Annotated[Path | None, build_file_option("Class names: a text file with one a line, or a JSON list.")] = (
+        None
+    )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from camtool.cli.options.model_options import LabelOptions
+from camtool.cli.options.model_options import LabelOptions, build_file_option
 from camtool.errors import CamtoolError
 from camtool.slides import SLIDE_SUFFIXES
 from camtool.videos import VIDEO_SUFFIXES
@@ -47,12 +47,7 @@ class TruthOptions(LabelOptions):
 
     labels_csv: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="True classes: a table with the columns image and label. Adds right or wrong.",
-            exists=True,
-            dir_okay=False,
-        ),
+        build_file_option("True classes: a table with the columns image and label. Adds right or wrong."),
     ] = None
     only_wrong: Annotated[
         bool, typer.Option("--only-wrong", help="Write only photos that are classified wrongly; needs --labels-csv.")

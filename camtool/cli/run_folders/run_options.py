@@ -58,6 +58,8 @@ class RunOptions:
 class LocalOptions:
     """Options of a run on this machine."""
 
+    panel: ClassVar[str] = "Output"
+
     workers: Annotated[
         int | None,
         typer.Option(
@@ -83,7 +85,6 @@ class LocalOptions:
             metavar="[NAME=]REGION",
             help="Measure the share of the heat in a region: bottom-left, border, center, ..., a box in percent "
             "(0%,80%,30%,100%) or pixels, or a folder with a mask of each photo. Repeat it for several.",
-            rich_help_panel="Output",
         ),
     ] = None
     sufficient: Annotated[
@@ -92,23 +93,14 @@ class LocalOptions:
             "--sufficient",
             help="Find the part of each photo that alone keeps 90 % of the probability, by 200 passes, and save "
             "a picture of it.",
-            rich_help_panel="Output",
         ),
     ] = False
-    sheet: Annotated[
-        bool, typer.Option("--sheet", help="Draw all overlays on contact sheets.", rich_help_panel="Output")
-    ] = False
+    sheet: Annotated[bool, typer.Option("--sheet", help="Draw all overlays on contact sheets.")] = False
     page: Annotated[
-        bool,
-        typer.Option(
-            "--report/--no-report", help="Write index.html, a page with all explanations.", rich_help_panel="Output"
-        ),
+        bool, typer.Option("--report/--no-report", help="Write index.html, a page with all explanations.")
     ] = True
     retry_failed: Annotated[
-        bool,
-        typer.Option(
-            "--retry-failed", help="Try photos again that failed in an earlier start.", rich_help_panel="Output"
-        ),
+        bool, typer.Option("--retry-failed", help="Try photos again that failed in an earlier start.")
     ] = False
     verbose: Annotated[
         bool | None,
