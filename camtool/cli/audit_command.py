@@ -212,7 +212,7 @@ def write_result(
         return
     if unread:
         listed = next(out.glob("*.md"))
-        terminal.print_notice(f"{format_count(unread, 'photo')} could not be read; they are listed in {listed}.")
+        terminal.print_notice(f"{format_count(unread, 'photo')} could not be read, see {listed}.")
     if not printed.quiet:
         for note in result.notes:
             terminal.print_note(note)

@@ -103,9 +103,7 @@ def compare_models(
     audit_command.write_result(result, out, printed, "the models look at the same", lines)
     unread = len(photos) - len(result.images)
     if unread:
-        terminal.print_notice(
-            f"{format_count(unread, 'photo')} could not be read; they are listed in {out / 'diff.md'}."
-        )
+        terminal.print_notice(f"{format_count(unread, 'photo')} could not be read, see {out / 'diff.md'}.")
     happened = {"moved": result.findings, "answers": result.other_answers}
     raise typer.Exit(1 if unread or any(happened[event] for event in events) else 0)
 

@@ -121,9 +121,7 @@ def draw_kernels(
     layer: Annotated[list[str] | None, LAYERS] = None,
     filters: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=1, help="Most filters drawn.", show_default="64, or 16 of several input channels"
-        ),
+        typer.Option(metavar="N", min=1, help="Most filters drawn.", show_default="64; 16 of several input channels"),
     ] = None,
     inputs: Annotated[int, typer.Option(metavar="N", min=1, help="Most input channels drawn of a filter.")] = 16,
     drawing: FigureOptions,

@@ -58,9 +58,7 @@ class SafetyOptions:
     auth_file: Annotated[Path | None, typer.Option(metavar="FILE", help="File that holds USER:PASSWORD.")] = None
     max_pixels: Annotated[int, typer.Option(metavar="N", min=1, help="Most pixels of an image.")] = 40_000_000
     max_upload: Annotated[float, typer.Option(metavar="MB", min=0.001, help="Largest file that can be uploaded.")] = 50
-    max_disk: Annotated[float, typer.Option(metavar="MB", min=0.001, help="Most space of the files of all users.")] = (
-        1000
-    )
+    max_disk: Annotated[float, typer.Option(metavar="MB", min=0.001, help="Most space of all users' files.")] = 1000
     max_memory: Annotated[
         float, typer.Option(metavar="MB", min=1, help="Most memory of images and results, besides the models.")
     ] = 2000

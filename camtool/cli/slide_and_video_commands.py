@@ -117,9 +117,7 @@ def explain_slides(
     background: Annotated[
         Background, typer.Option(help="Tiles to skip: bright glass, the dark of fluorescence, or none.")
     ] = "bright",
-    min_tissue: Annotated[
-        float, typer.Option(metavar="X", min=0, max=1, help="Smallest share of tissue in a tile.")
-    ] = 0.05,
+    min_tissue: Annotated[float, typer.Option(metavar="X", min=0, max=1, help="Least tissue in a tile.")] = 0.05,
     batch_size: model_options.BatchSize = 32,
     engine: model_options.EngineOption = "eager",
     out: Out = Path("out"),
@@ -166,12 +164,8 @@ def explain_videos(
     every: Annotated[
         int, typer.Option(metavar="N", min=1, help="Explain each N-th frame; those between keep its heatmap.")
     ] = 1,
-    fps: Annotated[
-        float | None, typer.Option(metavar="X", help="Explain X frames per second, instead of --every.")
-    ] = None,
-    smooth: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Average maps over N explained frames; odd, 1 for none.")
-    ] = 1,
+    fps: Annotated[float | None, typer.Option(metavar="X", help="Explain X frames per second, not --every.")] = None,
+    smooth: Annotated[int, typer.Option(metavar="N", min=1, help="Average the maps of N frames; odd, 1 for none.")] = 1,
     window: Annotated[
         int | None,
         typer.Option(

@@ -58,9 +58,7 @@ def choose_metrics(
             known = ", ".join(METRICS)
             raise MetricError(f"metrics: {name!r} is unknown.{suggest_names(name, METRICS)} The metrics are {known}.")
         if not isinstance(options, Mapping):
-            raise MetricError(
-                f"metrics[{name!r}] must be a dictionary of options, got {options!r}; give {{}} for none."
-            )
+            raise MetricError(f"metrics[{name!r}] must be a dictionary of options, got {options!r}; {{}} for none.")
         METRICS[name].check_options(options)
         obstacle = _describe_obstacle(METRICS[name], has_truth=has_truth)
         if obstacle:

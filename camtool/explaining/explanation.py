@@ -341,6 +341,16 @@ class Explanation:
         """
         return self._find_regions("necessary", drop, passes, fill, regions, cells)
 
+    def list_facts(self, *others: str) -> dict[str, Any]:
+        """Return what a row of a table says about the explanation, by name.
+
+        Args:
+            *others: Names of further attributes.
+        """
+        names = ("label", "index", "score", "probability", "warnings", *others)
+        facts = {name: getattr(self, name) for name in names}
+        return {**facts, "warning_codes": tuple(warning.code for warning in self.warnings)}
+
     def _find_regions(self, kind: str, *arguments: Any) -> VerifiedRegion:
         # The search makes explanations, so it lies above them, and is imported when it is asked for.
         search = import_module("camtool.explaining.refining")

@@ -86,9 +86,7 @@ def load(
         names = None if labels is None else list(labels)
         return Loaded(FunctionModel(cast("Any", name), **cast("Any", calls)), transform, names)
     if not isinstance(name, str):
-        raise ModelError(
-            f"name: a model is loaded by its name, a string, or is a function; {type(name).__name__} came."
-        )
+        raise ModelError(f"name: a model is loaded by its name, a string, or is a function; got {type(name).__name__}.")
     _check_calls(name, calls)
     if weights is not None and not isinstance(weights, (str, os.PathLike)):
         raise ModelError(f"weights: a file of weights is given by its path; {type(weights).__name__} came.")

@@ -73,17 +73,8 @@ def build_line(image: str, explanation: Explanation, true_class: TrueClass | Non
     """
     return ManifestLine(
         image=image,
-        method=explanation.method,
-        layer=explanation.layer,
-        label=explanation.label,
-        index=explanation.index,
-        score=explanation.score,
-        probability=explanation.probability,
-        warnings=explanation.warnings,
-        box=explanation.box,
+        **explanation.list_facts("method", "layer", "box", "predicted_label"),
         files={},
-        warning_codes=tuple(warning.code for warning in explanation.warnings),
-        predicted_label=explanation.predicted_label,
         true_label=None if true_class is None else true_class.label,
         correct=is_correct([explanation], true_class),
         sufficient=None if explanation.region is None else explanation.region.share,

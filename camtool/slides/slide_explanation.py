@@ -70,17 +70,7 @@ class TileRow:
     @classmethod
     def from_explanation(cls, explanation: Explanation, x: int, y: int, side: int) -> TileRow:
         """Return the row of a tile at (x, y)."""
-        return cls(
-            x=x,
-            y=y,
-            side=side,
-            label=explanation.label,
-            index=explanation.index,
-            score=explanation.score,
-            probability=explanation.probability,
-            warnings=tuple(map(str, explanation.warnings)),
-            warning_codes=tuple(warning.code for warning in explanation.warnings),
-        )
+        return cls(x, y, side, **explanation.list_facts())
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from camtool.targets.classes import ClassScore
 from camtool.targets.target import (
     Corners,
     ImageOutput,
+    ResolvedTarget,
     ScoreContext,
     Target,
     Traits,
@@ -99,7 +100,7 @@ class Contrast(Target):
 
 
 @dataclass(frozen=True)
-class Finer(Target):
+class Finer(ResolvedTarget):
     """A class against those most similar to it: Finer-CAM, arXiv 2501.11309.
 
     The score is ``y_c - weight * Σ_d s_d y_d``, over the rivals ``d``. As in the paper, these are the classes whose
@@ -141,9 +142,6 @@ class Finer(Target):
         if self.rivals < 1:
             raise TargetError(f"Finer's rivals is {self.rivals}; it must be 1 or more.")
         check_choice("Finer's weighting", self.weighting, ("probability", "mean"))
-
-    def __call__(self, output: Any) -> Tensor:
-        return torch.cat([self.resolve_on(ImageOutput(one))(one[None]) for one in compute_class_scores(output)])
 
     def resolve_on(self, image: ImageOutput) -> Target:
         """Return the contrast with the rivals in this image.

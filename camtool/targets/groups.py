@@ -13,7 +13,6 @@ from itertools import pairwise
 from numbers import Integral
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 
 from camtool.arguments.explain_arguments import check_class_index
@@ -25,7 +24,15 @@ from camtool.targets.class_names import find_classes, find_label, list_labeled
 from camtool.targets.classes import ClassScore, Probability
 from camtool.targets.contrasts import Contrast
 from camtool.targets.places import Region
-from camtool.targets.target import ImageOutput, ScoreContext, Target, Traits, flatten_positions, get_class_label
+from camtool.targets.target import (
+    ImageOutput,
+    ResolvedTarget,
+    ScoreContext,
+    Target,
+    Traits,
+    flatten_positions,
+    get_class_label,
+)
 
 Classes: TypeAlias = str | int | Sequence[str | int]
 """A word that stands for several classes, or a list of indices, labels and words."""
@@ -38,7 +45,7 @@ _ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
-class Group(Target):
+class Group(ResolvedTarget):
     """Several classes as one: the logarithm of the sum of the exponentials of their logits.
 
     With a softmax the probability of the group is the sum of those of its classes. The score minus that of all classes
@@ -69,9 +76,6 @@ class Group(Target):
         for name, value in (("classes", self.classes), ("against", self.against)):
             if not (name == "against" and value is None):
                 object.__setattr__(self, name, _check_classes(f"Group's {name}", value))
-
-    def __call__(self, output: Any) -> Tensor:
-        return torch.cat([self.resolve_on(ImageOutput(one))(one[None]) for one in compute_class_scores(output)])
 
     def resolve_on(self, image: ImageOutput) -> Target:
         """Return the score of the classes in this image.
@@ -216,7 +220,7 @@ class GroupProbability(Target):
 
 
 @dataclass(frozen=True)
-class Within(Target):
+class Within(ResolvedTarget):
     """The strongest class of a group against the second strongest one of it: why this dog and not that one?
 
     Both are chosen once for each image, by the logits, before any method runs.
@@ -231,9 +235,6 @@ class Within(Target):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", _check_classes("Within's classes", self.classes))
-
-    def __call__(self, output: Any) -> Tensor:
-        return torch.cat([self.resolve_on(ImageOutput(one))(one[None]) for one in compute_class_scores(output)])
 
     def resolve_on(self, image: ImageOutput) -> Contrast:
         """Return the contrast of both.

@@ -16,7 +16,15 @@ from camtool.geometry.resampling import average_cells
 from camtool.outputs.class_scores import Link, compute_class_scores, find_predicted
 from camtool.outputs.detections import Detections
 from camtool.targets.checks import check_integer, check_link, check_number_tuple, check_real_tensor
-from camtool.targets.target import ImageOutput, ScoreContext, Target, Traits, flatten_positions, select_class
+from camtool.targets.target import (
+    ImageOutput,
+    ResolvedTarget,
+    ScoreContext,
+    Target,
+    Traits,
+    flatten_positions,
+    select_class,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -113,7 +121,7 @@ class Region(Target):
         mask = _resize_mask(mask, plane.shape, geometry)
         if not mask.any():
             raise TargetError(
-                "Region's mask is empty in the part of the photo that reaches the model; mark another part."
+                "Region's mask is empty in the part that reaches the model; mark another part of the photo."
             )
         return mask.to(plane)
 
@@ -144,7 +152,7 @@ def _resize_mask(mask: Tensor, size: Sequence[int], geometry: Geometry | None) -
 
 
 @dataclass(frozen=True)
-class Point(Target):
+class Point(ResolvedTarget):
     """A class at one point, for segmentation. See :class:`Region` for the methods that stay at the point.
 
     Attributes:
@@ -162,9 +170,6 @@ class Point(Target):
     def __post_init__(self) -> None:
         check_number_tuple("Point's x and y", (self.x, self.y), 2)
         check_integer("Point's class_index", self.class_index, optional=True)
-
-    def __call__(self, output: Any) -> Tensor:
-        return torch.cat([self.resolve_on(ImageOutput(one))(one[None]) for one in compute_class_scores(output)])
 
     def resolve_on(self, image: ImageOutput) -> Target:
         """Return the region that consists of the one position.

@@ -13,7 +13,7 @@ from torch import Tensor
 from camtool.arguments.explain_arguments import check_class_index
 from camtool.errors import TargetError
 from camtool.geometry.crop_and_resize import Geometry
-from camtool.outputs.class_scores import Link
+from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.predictions import Prediction, count_images, split_images
 
 if TYPE_CHECKING:
@@ -268,6 +268,14 @@ class Target(ABC):
             The target, or ``None`` if this target is not one detection of a detector.
         """
         return None
+
+
+class ResolvedTarget(Target):
+    """A target that is another one for each image, which :meth:`Target.resolve_on` returns."""
+
+    def __call__(self, output: Any) -> Tensor:
+        """Return the scores, each of the target for its image."""
+        return torch.cat([self.resolve_on(ImageOutput(one))(one[None]) for one in compute_class_scores(output)])
 
 
 def score_targets(targets: Sequence[Target], output: Any, images: Sequence[int] | None = None) -> Tensor:

@@ -80,19 +80,10 @@ class FrameRow:
         """Return the row of a frame, from its explanation or from the reason why there is none."""
         if isinstance(result, str):
             return cls(frame.index, frame.time, first, last, reason=result)
-        return cls(
-            frame=frame.index,
-            time=frame.time,
-            first=first,
-            last=last,
-            label=result.label,
-            index=result.index,
-            score=result.score if math.isfinite(result.score) else None,
-            probability=result.probability,
-            box=result.box,
-            warnings=tuple(map(str, result.warnings)),
-            warning_codes=tuple(warning.code for warning in result.warnings),
-        )
+        facts = result.list_facts("box")
+        if not math.isfinite(result.score):
+            facts["score"] = None
+        return cls(frame.index, frame.time, first, last, **facts)
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def test_photos_that_cannot_be_read_are_told(run_command, tmp_path):
     (tmp_path / "photos/arrow/broken.png").write_bytes(b"no picture")
     finished = run_command("demo", "demo", "photos/arrow", *FAST)
     assert finished.code == 1
-    assert finished.err == "1 photo could not be read; they are listed in diff/diff.md.\n"
+    assert finished.err == "1 photo could not be read, see diff/diff.md.\n"
     assert "broken.png" in (tmp_path / "diff/diff.md").read_text()
 
 

@@ -27,18 +27,12 @@ class PixelOptions:
     bands: Annotated[
         str | None, typer.Option(metavar="N,N,N", help="Bands, from 1, e.g. 4,3,2 for red, green and blue.")
     ] = None
-    window: Annotated[
-        str | None, typer.Option(metavar="CENTER,WIDTH", help="Values from black to white, e.g. 40,400.")
-    ] = None
+    window: Annotated[str | None, typer.Option(metavar="CENTER,WIDTH", help="Range of the values, e.g. 40,400.")] = None
     percentiles: Annotated[
         str | None, typer.Option(metavar="LOW,HIGH", help="The same as percentiles of each band, e.g. 2,98.")
     ] = None
-    slice: Annotated[str | None, typer.Option(metavar="N", help="Slice, page or DICOM frame, from 0, or 'middle'.")] = (
-        None
-    )
-    axis: Annotated[
-        Axis | None, typer.Option(metavar="AXIS", help="Slices of NIfTI: axial, coronal, sagittal, ras.")
-    ] = None
+    slice: Annotated[str | None, typer.Option(metavar="N", help="Slice, page or frame, from 0, or 'middle'.")] = None
+    axis: Annotated[Axis | None, typer.Option(metavar="AXIS", help="NIfTI: axial, coronal, sagittal, ras.")] = None
     frame: Annotated[int | None, typer.Option(metavar="N", help="Time step, from 0.")] = None
     max_pixels: Annotated[
         int,

@@ -47,9 +47,7 @@ class MapOptions:
 
     method: Annotated[
         list[str],
-        typer.Option(
-            metavar="NAME", help="Method; for a list: camtool methods. Repeat it, or use commas, for several."
-        ),
+        typer.Option(metavar="NAME", help="Method, see camtool methods. Repeat it, or use commas, for several."),
     ] = field(default_factory=lambda: ["gradcam"])
     target: Annotated[
         list[str] | None,
@@ -69,9 +67,7 @@ class MapOptions:
             show_default="the best one",
         ),
     ] = None
-    merge: Annotated[
-        str, typer.Option(metavar="NAME", help="How to merge the maps of several layers: mean, max, ...")
-    ] = "mean"
+    merge: Annotated[str, typer.Option(metavar="NAME", help="How to merge maps of layers: mean, max, ...")] = "mean"
     placement: Annotated[
         Placement, typer.Option(help="Draw each cell at the center of its receptive field, or stretch the grid.")
     ] = "centers"

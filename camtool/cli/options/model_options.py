@@ -65,9 +65,7 @@ class LabelOptions:
 
     panel: ClassVar[str] = "Labels"
 
-    labels: Annotated[Path | None, build_file_option("Class names: a text file with one a line, or a JSON list.")] = (
-        None
-    )
+    labels: Annotated[Path | None, build_file_option("Class names: a text file, one a line, or a JSON list.")] = None
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,7 @@ class DrawingOptions:
 class PictureOptions(DrawingOptions):
     """Options of the overlays of photos."""
 
-    caption: Annotated[bool, typer.Option("--caption", help="Write label, probability and method below overlays.")] = (
-        False
-    )
+    caption: Annotated[bool, typer.Option("--caption", help="Write label, probability, method below overlays.")] = False
     legend: Annotated[bool, typer.Option("--legend", help="Draw below overlays what the colors mean.")] = False
     enlarge: Annotated[bool, typer.Option("--enlarge/--no-enlarge", help="Enlarge overlays of small photos.")] = True
     max_side: Annotated[

@@ -35,9 +35,7 @@ class PhotoOptions:
     ]
     recursive: Recursive = False
     limit: Limit = None
-    shuffle: Annotated[
-        bool, typer.Option("--shuffle", help="Explain in random order; with --limit a random sample.")
-    ] = False
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Explain in random order; with --limit a sample.")] = False
     seed: Annotated[int, typer.Option(metavar="N", help="Number that chooses the random order.")] = 0
 
 

@@ -96,9 +96,7 @@ class LocalOptions:
         ),
     ] = False
     sheet: Annotated[bool, typer.Option("--sheet", help="Draw all overlays on contact sheets.")] = False
-    page: Annotated[
-        bool, typer.Option("--report/--no-report", help="Write index.html, a page with all explanations.")
-    ] = True
+    page: Annotated[bool, typer.Option("--report/--no-report", help="Write index.html, a page of all results.")] = True
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Try photos again that failed in an earlier start.")
     ] = False
