@@ -68,12 +68,12 @@ class PlainTransform:
         # The page that explains a model in the browser has the same rules, in camtool.js.
         given: dict[str, Any] = {one.name: values.get(one.name) for one in fields(cls)}
         if given["shorter_side"] is not None:
-            _check_values("shorter_side", [given["shorter_side"]], 1, is_size=True)
+            _check_values("shorter_side", [given["shorter_side"]], 1, _SIDES)
         if given["resized"] is not None:
-            _check_values("resized", given["resized"], 2, is_size=True)
-        _check_values("crop", given["crop"], 2, is_size=True)
-        _check_values("mean", given["mean"], 3)
-        _check_values("std", given["std"], 3, is_positive=True)
+            _check_values("resized", given["resized"], 2, _SIDES)
+        _check_values("crop", given["crop"], 2, _SIDES)
+        _check_values("mean", given["mean"], 3, "numbers")
+        _check_values("std", given["std"], 3, "numbers above 0")
         check_choice("preparation.interpolation", given["interpolation"], _FILTERS, error=ModelError)
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
@@ -102,14 +102,20 @@ class PlainTransform:
         return torch.from_numpy(np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1)))
 
 
-def _check_values(name: str, values: Any, count: int, *, is_size: bool = False, is_positive: bool = False) -> None:
-    kind = f"sides in whole pixels from 1 to {_LARGEST_SIDE}" if is_size else "numbers"
-    least, most = (1, _LARGEST_SIDE) if is_size else (_SMALLEST if is_positive else -1 / _SMALLEST, 1 / _SMALLEST)
-    types = (int,) if is_size else (int, float)
+_SIDES = f"sides in whole pixels from 1 to {_LARGEST_SIDE}"
+_RANGES: dict[str, tuple[tuple[type, ...], float, float]] = {
+    _SIDES: ((int,), 1, _LARGEST_SIDE),
+    "numbers": ((int, float), -1 / _SMALLEST, 1 / _SMALLEST),
+    "numbers above 0": ((int, float), _SMALLEST, 1 / _SMALLEST),
+}
+"""Kind of values → their types, the smallest and the largest one."""
+
+
+def _check_values(name: str, values: Any, count: int, kind: str) -> None:
+    types, least, most = _RANGES[kind]
     is_list = isinstance(values, (list, tuple)) and len(values) == count
     if not is_list or not all(type(value) in types and least <= value <= most for value in values):
-        above = " above 0" if is_positive else ""
-        raise ModelError(f"preparation.{name} must be {count} {kind}{above}, got {str(values)[:60]}.")
+        raise ModelError(f"preparation.{name} must be {count} {kind}, got {str(values)[:60]}.")
 
 
 def find_plain_transform(transform: Transform) -> PlainTransform | None:

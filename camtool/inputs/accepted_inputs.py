@@ -136,9 +136,7 @@ def choose_device(model: nn.Module, device: torch.device | str | None) -> torch.
         return torch.device("cuda", place) if isinstance(place, int) else parse_device(place)
     wanted = own if device is None else parse_device(device)
     if first is not None and wanted.type != own.type:
-        raise CamtoolError(
-            f"device={str(device)!r}, but the model is on {own}; move it first: model.to({str(device)!r})."
-        )
+        raise CamtoolError(f"device={str(device)!r}, but the model is on {own}; call model.to({str(device)!r}) first.")
     return wanted if first is None else own
 
 

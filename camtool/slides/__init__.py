@@ -2,7 +2,5 @@
 
 # The command line reads this to choose a command, so nothing is imported here.
 
-__all__ = ["SLIDE_SUFFIXES"]
-
 SLIDE_SUFFIXES = frozenset({".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".bif", ".svslide"})
 """The suffixes, in lower case, that only slides have. Slides may be TIFF and DICOM files too."""

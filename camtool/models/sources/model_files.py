@@ -134,6 +134,14 @@ def _convert(model: FileModel) -> nn.Module:
     return module
 
 
+def _read_description(path: Path, described: Any) -> tuple[PlainTransform | None, list[str] | None]:
+    """Return the transform and the labels that camtool wrote into a file; they may have been changed since."""
+    stated, labels = described.get("preparation"), described.get("labels")
+    if labels is not None and not (isinstance(labels, list) and all(isinstance(label, str) for label in labels)):
+        raise ModelError(f"{path}: the file's labels must be a list of texts, got {str(labels)[:60]}.")
+    return None if stated is None else PlainTransform.from_dict(stated), labels
+
+
 def _read_metadata(
     path: Path, metadata: Mapping[str, str], size: tuple[int, int] | None
 ) -> tuple[Transform | None, Sequence[str] | None]:
@@ -143,11 +151,7 @@ def _read_metadata(
         ModelError: It is a detector or segmenter of Ultralytics, whose output is no scores yet.
     """
     if "camtool" in metadata:
-        described = json.loads(metadata["camtool"])
-        stated, labels = described.get("preparation"), described.get("labels")
-        if labels is not None and not (isinstance(labels, list) and all(isinstance(label, str) for label in labels)):
-            raise ModelError(f"{path}: the file's labels must be a list of texts, got {str(labels)[:60]}.")
-        return None if stated is None else PlainTransform.from_dict(stated), labels
+        return _read_description(path, json.loads(metadata["camtool"]))
     if "task" in metadata and "names" in metadata:  # Ultralytics
         if metadata["task"] != "classify":
             raise ModelError(
