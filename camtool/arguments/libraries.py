@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from types import ModuleType
 
 from camtool.errors import CamtoolError
 
 
-def import_library(module: str, need: str, package: str, error: type[CamtoolError] = CamtoolError) -> Any:
+def import_library(module: str, need: str, package: str, error: type[CamtoolError] = CamtoolError) -> ModuleType:
     """Import a module of a library that camtool does not always need.
 
     Args:

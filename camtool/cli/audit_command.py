@@ -128,8 +128,8 @@ def audit_model(
     plan = photo_options.plan_folder(folder, out, recursive=recursive or truth is not None, limit=None)
     table = metadata if metadata is not None or truth in (None, IMAGE_FOLDER) else Path(truth)
     # Tables and masks are read before the model, which may take long, and for all photos, as names may be ambiguous.
-    is_given = table is not None and (metadata is not None or table.is_file())  # else --truth is refused below
-    columns = _read_metadata(table, plan) if is_given else None
+    is_given = metadata is not None or (table is not None and table.is_file())  # else --truth is refused below
+    columns = _read_metadata(table, plan) if table is not None and is_given else None
     regions = None if masks is None else _find_masks(masks, plan)
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
     classes = read_classes(truth, plan, loaded)

@@ -75,7 +75,8 @@ class PlainTransform:
         _check_values("mean", given["mean"], 3, "numbers")
         _check_values("std", given["std"], 3, "numbers above 0")
         check_choice("preparation.interpolation", given["interpolation"], _FILTERS, error=ModelError)
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+        given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+        return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values by name, as JSON takes them."""

@@ -8,7 +8,7 @@ is the identity behind AttnLRP (arXiv 2402.05602) and LibraGrad (arXiv 2411.1676
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -42,7 +42,7 @@ class ConservativeMode(FunctionMode):
         super().__init__()
         self.has_acted = False
         # Tensors that become constants if they multiply another one, each with the valves before it.
-        self._gates = TensorTable()
+        self._gates: MutableMapping[Tensor, Any] = TensorTable()
         self._of_parameters = TensorTable()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

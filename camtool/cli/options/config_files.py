@@ -41,9 +41,7 @@ def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise CamtoolError(
-            f"--config {path} holds a {type(content).__name__}; write one option a line, as 'model: demo'."
-        )
+        raise CamtoolError(f"--config {path} holds a {type(content).__name__}; write lines such as 'model: demo'.")
     entries = {str(name).replace("_", "-"): value for name, value in content.items()}
     for name in entries:
         if name not in known:

@@ -20,7 +20,7 @@ time and memory of inference.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -310,7 +310,7 @@ class AttentionMode(FunctionMode):
         self._call_indices: dict[str, int] = {}
         # All tensors that depend on the image, each with its role in an attention, or None. The dictionary is weak, so
         # that tensors are freed when the model has no more use for them.
-        self._roles = TensorTable()
+        self._roles: MutableMapping[Tensor, Any] = TensorTable()
         if image is not None:
             self._roles[image] = None
 
