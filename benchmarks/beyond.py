@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -124,18 +124,23 @@ def _draw_sheet(loaded: camtool.Loaded, path: Path) -> None:
             with rule():
                 overlays.append(camtool.explain(loaded, image, method="faithcam"))
                 pixels = overlays[-1].overlay()
-            resampling.build_interpolation_matrix.cache_clear()
             images += [np.asarray(image), pixels] if rule is _keep_heat else [pixels]
         captions += [overlays[0].label or "", "before", "now"]
     squares = [np.asarray(ImageOps.fit(Image.fromarray(pixels), (300, 300))) for pixels in images]
     write_image(path, draw_captioned_images(squares, captions, columns=6, width=150), quality=80)
 
 
-def _keep_heat() -> AbstractContextManager[Any]:
+@contextmanager
+def _keep_heat() -> Iterator[None]:
     """Draw as before: the outermost cells hold their values up to the border, in maps and in what they are made of."""
-    resampling.build_interpolation_matrix.cache_clear()
     weigh_cells = resampling.weigh_cells
-    return patch.object(resampling, "weigh_cells", lambda *args, **_: weigh_cells(*args, holds=True))
+    # Matrices of one rule must not serve the other, neither in the block nor after it.
+    resampling.build_interpolation_matrix.cache_clear()
+    try:
+        with patch.object(resampling, "weigh_cells", lambda *args, **_: weigh_cells(*args, holds=True)):
+            yield
+    finally:
+        resampling.build_interpolation_matrix.cache_clear()
 
 
 def _measure(network: Network, method: str, asked: Sequence[Removals], rule: Rule) -> Maps:
@@ -162,7 +167,6 @@ def _iterate_heat(
     with rule():
         for removals in asked:
             yield explain(network.model, removals.question), removals
-    resampling.build_interpolation_matrix.cache_clear()
 
 
 def _judge(heat: Heat, removals: Removals) -> list[float]:

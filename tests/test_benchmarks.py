@@ -7,9 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.__main__ import _SHARED
 from benchmarks.__main__ import main as run_named
+from benchmarks.beyond import _keep_heat
+from camtool.geometry.cell_centers import AxisCenters
+from camtool.geometry.resampling import build_interpolation_matrix
 
 ROOT = Path(__file__).parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in _SHARED)
@@ -69,3 +73,12 @@ def test_planted_evidence_is_what_the_scene_shows() -> None:
             changed = (other.image != scene.image).any(-1)
             assert all(changed[part].any() for part in parts)
             assert other.truths[index] != scene.truths[index]
+
+
+def test_a_former_rule_of_drawing_ends_with_its_block() -> None:
+    inward = AxisCenters(1.0, 0.5)  # cells that leave the edges of the input free
+    before = build_interpolation_matrix(3, 0, 12, 12, inward, 3)
+    with _keep_heat():
+        inside = build_interpolation_matrix(3, 0, 12, 12, inward, 3)
+    assert not torch.allclose(inside, before)
+    assert torch.equal(build_interpolation_matrix(3, 0, 12, 12, inward, 3), before)

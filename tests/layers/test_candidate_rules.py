@@ -154,7 +154,7 @@ RULES = [pytest.param(table, rule, id=rule.name) for table, entries in TABLES.it
 @pytest.mark.parametrize(("table", "rule"), RULES)
 def test_each_rule_is_needed_by_a_network(table: str, rule: Rule[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     if rule.name not in EXAMPLES:
-        pytest.fail(f"add a network that needs the rule {rule.name!r} to EXAMPLES in tests/layers/test_rules.py")
+        pytest.fail(f"add a network that needs the rule {rule.name!r} to EXAMPLES in this file")
     example = EXAMPLES[rule.name]
     torch.manual_seed(0)
     assert example.find() == example.expected
