@@ -249,12 +249,12 @@ class BatchExplainer:
                 score=batch.score,
                 run=run,
             )
-            outputs, observed = forward_pass.layer_outputs, forward_pass.plan.observed
-            if all(layer.layout.fits(outputs[layer.name].shape, len(batch.items)) for layer in observed):
+            outputs, count = forward_pass.layer_outputs, len(forward_pass.image_input)
+            if all(layer.layout.fits(outputs[layer.name].shape, count) for layer in forward_pass.plan.observed):
                 return forward_pass
             # The user changed the model since the plan was made, so it is made anew.
             caches.forget_model(self.model)
-        _check_rows(outputs, len(batch.items))
+        _check_rows(outputs, count)
         return forward_pass
 
     def _explain_rows(

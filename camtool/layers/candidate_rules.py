@@ -12,8 +12,8 @@ patches. Each rule names one kind of output and the models that need the rule. T
 :data:`PROJECTION`  to the layer that a layer is a projection of
 ==================  ================================================================================================
 
-To add a rule, add an entry to one of the tables and an example to ``tests/layers/test_candidate_rules.py``, which fails without
-the rule.
+To add a rule, add an entry to one of the tables and an example to ``tests/layers/test_candidate_rules.py``, which fails
+without the rule.
 """
 
 from __future__ import annotations
