@@ -243,8 +243,7 @@ def _find_streams(
             drawn = torch.rand(cells.shape[2:], generator=generator, device="cpu") < 0.5
             # Weights, as a norm makes the plain sum constant.
             weights = torch.randn(cells.shape, generator=generator, device="cpu") * drawn
-            weighted = cells * weights.to(cells)
-            (gradient,) = differentiate(weighted.sum(), own, retain_graph=True, materialize_grads=True)
+            (gradient,) = differentiate(cells, own, weights.to(cells), retain_graph=True, materialize_grads=True)
             reached = layer.layout.to_grid(layer.layout.select_view(gradient)).ne(0).any(1)[0]
             streams += [Layer(name, layer.layout)] if torch.equal(reached.cpu(), drawn) else []
     return streams
