@@ -1,9 +1,9 @@
-"""The gradient of a batch norm for a single image, which some releases of torch compute wrongly.
+"""The gradient of a batch norm along an axis of size one, which some releases of torch compute wrongly.
 
-Of a batch of one, the stride of the first axis means nothing, and tokens ``(1, T, C)`` that are seen as
-``(1, C, h, w)`` have another one than images. Torch 2.14 then reads the gradient of ``BatchNorm2d`` and ``BatchNorm3d``
-in evaluation mode in another order than the input, on CPUs. A gradient in channels-last format is read right, whatever
-the input is.
+The stride of such an axis means nothing: of a batch of one, or of series ``(N, C, 1, T)``. Tokens ``(1, T, C)`` that
+are seen as ``(1, C, h, w)`` have another one than images. Torch 2.14 then reads the gradient of ``BatchNorm2d`` and
+``BatchNorm3d`` in another order than the input, on CPUs. A gradient in channels-last format is read right, whatever the
+input is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 @cache
 def has_wrong_norm_gradients() -> bool:
-    """Return True if the installed torch computes the gradient of a batch norm wrongly for a single image."""
+    """Return True if the installed torch computes the gradient of a batch norm wrongly, e.g. for a single image."""
     with enable_gradients():
         image = torch.arange(12.0, device="cpu").reshape(1, 3, 2, 2).requires_grad_()
         ones, zeros = torch.ones(3, device="cpu"), torch.zeros(3, device="cpu")
@@ -53,9 +53,9 @@ def repair_batch_norms(outputs: Any) -> Iterator[None]:
 
 
 def _order_strides(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
-    """Return the gradients at the outputs of a batch norm, that of a single image in channels-last format."""
+    """Return the gradients at the outputs of a batch norm, in channels-last format if it has an axis of size one."""
     gradient, *others = gradients
-    is_single = gradient is not None and len(gradient) == 1 and gradient.ndim in _FORMATS
-    if gradient is None or not is_single or gradient.device.type != "cpu":
+    is_ambiguous = gradient is not None and 1 in gradient.shape and gradient.ndim in _FORMATS
+    if gradient is None or not is_ambiguous or gradient.device.type != "cpu":
         return None
     return gradient.clone(memory_format=_FORMATS[gradient.ndim]), *others

@@ -1,4 +1,4 @@
-"""Gradients of batch norms for a single image, which torch 2.14 computes wrongly where tokens lie around them."""
+"""Gradients of batch norms along axes of size one, which torch 2.14 computes wrongly where tokens lie around them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ LAYOUTS = {
     "tokens": lambda x: x.flatten(2).mT.contiguous().mT.unflatten(2, x.shape[2:]),
     "tokens first": lambda x: x.flatten(2).permute(2, 0, 1).contiguous().permute(1, 2, 0).unflatten(2, x.shape[2:]),
     "some channels": lambda x: torch.cat([x, x], 1)[:, : x.shape[1]],
+    "channels last": lambda x: x.transpose(1, -1).contiguous().transpose(1, -1),
 }
 """Ways to lay the same values ``(N, C, *grid)`` into memory."""
 
-SIZES = [(7, 6), (2, 5, 4)]
+SIZES = [(7, 6), (1, 6), (6, 1), (2, 5, 4), (1, 5, 4)]
 
 
 def make_norm(axes: int) -> nn.Module:
