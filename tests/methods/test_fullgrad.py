@@ -238,6 +238,30 @@ def test_fullgrad_accepts_any_rank_and_number_of_rows(conv: Any, norm: Any, size
     assert_close(together, torch.cat(alone))
 
 
+class EarlyExit(nn.Module):
+    """A network whose second layer runs on the bright images alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features, (bright,) = self.first(x).relu(), (x.mean((1, 2, 3)) > 0.5).nonzero(as_tuple=True)
+        if len(bright):
+            features = features.index_put((bright,), self.second(features[bright]).relu())
+        logits: Tensor = self.head(features.mean((2, 3)))
+        return logits
+
+
+@pytest.mark.parametrize("brightness", [[0.2, 0.8, 0.3], [0.8, 0.2, 0.9]])
+def test_a_layer_may_run_on_some_images_alone(brightness: list[float]) -> None:
+    net = EarlyExit().double()
+    x = torch.rand(3, 3, 8, 8).double() * 0.1 + torch.tensor(brightness).double()[:, None, None, None]
+    alone = [METHODS["fullgrad"](ask(net, image[None], [ClassScore(1)])) for image in x]
+    assert_close(METHODS["fullgrad"](ask(net, x, [ClassScore(1)] * 3)), torch.cat(alone))
+
+
 def test_bias_counts_if_pixels_do_not() -> None:
     """The score of a black picture is all bias; a method of gradients times pixels is empty there."""
     net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 5))

@@ -28,7 +28,7 @@ from camtool.maps import scale_min_max, upcast
 from camtool.methods.families.input_gradient import compute_gradients, get_row_inputs
 from camtool.methods.registry import method
 
-_PlacedTerms: TypeAlias = "tuple[Tensor, list[tuple[Tensor, CellCenters | None]]]"
+_PlacedTerm: TypeAlias = "tuple[Tensor, CellCenters | None]"
 
 
 @method("fullgrad", paper="arXiv 1905.00780", needs=("gradients", "biases"), ignores_layer=True)
@@ -54,7 +54,11 @@ def fullgrad(evidence: Evidence) -> Tensor:
     Raises:
         MethodError: No gradient reaches the input.
     """
-    from_pixels, from_biases = _compute_placed_terms(evidence)
+    return torch.cat([_draw_terms(*terms) for terms in _compute_placed_terms(evidence)])
+
+
+def _draw_terms(from_pixels: Tensor, from_biases: Sequence[_PlacedTerm]) -> Tensor:
+    """Return the sum of some rows' terms, each scaled to [0, 1] and resized to the image's size."""
     total = scale_min_max(from_pixels.abs()).sum(1)
     for term, centers in from_biases:
         if term.ndim == from_pixels.ndim and term[0, 0].numel() > 1:  # it has positions
@@ -88,12 +92,16 @@ def compute_full_gradients(evidence: Evidence) -> tuple[Tensor, list[Tensor]]:
     Raises:
         MethodError: No gradient reaches the input.
     """
-    from_pixels, from_biases = _compute_placed_terms(evidence)
-    return from_pixels, [term for term, _ in from_biases]
+    parts = _compute_placed_terms(evidence)
+    by_call = zip(*([term for term, _ in from_biases] for _, from_biases in parts), strict=True)
+    return torch.cat([from_pixels for from_pixels, _ in parts]), [torch.cat(terms) for terms in by_call]
 
 
-def _compute_placed_terms(evidence: Evidence) -> _PlacedTerms:
-    """Return :func:`compute_full_gradients` with the centers of each term's cells; ``None`` for a stretched grid."""
+def _compute_placed_terms(evidence: Evidence) -> list[tuple[Tensor, list[_PlacedTerm]]]:
+    """Return :func:`compute_full_gradients` with the centers of each term's cells; ``None`` for a stretched grid.
+
+    The list has one entry for all rows, or one for each row if a layer does not run on all of them together.
+    """
     if len(evidence.images) > count_rows_at_once(evidence):
         return _compute_row_by_row(evidence)
     inputs, calls, fewer = get_row_inputs(evidence), list[_BiasedCall](), list[_BiasedCall]()
@@ -109,19 +117,16 @@ def _compute_placed_terms(evidence: Evidence) -> _PlacedTerms:
 
     with _RecordBiases() as recorded:
         input_gradient, *gradients = compute_gradients(evidence, inputs, find_outputs)
-    if fewer:  # the model itself runs on one image after the other
+    if fewer:  # the model runs a layer on one image after the other, or on some of them alone
         return _compute_row_by_row(evidence)
     placed = zip(calls, gradients, centers or [None] * len(calls), strict=True)
-    return inputs * input_gradient, [(call.compute_term(gradient), center) for call, gradient, center in placed]
+    return [(inputs * input_gradient, [(call.compute_term(slope), center) for call, slope, center in placed])]
 
 
-def _compute_row_by_row(evidence: Evidence) -> _PlacedTerms:
-    """Join the terms of single rows. In a pass of several, a call that runs for each row would be recorded as many."""
+def _compute_row_by_row(evidence: Evidence) -> list[tuple[Tensor, list[_PlacedTerm]]]:
+    """Return the terms of each row. In a pass of several, a call that runs for each row would be recorded as many."""
     rows = zip(evidence.targets, evidence.images, strict=True)
-    parts = [_compute_placed_terms(evidence.for_targets([target], [image])) for target, image in rows]
-    by_call = zip(*(from_biases for _, from_biases in parts), strict=True)
-    terms = [(torch.cat([term for term, _ in call]), call[0][1]) for call in by_call]
-    return torch.cat([from_pixels for from_pixels, _ in parts]), terms
+    return [_compute_placed_terms(evidence.for_targets([target], [image]))[0] for target, image in rows]
 
 
 @dataclass(frozen=True)
