@@ -179,11 +179,10 @@ class VideoExplanation:
         if path.exists() and path.samefile(self.path):
             raise CamtoolError(f"path {str(path)!r} is the video that was explained; give another one.")
         overlays, lines = self.iterate_overlays(alpha=alpha, colormap=colormap), path.with_suffix(".jsonl")
-        with replace_files(path.parent, [lines.name]):
-            with open_video(path, self.reader.facts) as video:
-                steps = iterate_chunks(self.frame_count, 1, Stage("Drawing", "frame"))
-                for _, (frame, pixels) in zip(steps, overlays, strict=True):
-                    video.add(frame, pixels)
+        with open_video(path, self.reader.facts) as video, replace_files(path.parent, [lines.name]):
+            steps = iterate_chunks(self.frame_count, 1, Stage("Drawing", "frame"))
+            for _, (frame, pixels) in zip(steps, overlays, strict=True):
+                video.add(frame, pixels)
             with open_atomically(lines) as stream:
                 stream.writelines(f"{json.dumps(asdict(row))}\n".encode() for row in self.rows)
         return path

@@ -350,6 +350,6 @@ def test_the_documentation_lists_the_tags_that_are_columns():
 
 def test_a_table_that_is_a_pipe_is_not_left_out(run_command):
     os.mkfifo("pipe")
-    finished = run_command("photos", *COMMON, "--metadata", "pipe")
+    finished = run_command("photos", *COMMON, "--recursive", "--metadata", "pipe")
     assert finished.code == 2
     assert "pipe cannot be read: it is a named pipe" in finished.err

@@ -88,7 +88,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Note the memory of the process that a report came from, where the scheduler finds it."""
-    if hasattr(report, "node"):
+    if hasattr(report, "node") and hasattr(report, "resident_mib"):  # a case that ended its process has no memory
         report.node.resident_mib = report.resident_mib
 
 

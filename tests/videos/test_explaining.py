@@ -18,6 +18,7 @@ from torchvision.transforms import CenterCrop, Compose, Resize, ToTensor
 import camtool
 from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
+from camtool.rendering.written_files import RECORD
 from camtool.videos import reading
 from camtool.videos.explaining import choose_window, prepare_clip, read_clip_geometry, split_clip_map
 from camtool.videos.reading import VideoReader
@@ -301,7 +302,7 @@ def test_the_saved_video_has_the_size_and_the_times_of_the_source(tmp_path: Path
     assert result.save(tmp_path / "folder" / "b.mp4") == tmp_path / "folder" / "b.mp4"
     assert read_times(tmp_path / "folder" / "b.mp4") == read_times(tmp_path / "a.mp4")
     assert [frame.shape for frame in read_video(tmp_path / "folder" / "b.mp4")] == [(46, 62, 3)] * 6
-    assert sorted(file.name for file in (tmp_path / "folder").iterdir()) == ["b.jsonl", "b.mp4"]
+    assert sorted(file.name for file in (tmp_path / "folder").iterdir()) == [RECORD, "b.jsonl", "b.mp4"]
 
 
 def test_the_saved_frames_are_the_overlays(tmp_path: Path, demo) -> None:

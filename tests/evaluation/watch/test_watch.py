@@ -7,6 +7,7 @@ import math
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -306,8 +307,11 @@ def test_an_error_ends_the_looks_with_one_warning(error, tmp_path: Path, monkeyp
     assert len((tmp_path / "watch.jsonl").read_text().splitlines()) == 2
 
 
-def test_an_error_of_the_first_look_is_raised(tmp_path: Path) -> None:
-    (tmp_path / "step-00000000.png").mkdir()
+def test_an_error_of_the_first_look_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, *_: Any) -> None:
+        raise OSError(f"no space left for {path.name}")
+
+    monkeypatch.setattr("camtool.evaluation.watch.writers.write_image", fail)
     watch = camtool.watch(BlockReader(0.0), draw_probe(), LABELS, out=tmp_path)
     with pytest.raises(OSError, match=r"step-00000000\.png"):
         watch.start()
