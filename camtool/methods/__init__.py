@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from camtool.arguments.foreign_names import raise_missing_name
-from camtool.methods import method_wrappers as method_wrappers
 
 # Importing a family registers its methods; importing method_wrappers registers the wrappers.
 from camtool.methods.families import ablation as ablation
@@ -21,6 +20,7 @@ from camtool.methods.families import opticam as opticam
 from camtool.methods.families import rise as rise
 from camtool.methods.families import scorecam as scorecam
 from camtool.methods.families import text_tokens as text_tokens
+from camtool.methods.method_wrappers import conservative, eigen, noise, sess, tta  # noqa: F401
 from camtool.methods.registry import COSTS as COSTS
 from camtool.methods.registry import METHODS as METHODS
 from camtool.methods.registry import WRAPPERS as WRAPPERS
