@@ -131,7 +131,7 @@ def test_class_that_does_not_exist_is_refused(target: Any, index: int) -> None:
         (torch.ones(3), r"mask has shape \(3,\), but .* \(2, 2\); pass a mask with the same number of axes"),
         (torch.ones(1, 2, 2), r"mask has shape \(1, 2, 2\)"),
         (torch.ones(0, 2), r"mask has shape \(0, 2\)"),
-        (torch.zeros(2, 2), "mask is empty in the part of the photo"),
+        (torch.zeros(2, 2), "mask is empty in the part that reaches the model"),
         (torch.tensor([[1.0, -1.0], [0.0, 0.0]]), "mask holds negative weights"),
         (torch.full((2, 2), torch.nan), "mask holds negative weights"),
     ],

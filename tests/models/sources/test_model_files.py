@@ -145,7 +145,7 @@ def test_what_a_file_cannot_do_is_said_in_a_sentence(tmp_path: Path) -> None:
     path = onnx_files.write_by_hand(tmp_path / "net.onnx")
     model = load(path, output="scores")
     photo = Image.new("L", (8, 8))
-    with pytest.raises(MethodError, match=r"runs outside of torch and has no gradients.*use one of .*ablationcam"):
+    with pytest.raises(MethodError, match=r"runs outside of torch and has no gradients.*use one of ablationcam"):
         camtool.explain(model, BATCH)
     with pytest.raises(ImageError, match=r"how the file net.onnx takes photos is not known; pass transform="):
         camtool.explain(model, photo, method="occlusion")
