@@ -19,7 +19,6 @@ from camtool.cli.progress import run_summary
 from camtool.cli.progress.file_progress import FileProgress
 from camtool.cli.terminal import escape, print_line
 from camtool.errors import ImageError
-from camtool.rendering.written_files import check_replaceable, replace_files
 from camtool.runs.file_names import make_distinct
 
 
@@ -125,6 +124,7 @@ def explain_slides(
     printed: PrintOptions,
 ) -> None:
     """Explain a class on whole slides: a heatmap and an overlay as pyramids, a preview, a line for each tile."""
+    from camtool.rendering.written_files import check_replaceable
     from camtool.slides.explaining import explain_slide
     from camtool.slides.slide_explanation import NAMES
 
@@ -183,6 +183,7 @@ def explain_videos(
 ) -> None:
     """Explain the frames of videos: write each with the heatmap over it, and a line for each explained frame."""
     from camtool.methods.registry import find_method
+    from camtool.rendering.written_files import check_replaceable, replace_files
     from camtool.videos.explaining import explain_video
 
     style: Any = {"alpha": drawing.alpha, "colormap": choose_colormap(drawing.colormap)}

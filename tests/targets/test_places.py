@@ -206,7 +206,7 @@ def test_mask_is_flipped_cropped_and_resized_like_the_photo() -> None:
     assert target.mask.tolist() == of_planes.tolist()  # type: ignore[union-attr]
     outside = torch.zeros(8, 12)
     outside[:, :2] = 1
-    with pytest.raises(TargetError, match="mask is empty in the part of the photo"):
+    with pytest.raises(TargetError, match="mask is empty in the part that reaches the model"):
         resolve_targets(Region(1, outside), torch.zeros(3, 2, 2), None, geometry)
 
 

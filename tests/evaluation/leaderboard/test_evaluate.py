@@ -279,7 +279,7 @@ def test_wrong_arguments_are_errors(net):
         ({"metrics": []}, "metrics asks for nothing"),
         ({"metrics": 5}, "metrics must be names, or a dictionary from names to options, got 5"),
         ({"metrics": [{"road": {}}]}, "metrics must be names, or a dictionary"),
-        ({"metrics": {"road": None}}, r"metrics\['road'\] must be a dictionary of options, got None; give {}"),
+        ({"metrics": {"road": None}}, r"metrics\['road'\] must be a dictionary of options, got None; {} for none"),
         ({"metrics": {"road": {"fraction": [0.2]}}}, "'road' has no option 'fraction'; .*Did you mean 'fractions'"),
         ({"methods": ["gradcm"]}, "gradcam"),
         ({"methods": []}, "methods asks for nothing"),
