@@ -99,7 +99,11 @@ def _check_files_beside(path: Path) -> None:
     Raises:
         ModelError: The weights of a graph of OpenVINO, or a file that a graph of ONNX names, are something else.
     """
-    others = [one for one in path.parent.iterdir() if not (one.is_file() or one.is_dir()) and one.exists()]
+    try:
+        siblings = [*path.parent.iterdir()]
+    except OSError:  # a folder may be entered that cannot be listed; only the name beside a graph of OpenVINO is known
+        siblings = [path.with_suffix(".bin")]
+    others = [one for one in siblings if not (one.is_file() or one.is_dir()) and one.exists()]
     content = path.read_bytes() if others else b""
     for one in others:
         if one == path.with_suffix(".bin") or one.name.encode() in content:

@@ -172,12 +172,8 @@ def _find_own_yaml(name: str) -> Path | None:
 
 
 def _import_ultralytics() -> Any:
-    return import_library(
-        "ultralytics",
-        "ultralytics is not installed, which 'ultralytics:' models need",
-        "'camtool[ultralytics]'",
-        ModelError,
-    )
+    need = "ultralytics is not installed, which 'ultralytics:' models need"
+    return import_library("ultralytics", need, "'camtool[ultralytics]'", ModelError)
 
 
 def _can_load_safely() -> bool:

@@ -126,3 +126,16 @@ def test_a_runtime_waits_for_no_pipe(tmp_path, name, beside):
     os.mkfifo(tmp_path / beside)
     with pytest.raises(ModelError, match="is a pipe or a device; give a file"):
         model_files.ModelFileSource().load(str(tmp_path / name), None)
+
+
+@pytest.mark.parametrize(("name", "is_pipe"), [("a.onnx", False), ("a.xml", False), ("a.xml", True)])
+def test_a_folder_that_cannot_be_listed_may_hold_a_model(tmp_path, monkeypatch, name, is_pipe):
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    (tmp_path / name).write_bytes(b"graph")
+    if is_pipe:
+        os.mkfifo(tmp_path / "a.bin")
+    monkeypatch.setattr(model_files.Path, "iterdir", refuse)
+    with pytest.raises(ModelError, match="is a pipe" if is_pipe else "cannot be read"):
+        model_files.ModelFileSource().load(str(tmp_path / name), None)
