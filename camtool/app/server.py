@@ -142,8 +142,7 @@ class AppServer:
         disk = DiskSpace(folder / "cache", _to_bytes(self._settings.max_disk))
         _prepare_environment(disk.folder, is_behind_proxy=bool(self._settings.names))
         import_library("gradio", "the page needs Gradio", "'camtool[app]'")
-        from starlette.middleware import Middleware
-
+        middleware = import_library("starlette.middleware", "the page needs Gradio", "'camtool[app]'")
         from camtool.app.page import build_page, build_theme
         from camtool.app.panels.panel import read_asset
 
@@ -164,7 +163,7 @@ class AppServer:
                 show_error=False,
                 footer_links=[],
                 max_file_size=rules.max_upload,
-                app_kwargs={"middleware": [Middleware(Gate, rules)]},
+                app_kwargs={"middleware": [middleware.Middleware(Gate, rules)]},
                 state_session_capacity=_MAX_SESSIONS,
                 blocked_paths=[os.fspath(self._folder.path)] if self._folder else None,
                 ssr_mode=False,
