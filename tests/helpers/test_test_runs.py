@@ -111,9 +111,13 @@ def test_that_is_marked(): ...
 def test_a_case_that_passed_before_does_not_run_again(tmp_path: Path) -> None:
     before = run_suite(tmp_path, {"test_some.py": SOME_PASS}, "--case-costs", "before.json")
     assert "1 passed, 2 skipped" in before.stdout
+    (case,) = json.loads((tmp_path / "before.json").read_text(encoding="utf-8"))
+    (tmp_path / "before.json").write_text(json.dumps({case: 9.0}), encoding="utf-8")
     (tmp_path / "test_more.py").write_text("def test_that_is_slow(): ...", encoding="utf-8")
     files = {"test_some.py": SOME_PASS.replace("pytest.skip", "print").replace('"True"', '"False"')}
-    after = run_suite(tmp_path, files, "-v", "--passed-before", "before.json", "--case-costs", "both.json")
+    options = ("--passed-before=before.json", "--case-costs=both.json", "--check-costs")
+    after = run_suite(tmp_path, files, "-v", *options)
+    assert after.returncode == 0, "what an earlier run cost is not judged"
     assert "3 passed, 1 deselected" in after.stdout
     assert "test_that_passes" not in after.stdout
     assert len(json.loads((tmp_path / "both.json").read_text(encoding="utf-8"))) == 4, "the costs of both runs"
