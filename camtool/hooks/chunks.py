@@ -29,11 +29,11 @@ _LIVE_COPIES = 4
 
 
 MOST_ROWS: ContextVar[int | None] = ContextVar("MOST_ROWS", default=None)
-"""The most rows that a forward pass may have, whatever else fits into memory: ``batch_size`` of an explainer."""
+"""The largest number of rows of a forward pass, ``batch_size`` of an explainer; ``None`` for what fits into memory."""
 
 
 def get_most_rows() -> int:
-    """Return the most rows that a forward pass may have: very many, if the user sets no limit."""
+    """Return the largest number of rows of a forward pass: ``sys.maxsize`` if the user set no ``batch_size``."""
     return MOST_ROWS.get() or sys.maxsize
 
 

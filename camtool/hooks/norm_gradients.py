@@ -1,9 +1,9 @@
 """The gradient of a batch norm along an axis of size one, which some releases of torch compute wrongly.
 
 The stride of such an axis means nothing: of a batch of one, or of series ``(N, C, 1, T)``. Tokens ``(1, T, C)`` that
-are seen as ``(1, C, h, w)`` have another one than images. Torch 2.14 then reads the gradient of ``BatchNorm2d`` and
-``BatchNorm3d`` in another order than the input, on CPUs. A gradient in channels-last format is read right, whatever the
-input is.
+are seen as ``(1, C, h, w)`` have another one than images. Torch 2.13 and 2.14 then read the gradient of
+``BatchNorm2d`` and ``BatchNorm3d`` in another order than the input, on CPUs. A gradient in channels-last format is
+read in the right order, for every memory format of the input.
 """
 
 from __future__ import annotations

@@ -49,7 +49,11 @@ from camtool.layers.layouts import (
 from camtool.maps import ROUNDING_STEPS, upcast
 
 Around: TypeAlias = tuple[Sequence[str], Sequence[str]]
+"""The names of the layers before a layer, and of those behind it."""
+
 Calls: TypeAlias = Mapping[str, Sequence[Tensor]]
+"""Name of a layer → its output in each call."""
+
 _NEAREST = 8
 """Number of layers before one whose tokens do not show their order that are asked instead: a block or two."""
 

@@ -1,4 +1,4 @@
-"""What is noted about tensors while a model runs, until they are freed."""
+"""A dictionary with tensors as keys that keeps none of them alive."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ class FileModel(FunctionModel):
 
     @property
     def description(self) -> dict[str, Any]:
-        """What :func:`camtool.export` wrote into the file; empty for other files."""
+        """The description that :func:`camtool.export` stored in the file; empty for other files."""
         return json.loads(self.program.metadata.get("camtool", "{}"))  # type: ignore[no-any-return]
 
     def read_maps(self, images: Tensor, classes: Tensor, output: str) -> Tensor:
