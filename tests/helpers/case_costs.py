@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from os import getpid
@@ -197,9 +197,7 @@ class CostReport:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         costs = self.passed_before | self.costs
         self.path.write_text(json.dumps(dict(sorted(costs.items())), indent=0), encoding="utf-8")
-        # The earlier run had other libraries and other work beside it, so its costs are not judged.
-        judged = dict.fromkeys(self.passed_before, 0.0) | self.costs
-        self.complaints = [*describe_complaints(judged, read_slow_cases())]
+        self.complaints = [*describe_complaints(judge_costs(self.costs, self.passed_before), read_slow_cases())]
         if self.complaints and self.is_checked and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -212,6 +210,21 @@ class CostReport:
         )
         for complaint in self.complaints:
             terminalreporter.write_line(complaint, red=True)
+
+
+def judge_costs(costs: dict[str, float], passed_before: Iterable[str]) -> dict[str, float]:
+    """Return the case of each run → the cost that is judged: 0 for those of the earlier run and of the same tests.
+
+    That run had other libraries, and other work beside it. Further cases of its tests may pay now for what all cases
+    of a test share, e.g. an exported file.
+    """
+    before = dict.fromkeys(passed_before, 0.0)
+    tests = {_name_test(case) for case in before}
+    return before | {case: 0.0 if _name_test(case) in tests else cost for case, cost in costs.items()}
+
+
+def _name_test(case: str) -> str:
+    return case.partition("[")[0]
 
 
 def describe_complaints(costs: dict[str, float], listed: dict[str, float]) -> Iterator[str]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.helpers.case_costs import describe_complaints
+from tests.helpers.case_costs import describe_complaints, judge_costs
 from tests.helpers.slow_cases import choose_representatives, read_slow_cases, write_slow_cases
 
 ROOT = Path(__file__).parents[2]
@@ -121,6 +121,11 @@ def test_a_case_that_passed_before_does_not_run_again(tmp_path: Path) -> None:
     assert "3 passed, 1 deselected" in after.stdout
     assert "test_that_passes" not in after.stdout
     assert len(json.loads((tmp_path / "both.json").read_text(encoding="utf-8"))) == 4, "the costs of both runs"
+
+
+def test_a_case_is_not_judged_if_another_of_its_test_passed_before() -> None:
+    costs = {"a.py::shares[2]": 3.0, "a.py::alone": 2.0}
+    assert judge_costs(costs, ["a.py::shares[1]"]) == {"a.py::shares[1]": 0, "a.py::shares[2]": 0, "a.py::alone": 2.0}
 
 
 LISTS_PROCESSES = """
