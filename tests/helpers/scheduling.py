@@ -52,6 +52,22 @@ class Scheduler(LoadScopeScheduling):
         file = nodeid.partition("::")[0]
         return SHARED.get(file, file)
 
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Give the work that a crashed process has left to others, and return the case that it ran, if there is one.
+
+        xdist would give back all that the process ever had, also that case, which would crash the next one, and files
+        whose cases have all run, of which no report comes, so that it would wait for ever.
+        """
+        left = [case for unit in self.assigned_work.pop(node).values() for case, is_done in unit.items() if not is_done]
+        if not left:
+            return None
+        crashed, *others = left
+        for case in others:
+            self.workqueue.setdefault(self._split_scope(case), {})[case] = False
+        for other in self.nodes:
+            self._reschedule(other)
+        return crashed
+
     def schedule(self) -> None:
         """Give work to all processes."""
         super().schedule()

@@ -71,12 +71,16 @@ def test_files_that_cannot_be_opened(monkeypatch):
 """
 
 
-def run_suite(folder: Path, files: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_suite(
+    folder: Path, files: dict[str, str], *arguments: str, seconds: float | None = None
+) -> subprocess.CompletedProcess[str]:
     for name, text in (files | {"conftest.py": CONFTEST.format(root=str(ROOT))}).items():
         (folder / name).write_text(text, encoding="utf-8")
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "xdist", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=seconds
+    )
 
 
 def test_a_case_costs_what_it_would_alone_without_imports(tmp_path: Path) -> None:
@@ -156,6 +160,27 @@ def test_a_process_that_has_grown_is_replaced_and_no_test_is_lost(tmp_path: Path
     assert finished.returncode == 0
     assert "19 passed" in finished.stdout
     assert len({*re.findall(r"^\[(gw\d+)\]", finished.stdout, re.MULTILINE)}) > 2
+
+
+CRASHES = """
+import os
+
+
+def test_before(): ...
+
+
+def test_it(): os._exit(1)
+
+
+def test_after(): ...
+"""
+
+
+def test_a_case_that_ends_its_process_runs_once_and_no_other_is_lost(tmp_path: Path) -> None:
+    files = {f"test_{number}.py": "def test_it(): ..." for number in range(8)}
+    finished = run_suite(tmp_path, files | {"test_crash.py": CRASHES}, "-n", "1", seconds=60)
+    assert finished.stdout.count("crashed while running 'test_crash.py::test_it'") == 1
+    assert "1 failed, 10 passed" in finished.stdout
 
 
 def test_one_slow_case_of_each_subject_is_quick_enough_for_everyone() -> None:
