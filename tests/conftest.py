@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from camtool.hooks.private_torch import restore_function_modes, save_function_modes
+from tests.helpers.frozen_objects import freeze
 from tests.helpers.proc_files import read_resident_mib
 
 pytest_plugins = [
@@ -38,7 +39,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.collect()
-        gc.freeze()
+        freeze()
         gc.enable()
 
 
@@ -72,7 +73,7 @@ def pytest_runtest_teardown() -> Generator[None, None, None]:
         if "torch._dynamo" in sys.modules:
             torch._dynamo.reset()
         gc.collect()
-        gc.freeze()  # what tests have imported meanwhile is left out, too
+        freeze()  # what tests have imported meanwhile is left out, too
         ctypes.CDLL(None).malloc_trim(0)
         resident_after_collecting = read_resident_mib()
 

@@ -10,6 +10,7 @@ import ctypes
 import gc
 import os
 import platform
+import sys
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """The parameters of glibc's ``mallopt``, from ``malloc.h``."""
@@ -28,11 +29,24 @@ def tune_process() -> None:
     set in the environment is not changed.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    # At its end Python looks for cycles among all objects of torch several times, which takes a second. The system
-    # frees the memory anyway.
-    atexit.unregister(gc.freeze)
-    atexit.register(gc.freeze)
+    atexit.unregister(skip_last_collections)
+    atexit.register(skip_last_collections)
     _keep_large_blocks()
+
+
+def skip_last_collections() -> None:
+    """Leave the memory to the system, as Python would look for cycles among all objects of torch for a second."""
+    if not is_reporting_leaks():
+        gc.freeze()
+
+
+def is_reporting_leaks() -> bool:
+    """Return whether what is left at the end of the process is reported in a hundred lines, as nanobind does.
+
+    Triton is made with it since 3.9.
+    """
+    triton = sys.modules.get("triton._C.libtriton.ir")
+    return type(getattr(triton, "attribute", None)).__module__ == "nanobind"
 
 
 def release_memory(size: tuple[int, int] | None = None) -> None:

@@ -25,6 +25,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.frozen_objects import freeze
+
 IS_POSSIBLE = sys.platform == "linux"
 IMPORTED = (
     *("cv2", "jinja2", "packaging.requirements", "pydantic.type_adapter", "rich.progress", "safetensors.torch"),
@@ -107,7 +109,7 @@ def serve() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # a collection in a fork would look at all of it, and copy it
+    freeze()  # a collection in a fork would look at all of it, and copy it
     server = socket.socket(fileno=os.dup(0))
     while True:
         text, streams, *_ = socket.recv_fds(server, 1 << 20, 3)
