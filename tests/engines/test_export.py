@@ -264,6 +264,8 @@ def test_the_command_writes_a_file_once(
     path.with_suffix(".bin").write_bytes(b"weights of another model")
     assert command("demo", str(path)) == 2
     assert "demo.bin exists" in capsys.readouterr().err
+    assert command("demo", str(path), "--overwrite") == 2  # --overwrite is about the file and its own weights
+    assert "demo.bin exists without demo.xml" in " ".join(capsys.readouterr().err.split())
     path.with_suffix(".bin").unlink()
     assert command("demo", str(path), "--resize", "--method", "layercam") == 0
     assert "Exported" in capsys.readouterr().out
@@ -271,6 +273,15 @@ def test_the_command_writes_a_file_once(
     assert "--overwrite" in capsys.readouterr().err
     assert command("demo", str(path), "--overwrite", "--fixed-batch", "--size", "96x128") == 0
     assert list(openvino.Core().read_model(path).input("images").shape) == [1, 3, 96, 128]
+
+
+@pytest.mark.parametrize(("name", "beside"), [("net.xml", "net.bin"), ("net.onnx", "net.onnx.data")])
+def test_weights_of_another_file_stay(net: nn.Module, tmp_path: Path, name: str, beside: str) -> None:
+    (tmp_path / beside).write_bytes(b"weights of another model")
+    with pytest.raises(CamtoolError, match=rf"{beside} exists without {name}.*move it"):
+        camtool.export(net, tmp_path / name, size=(64, 64))
+    assert [path.name for path in tmp_path.iterdir()] == [beside]
+    assert (tmp_path / beside).read_bytes() == b"weights of another model"
 
 
 def test_several_methods_have_an_output_each(net: nn.Module, tmp_path: Path) -> None:
