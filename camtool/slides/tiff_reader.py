@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camtool.arguments.libraries import import_library
-from camtool.errors import ImageError
+from camtool.errors import ImageError, raise_interrupt
 from camtool.slides.readers import Level, SlideReader, build_region_error, check_mpp, check_piece, find_downsample
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class TiffReader(SlideReader):
             pixels = np.asarray(values)[0]
             return np.ascontiguousarray(np.broadcast_to(pixels[..., :3], (*pixels.shape[:2], 3)))
         except Exception as error:
+            raise_interrupt(error)
             raise build_region_error(self.path, error) from error
 
     def close(self) -> None:
@@ -96,6 +97,7 @@ def _open_tiff(path: str) -> Any:
     try:
         return tifffile.TiffFile(path)
     except Exception as error:  # it is no library of exact errors: a short file is a struct.error
+        raise_interrupt(error)
         raise ImageError(f"{path} cannot be read as a TIFF: {error}.") from error
 
 
