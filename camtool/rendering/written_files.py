@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from camtool.arguments.messages import map_json
-from camtool.arguments.regular_files import hash_stream, iterate_lines, open_regular
+from camtool.arguments.regular_files import append_json_lines, hash_stream, iterate_lines, open_regular
 from camtool.errors import CamtoolError
 
 RECORD = ".camtool-files.jsonl"
@@ -112,6 +112,4 @@ def _read_record(folder: Path) -> dict[str, str | None]:
 
 
 def _add_to_record(folder: Path, hashes: dict[str, str | None]) -> None:
-    lines = [json.dumps({"name": name, "sha256": digest}) for name, digest in hashes.items()]
-    with (folder / RECORD).open("a", encoding="utf-8") as file:
-        file.write("\n".join(["", *lines, ""]))  # an empty line ends one that was cut off
+    append_json_lines(folder / RECORD, ({"name": name, "sha256": digest} for name, digest in hashes.items()))

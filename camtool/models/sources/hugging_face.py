@@ -308,9 +308,7 @@ def _read_decoder(path: str) -> Callable[[list[int]], str] | None:
 
 
 def _import_transformers() -> ModuleType:
-    return import_library(
-        "transformers", "transformers is not installed, which 'hf:' models need", "'camtool[hf]'", ModelError
-    )
+    return import_library("transformers", "'hf:' models need transformers", "'camtool[hf]'", ModelError)
 
 
 def _check_path(name: str) -> str:

@@ -78,7 +78,7 @@ class ModelFileSource(Source):
             return Loaded(module, *_read_metadata(path, program.metadata, model.input_size))
         except ImportError as error:
             command = _CONVERTER if error.name == "onnx2pytorch" else command
-            raise ModelError(f"{name}: {error.name} is not installed; run {command}.") from error
+            raise ModelError(f"{name}: {error}; run {command}.") from error
         except Exception as error:
             raise_interrupt(error, ModelError)
             raise ModelError(f"{name} cannot be read: {get_first_line(error)}.") from error

@@ -131,7 +131,7 @@ def _read_labels(model: Any) -> list[str] | None:
 
 
 def _import_timm() -> ModuleType:
-    return import_library("timm", "timm is not installed, which 'timm:' models need", "'camtool[timm]'", ModelError)
+    return import_library("timm", "'timm:' models need timm", "'camtool[timm]'", ModelError)
 
 
 def _build(name: str, **options: Any) -> Any:
