@@ -229,7 +229,7 @@ def read_plain(source: ImageSource, options: ReadingOptions, max_side: int | Non
     if isinstance(source, np.ndarray):
         return _reduce(_make_plain(_convert_array(source), "the array"), max_side)
     raise ImageError(
-        f"source: an image is a path, bytes, a PIL image or a NumPy array; {type(source).__qualname__} came."
+        f"source: an image is a path, bytes, a PIL image or NumPy array; {type(source).__qualname__} came."
     )
 
 

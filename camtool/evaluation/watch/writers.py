@@ -158,9 +158,7 @@ def make_writer(entry: Any, folder: Path | None) -> Writer:
 
 def _open_by_name(name: str, folder: Path | None) -> Any:
     if name not in NAMES:
-        raise MetricError(
-            f"to: {name!r} is unknown; give {', '.join(map(repr, NAMES))}, or an object. out= is a folder."
-        )
+        raise MetricError(f"to: {name!r} is unknown; give {', '.join(map(repr, NAMES))}, or objects. out= is a folder.")
     module = "torch.utils.tensorboard" if name == "tensorboard" else name
     library = import_library(module, f"to: {name!r} needs a library", name, MetricError)
     if name == "tensorboard":
