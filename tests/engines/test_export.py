@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import onnxruntime
@@ -273,6 +274,19 @@ def test_the_command_writes_a_file_once(
     assert "--overwrite" in capsys.readouterr().err
     assert command("demo", str(path), "--overwrite", "--fixed-batch", "--size", "96x128") == 0
     assert list(openvino.Core().read_model(path).input("images").shape) == [1, 3, 96, 128]
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2", ".xml"])
+def test_a_file_names_no_folder_of_this_machine(net: nn.Module, tmp_path: Path, suffix: str) -> None:
+    camtool.export(net, tmp_path / f"net{suffix}", size=(64, 64))
+    package, library = Path(camtool.__file__).parents[1], Path(torch.__file__).parents[1]
+    for file in tmp_path.iterdir():
+        content = file.read_bytes()
+        if suffix == ".pt2":
+            with ZipFile(file) as archive:
+                content = b"".join(map(archive.read, archive.namelist()))
+        for folder in (package, library, tmp_path, Path.home()):
+            assert str(folder).encode() not in content
 
 
 @pytest.mark.parametrize(("name", "beside"), [("net.xml", "net.bin"), ("net.onnx", "net.onnx.data")])
