@@ -211,6 +211,30 @@ def test_an_exported_file_brings_its_preprocessing_and_labels(demo_files: dict[s
     assert np.abs(mine.raw - expected.raw).max() <= 2e-3 * np.abs(expected.raw).max()
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("c1.", "a..b"), (".", ".."), (".a", "a."), ("a", "a.weight"), ("a.weight", "a"), ("a.b", "a"), ("a", "a.b")]
+    + [("a..", "a._._"), ("a._", "a."), ("a_", "a"), ("training", "training_"), ("a", "a.training")],
+)
+def test_any_names_of_tensors_are_layers(tmp_path: Path, first: str, second: str) -> None:
+    def compute_maps() -> list[np.ndarray]:
+        model = load(path, output="scores").model
+        by_kind = {type(module).__name__: name for name, module in model.named_modules()}
+        results = [
+            camtool.explain(model, BATCH, 0, method="ablationcam", layer=by_kind[kind]) for kind in ("Conv", "Relu")
+        ]
+        return [explanation.raw for result in results for explanation in result]
+
+    path = onnx_files.write_by_hand(tmp_path / "net.onnx")
+    expected = compute_maps()
+    graph, names = onnx.load(path), {"net.conv": first, "half": second}
+    for node in graph.graph.node:
+        for tensors in (node.input, node.output):
+            tensors[:] = [names.get(name, name) for name in tensors]
+    onnx.save(graph, path)
+    np.testing.assert_array_equal(compute_maps(), expected)
+
+
 def test_a_file_of_ultralytics_brings_names_and_other_tasks_are_refused(tmp_path: Path) -> None:
     names = {"names": "{0: 'dark', 1: 'bright'}", "imgsz": "[4, 4]"}
     path = onnx_files.write_by_hand(tmp_path / "classes.onnx", task="classify", **names)
