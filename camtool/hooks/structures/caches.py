@@ -62,11 +62,11 @@ def remember_for_model(
 
 
 def _compute(
-    answers: dict[Hashable, Any], question: Hashable, compute: Callable[[], _T], invalid: object, most: int
+    answers: dict[Hashable, Any], question: Hashable, compute: Callable[[], _T], stale: object, most: int
 ) -> _T:
     with follow_step("Examining the model"):
         computed = compute()
-    if answers.get(question, _UNKNOWN) is invalid:
+    if answers.get(question, _UNKNOWN) is stale:
         answers.pop(question, None)
     # If two threads compute the same answer, both return the one that was stored first.
     answer: _T = answers.setdefault(question, computed)

@@ -213,8 +213,10 @@ def test_an_exported_file_brings_its_preprocessing_and_labels(demo_files: dict[s
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [("c1.", "a..b"), (".", ".."), (".a", "a."), ("a", "a.weight"), ("a.weight", "a"), ("a.b", "a"), ("a", "a.b")]
-    + [("a..", "a._._"), ("a._", "a."), ("a_", "a"), ("training", "training_"), ("a", "a.training")],
+    [
+        *(("c1.", "a..b"), (".", ".."), (".a", "a."), ("a", "a.weight"), ("a.weight", "a"), ("a.b", "a"), ("a", "a.b")),
+        *(("a..", "a._._"), ("a._", "a."), ("a_", "a"), ("training", "training_"), ("a", "a.training")),
+    ],
 )
 def test_any_names_of_tensors_are_layers(tmp_path: Path, first: str, second: str) -> None:
     def compute_maps() -> list[np.ndarray]:
