@@ -84,15 +84,29 @@ class ColormapError(OverlayError):
 def raise_interrupt(error: BaseException, *others: type[BaseException]) -> None:
     """Raise an error again if a signal handler raised it, e.g. that of a deadline: nothing has failed.
 
-    A handler is called with the frame that it interrupts, which is the one before its own in the traceback.
+    A library may have wrapped it, so the errors that are its causes are looked at, too.
 
     Args:
         error: The error.
         others: Further classes of errors that are raised again.
     """
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None and cause not in causes:
+        causes.append(cause)
+    for cause in causes:
+        if _was_raised_by_handler(cause):
+            raise cause
     if isinstance(error, others):
         raise error
+
+
+def _was_raised_by_handler(error: BaseException) -> bool:
+    """Return True if a call in the traceback is that of a signal handler: it gets the frame that it interrupts."""
     for (interrupted, _), (frame, _) in pairwise(walk_tb(error.__traceback__)):
         names, rest, _, values = inspect.getargvalues(frame)
-        if any(given is interrupted for given in (*map(values.get, names), *values.get(str(rest), ()))):
-            raise error
+        arguments, others = [values.get(name) for name in names], values.get(str(rest))
+        if isinstance(others, tuple):  # the function may have given the name another value
+            arguments.extend(others)
+        if any(argument is interrupted for argument in arguments):
+            return True
+    return False

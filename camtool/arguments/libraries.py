@@ -18,11 +18,11 @@ def import_library(module: str, need: str, package: str, error: type[CamtoolErro
         error: The class of the error.
 
     Raises:
-        CamtoolError: The library, or another one that it needs, is not installed.
+        CamtoolError: The library is not installed, or misses something; then the message has the reason.
     """
     try:
         return import_module(module)
     except ImportError as missing:
-        library = module.partition(".")[0]
-        other = "" if missing.name is not None and missing.name.partition(".")[0] == library else f" ({missing})"
-        raise error(f"{need}: pip install {package}{other}") from missing
+        is_absent = isinstance(missing, ModuleNotFoundError) and missing.name == module.partition(".")[0]
+        reason = "" if is_absent else f" ({missing})"
+        raise error(f"{need}: pip install {package}{reason}") from missing

@@ -6,12 +6,14 @@ No pipe and no device is opened to wait or to read without end, and no more is r
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from camtool.errors import CamtoolError
 
@@ -86,12 +88,19 @@ def read_regular(path: Path, max_bytes: int = _MAX_DOCUMENT_BYTES) -> bytes:
     return content
 
 
-def hash_stream(stream: BinaryIO) -> str:
-    """Return the SHA-256 of what is left in a stream."""
-    digest = hashlib.sha256()
-    for chunk in iter(lambda: stream.read(2**20), b""):
+def hash_stream(stream: BinaryIO, max_bytes: int = sys.maxsize) -> str:
+    """Return the SHA-256 of what is left in a stream, or of its next ``max_bytes``."""
+    digest = hashlib.sha256()  # hashlib.file_digest needs Python 3.11
+    while chunk := stream.read(min(2**20, max_bytes)):
         digest.update(chunk)
+        max_bytes -= len(chunk)
     return digest.hexdigest()
+
+
+def append_json_lines(path: Path, values: Iterable[Any]) -> None:
+    """Add values of JSON to a file, one a line, behind an empty line: it ends one that was cut off."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n".join(["", *map(json.dumps, values), ""]))
 
 
 def iterate_lines(path: Path) -> Iterator[bytes]:

@@ -52,7 +52,7 @@ def export_model(
 ) -> None:
     """Write a model with its explanation into one file, or a page, which runs without camtool and without torch."""
     from camtool.app.web_page.building import METHODS, export_page
-    from camtool.engines.export import check_format, export
+    from camtool.engines.export import check_beside, check_format, export, find_beside
     from camtool.errors import CamtoolError
 
     is_page = path.suffix in ("", ".html")
@@ -64,10 +64,9 @@ def export_model(
             raise CamtoolError(f"{name} is for pages; give a folder or an .html file in place of {path}.")
     if not is_page:
         check_format(path)
-    beside = {".xml": path.with_suffix(".bin"), ".onnx": Path(f"{path}.data")}.get(path.suffix.lower(), path)
-    existing = next((one for one in (path, beside) if one.exists()), None)
-    if existing is not None and not overwrite:
-        raise CamtoolError(f"{existing} exists; give another name, or --overwrite to replace it.")
+        check_beside(path)
+    if path.exists() and not overwrite:
+        raise CamtoolError(f"{path} exists; give another name, or --overwrite to replace it.")
     preprocessing = preparing.parse()
     options = map_options.parse_method_options(map_.option, ())
     loaded = loading.load(preprocessing=preprocessing, is_quiet=printed.hides_progress)
@@ -86,8 +85,11 @@ def export_model(
             resize=resize,
             **options,
         )
-    beside = path.with_suffix(".bin")
-    files = [*path.iterdir()] if path.is_dir() else [path, *([beside] if path.suffix == ".xml" else [])]
+    files = (
+        [*path.iterdir()]
+        if path.is_dir()
+        else [one for one in dict.fromkeys((path, find_beside(path))) if one.exists()]
+    )
     size = sum(file.stat().st_size for file in files)
     if printed.as_json:
         terminal.print_json({"files": [*map(str, files)], "bytes": size})

@@ -100,6 +100,7 @@ def export(
     """
     path = Path(path)
     check_format(path)
+    check_beside(path)
     loaded = to_loaded(model)
     several = [method] if isinstance(method, str) or callable(method) else [*method]
     methods = [*{chosen.name: chosen for chosen in map(find_method, several)}.values()]
@@ -134,6 +135,22 @@ def check_format(path: Path) -> None:
         raise CamtoolError(
             f"{path.suffix} files, and pages, which hold one, need more packages; run pip install 'camtool[{runtime}]'."
         )
+
+
+def find_beside(path: Path) -> Path:
+    """Return the file beside a file of a model that may hold its weights; the file itself if there is none."""
+    return {".xml": path.with_suffix(".bin"), ".onnx": Path(f"{path}.data")}.get(path.suffix, path)
+
+
+def check_beside(path: Path) -> None:
+    """Check that no weights of something else lie where those of the file belong.
+
+    Raises:
+        CamtoolError: They do.
+    """
+    beside = find_beside(path)
+    if beside.exists() and not path.exists():
+        raise CamtoolError(f"path: {beside} exists without {path.name}; move it, or give another name.")
 
 
 @follow_step("Exporting the model")
@@ -401,6 +418,4 @@ def _check_results(results: Sequence[Tensor], expected: Sequence[Tensor], where:
         difference, peak = float((ours - theirs).abs().max()), float(theirs.abs().max())
         if not difference <= _TOLERANCE * peak:
             name = "maps" if place else "logits"
-            raise NotCompilableError(
-                f"the {name} differ by {difference:.2g} in {where}, where the largest is {peak:.2g}"
-            )
+            raise NotCompilableError(f"the {name} differ by {difference:.2g} in {where}, whose largest is {peak:.2g}")

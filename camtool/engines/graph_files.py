@@ -15,11 +15,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import camtool
 from camtool.errors import NotCompilableError, raise_interrupt
@@ -62,10 +63,14 @@ def export_graph(graph: nn.Module, examples: Sequence[Tensor], *, has_any_batch_
     shapes = tuple({0: automatic} for _ in examples) if has_any_batch_size else None
     with torch.no_grad(), hide_output():
         try:
-            return torch.export.export(graph, tuple(examples), dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(graph, tuple(examples), dynamic_shapes=shapes, strict=False)
         except Exception as error:
             raise_interrupt(error)
             raise NotCompilableError(f"torch.export fails: {type(error).__name__}: {get_first_line(error)}") from error
+    parts = (part for part in program.graph_module.modules() if isinstance(part, fx.GraphModule))
+    for node in chain.from_iterable(part.graph.nodes for part in parts):
+        node.meta.pop("stack_trace", None)  # it names files of this machine
+    return program
 
 
 def convert_to_onnx(program: Any, names: Sequence[str], results: Sequence[str]) -> Any:

@@ -49,6 +49,9 @@ EngineName: TypeAlias = Literal["eager", "prepared", "torch.compile", "onnxrunti
 
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 
+_MOST_PLANS = 16
+"""Compiled models that are kept of each model: each size of the images has its own, with buffers and often weights."""
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -186,7 +189,7 @@ class CompiledObserver:
         def is_valid(known: _Compiled) -> bool:
             return known.settings.equal_those_of(modules) and known.weights.equal_those_of(list_weights(model))
 
-        return remember_for_model(model, question, compile_model, is_valid)
+        return remember_for_model(model, question, compile_model, is_valid, most=_MOST_PLANS)
 
     def _compile(
         self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, count: int | None, settings: ModuleSettings

@@ -296,9 +296,7 @@ def _list_inputs(observation: Mapping[str, Any], inputs: Sequence[str] | None) -
     for name in names:
         if name not in tensors:
             hint = suggest_names(name, tensors)
-            raise CamtoolError(
-                f"inputs: {name!r} is no floating tensor of the observation; these are {[*tensors]}.{hint}"
-            )
+            raise CamtoolError(f"inputs: {name!r} is no float tensor of the observation; these are {[*tensors]}.{hint}")
     views = [name for name in names if tensors[name].ndim == _IMAGE_AXES]
     if not views:
         shapes = {name: tuple(tensors[name].shape) for name in names}

@@ -229,7 +229,7 @@ def read_plain(source: ImageSource, options: ReadingOptions, max_side: int | Non
     if isinstance(source, np.ndarray):
         return _reduce(_make_plain(_convert_array(source), "the array"), max_side)
     raise ImageError(
-        f"source: an image is a path, bytes, a PIL image or a NumPy array; {type(source).__qualname__} came."
+        f"source: an image is a path, bytes, a PIL image or NumPy array; {type(source).__qualname__} came."
     )
 
 
@@ -585,9 +585,7 @@ def _find_white(image: Image.Image, name: str) -> int | None:
     else:
         # In PNG and PPM, mode I holds 16 bits.
         whites = (65535,)
-    ranges = np.array(
-        [(values.min(), values.max()) for values in (np.asarray(strip) for _, strip in _cut_strips(image))]
-    )
+    ranges = np.array([(array.min(), array.max()) for array in (np.asarray(strip) for _, strip in _cut_strips(image))])
     return _choose_white(ranges, name, whites)
 
 

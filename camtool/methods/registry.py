@@ -75,6 +75,9 @@ Need: TypeAlias = Literal[
 NEEDS: tuple[Need, ...] = get_args(Need)
 """All needs, in the order in which they are shown."""
 
+_MAX_WRAPPERS = 3
+"""Most wrappers in a name. Each may run the method 6 to 14 times; three of them cost as much as the dearest methods."""
+
 _COMPILED_NEEDS = frozenset({"activations", "gradients", "gradients of several classes", "a pooled linear head"})
 """Needs that an engine can provide."""
 
@@ -378,8 +381,11 @@ def wrap_method(wrapper: str, inner: str | MethodFunction) -> Method:
         inner: The method to wrap: a name, which may have wrappers itself, or a function.
 
     Raises:
-        MethodError: The wrapper or the method is unknown, or the wrapper does not accept the method.
+        MethodError: The wrapper or the method is unknown, the wrapper does not accept the method, or there are too
+            many wrappers.
     """
+    if isinstance(inner, str) and inner.count(":") >= _MAX_WRAPPERS:
+        raise MethodError(f"method: {inner.count(':') + 1} wrappers came; give {_MAX_WRAPPERS} at most.")
     outer = find_by_name(wrapper, WRAPPERS)
     if outer is None:
         near = suggest_names(wrapper, WRAPPERS)

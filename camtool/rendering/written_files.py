@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from camtool.arguments.messages import map_json
-from camtool.arguments.regular_files import hash_stream, iterate_lines, open_regular
+from camtool.arguments.regular_files import append_json_lines, hash_stream, iterate_lines, open_regular
 from camtool.errors import CamtoolError
 
 RECORD = ".camtool-files.jsonl"
 """The list of what camtool wrote to a folder: a line with a name and a hash for each time that a file was written."""
+
+_NOTHING = "nothing"
+"""In place of the hash of what is absent or cannot be read; nothing is recognized by it."""
 
 
 def check_inside(folder: Path, path: Path) -> None:
@@ -48,14 +52,17 @@ def check_replaceable(folder: Path, names: Iterable[str]) -> None:
     Raises:
         CamtoolError: One is the user's, was changed after camtool wrote it, or is a link that leads out of the folder.
     """
-    known = _read_record(folder)
+    known, foreign = _read_record(folder), []
     for name in names:
         check_inside(folder, Path(name))
-        path = folder / name
-        if not os.path.lexists(path) or (name in known and known[name] in (None, _identify(path))):
-            continue
+        path, digest = folder / name, known.get(name, _NOTHING)
+        is_own = digest is None or (digest != _NOTHING and digest == _identify(path))
+        if os.path.lexists(path) and not is_own:
+            foreign.append(repr(str(path)))
+    if foreign:
         raise CamtoolError(
-            f"{str(path)!r} exists and is not as camtool wrote it; move it, or give another folder for the results."
+            "there are files that are not as camtool wrote them, or that an earlier version wrote: "
+            f"{', '.join(foreign)}; move them, or give another folder for the results."
         )
 
 
@@ -82,14 +89,14 @@ def replace_infinite(value: Any) -> Any:
 
 
 def _identify(path: Path) -> str:
-    """Return the hash of a file, or else a word that no hash is equal to."""
+    """Return the hash of a file, a word for a folder, or :data:`_NOTHING`."""
     if path.is_dir():
         return "a folder"
     try:
-        with open_regular(path) as stream:
+        with open_regular(path, sys.maxsize) as stream:
             return hash_stream(stream)
     except (CamtoolError, OSError):
-        return "nothing"
+        return _NOTHING
 
 
 def _read_record(folder: Path) -> dict[str, str | None]:
@@ -105,6 +112,4 @@ def _read_record(folder: Path) -> dict[str, str | None]:
 
 
 def _add_to_record(folder: Path, hashes: dict[str, str | None]) -> None:
-    lines = [json.dumps({"name": name, "sha256": digest}) for name, digest in hashes.items()]
-    with (folder / RECORD).open("a", encoding="utf-8") as file:
-        file.write("\n".join(["", *lines, ""]))  # an empty line ends one that was cut off
+    append_json_lines(folder / RECORD, ({"name": name, "sha256": digest} for name, digest in hashes.items()))

@@ -81,10 +81,10 @@ def build_checked(kind: type[_Built], values: Mapping[str, Any]) -> _Built:
 @cache
 def _get_checks(kind: type) -> dict[str, Callable[[Any], bool]]:
     hints = get_type_hints(kind)
-    return {field.name: _build_check(hints[field.name]) for field in fields(kind)}
+    return {field.name: build_check(hints[field.name]) for field in fields(kind)}
 
 
-def _build_check(hint: Any) -> Callable[[Any], bool]:
+def build_check(hint: Any) -> Callable[[Any], bool]:
     """Return a function that tells if a value of JSON is of an annotated type. Whole numbers are numbers."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
@@ -93,9 +93,9 @@ def _build_check(hint: Any) -> Callable[[Any], bool]:
         allowed = (int, float) if hint is float else hint
         return lambda value: isinstance(value, allowed) and (hint is bool or (value is not True and value is not False))
     if origin is UnionType:
-        checks = [_build_check(argument) for argument in arguments]
+        checks = [build_check(argument) for argument in arguments]
         return lambda value: any(check(value) for check in checks)
-    check = _build_check(arguments[1 if origin is dict else 0])
+    check = build_check(arguments[1 if origin is dict else 0])
     if origin is dict:
         return lambda value: isinstance(value, dict) and all(map(check, value.values()))
     length = len(arguments) if origin is tuple and arguments[-1] is not ... else None

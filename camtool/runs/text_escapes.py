@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories of control characters, format marks (such as those that reverse the direction), and line ends."""
@@ -31,16 +32,20 @@ def escape_formula(value: Any) -> Any:
 
 
 def escape_bytes(text: str) -> str:
-    """Return the name of a file with ``%FF`` for each byte that is no UTF-8, which no JSON or archive can hold."""
-    return _NO_CHARACTER.sub(lambda match: "".join(f"%{byte:02X}" for byte in _encode(match[0])), text)
+    """Return the name of a file with ``%FF`` for each byte that is no UTF-8, and each of a hidden character.
+
+    No JSON or archive can hold the former, and nobody sees the latter.
+    """
+    return _escape(text, lambda character: "".join(f"%{byte:02X}" for byte in _encode(character)))
 
 
 def unescape_bytes(text: str) -> str:
     """Return the name of a file of which :func:`escape_bytes` made this, unless it has such escapes itself."""
-    return re.sub("%([89A-F][0-9A-F])", lambda match: chr(_FIRST_BYTE + int(match[1], 16)), text)
+    return _ESCAPES.sub(lambda match: unquote(match[0], errors="surrogateescape"), text)
 
 
-_NO_CHARACTER = re.compile("[\ud800-\udfff]")
+_ESCAPES = re.compile("(?:%(?:[0189A-F][0-9A-F]|7F))+")
+"""Escapes of bytes that are no ASCII, or control characters."""
 
 _FIRST_BYTE = 0xDC00
 """Python reads a byte of a file name that is not UTF-8 as this number plus the byte."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camtool.arguments.libraries import import_library
-from camtool.errors import ImageError
+from camtool.errors import ImageError, raise_interrupt
+from camtool.inputs.formats.decoding import hide_log
 from camtool.slides.readers import Level, SlideReader, build_region_error, check_mpp, check_piece, find_downsample
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class TiffReader(SlideReader):
         ImageError: It is no such TIFF, or tifffile is not installed.
     """
 
+    @hide_log("tifffile")
     def __init__(self, path: str) -> None:
         self.path = path
         self._file = _open_tiff(path)
@@ -72,6 +74,7 @@ class TiffReader(SlideReader):
                     _paste(region, inside, column * piece_width - x, row * piece_height - y)
         return region
 
+    @hide_log("tifffile")
     def _decode(self, level: int, index: int) -> Pixels | None:
         """Return a tile or a strip; ``None`` for one that was left out."""
         page, stream = self._pages[level], self._file.filehandle
@@ -84,6 +87,7 @@ class TiffReader(SlideReader):
             pixels = np.asarray(values)[0]
             return np.ascontiguousarray(np.broadcast_to(pixels[..., :3], (*pixels.shape[:2], 3)))
         except Exception as error:
+            raise_interrupt(error)
             raise build_region_error(self.path, error) from error
 
     def close(self) -> None:
@@ -96,6 +100,7 @@ def _open_tiff(path: str) -> Any:
     try:
         return tifffile.TiffFile(path)
     except Exception as error:  # it is no library of exact errors: a short file is a struct.error
+        raise_interrupt(error)
         raise ImageError(f"{path} cannot be read as a TIFF: {error}.") from error
 
 

@@ -120,9 +120,7 @@ class Region(Target):
         _check_mask(mask, plane)
         mask = _resize_mask(mask, plane.shape, geometry)
         if not mask.any():
-            raise TargetError(
-                "Region's mask is empty in the part that reaches the model; mark another part of the photo."
-            )
+            raise TargetError("Region's mask is empty in the part that reaches the model; mark another part.")
         return mask.to(plane)
 
     def __str__(self) -> str:

@@ -131,9 +131,7 @@ def resolve_targets(
         return [one.resolve_on(image)]
     if callable(one):
         return [Custom(one)]
-    raise TargetError(
-        f"target_class must be None, an index, a class name, a callable or a target, got {type(one).__name__}."
-    )
+    raise TargetError(f"target_class must be None, an index, a name, a callable or a target, got {type(one).__name__}.")
 
 
 def score_request(request: Any, labels: Sequence[str] | None, output: Any) -> Tensor | None:

@@ -62,3 +62,12 @@ def test_a_library_that_lacks_another_one_is_told_from_one_that_is_absent(monkey
         import_library("whole_library", "photos need it", "it", ImageError)
     with pytest.raises(ImageError, match=r"^photos need it: pip install it$"):
         import_library("absent_part", "photos need it", "it", ImageError)
+
+
+def test_a_library_of_another_version_is_not_called_absent(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "old_library.py").write_text("from math import absent_function\n")
+    (tmp_path / "old_user.py").write_text("from old_user import absent_function\n")
+    for library in ("old_library", "old_user"):
+        with pytest.raises(ImageError, match=r"pip install it \(cannot import name 'absent_function'"):
+            import_library(library, "photos need it", "it", ImageError)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import onnxruntime
@@ -264,6 +265,8 @@ def test_the_command_writes_a_file_once(
     path.with_suffix(".bin").write_bytes(b"weights of another model")
     assert command("demo", str(path)) == 2
     assert "demo.bin exists" in capsys.readouterr().err
+    assert command("demo", str(path), "--overwrite") == 2  # --overwrite is about the file and its own weights
+    assert "demo.bin exists without demo.xml" in " ".join(capsys.readouterr().err.split())
     path.with_suffix(".bin").unlink()
     assert command("demo", str(path), "--resize", "--method", "layercam") == 0
     assert "Exported" in capsys.readouterr().out
@@ -271,6 +274,28 @@ def test_the_command_writes_a_file_once(
     assert "--overwrite" in capsys.readouterr().err
     assert command("demo", str(path), "--overwrite", "--fixed-batch", "--size", "96x128") == 0
     assert list(openvino.Core().read_model(path).input("images").shape) == [1, 3, 96, 128]
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2", ".xml"])
+def test_a_file_names_no_folder_of_this_machine(net: nn.Module, tmp_path: Path, suffix: str) -> None:
+    camtool.export(net, tmp_path / f"net{suffix}", size=(64, 64))
+    package, library = Path(camtool.__file__).parents[1], Path(torch.__file__).parents[1]
+    for file in tmp_path.iterdir():
+        content = file.read_bytes()
+        if suffix == ".pt2":
+            with ZipFile(file) as archive:
+                content = b"".join(map(archive.read, archive.namelist()))
+        for folder in (package, library, tmp_path, Path.home()):
+            assert str(folder).encode() not in content
+
+
+@pytest.mark.parametrize(("name", "beside"), [("net.xml", "net.bin"), ("net.onnx", "net.onnx.data")])
+def test_weights_of_another_file_stay(net: nn.Module, tmp_path: Path, name: str, beside: str) -> None:
+    (tmp_path / beside).write_bytes(b"weights of another model")
+    with pytest.raises(CamtoolError, match=rf"{beside} exists without {name}.*move it"):
+        camtool.export(net, tmp_path / name, size=(64, 64))
+    assert [path.name for path in tmp_path.iterdir()] == [beside]
+    assert (tmp_path / beside).read_bytes() == b"weights of another model"
 
 
 def test_several_methods_have_an_output_each(net: nn.Module, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from types import FrameType
 from typing import Any
 
@@ -154,6 +155,39 @@ def test_a_handler_is_told_from_other_functions(alarm, handler):
     with pytest.raises(DeadlineError) as raised:
         handler(0, sys)
     raise_interrupt(raised.value)
+
+
+@pytest.mark.parametrize("wrap", [ValueError, ForwardError])
+def test_a_library_that_wraps_what_a_handler_raises_does_not_hide_it(alarm, wrap):
+    alarm(lambda *_: raise_it(DeadlineError()))
+    with pytest.raises(wrap) as raised:
+        call_and_wrap(partial(signal.raise_signal, signal.SIGALRM), wrap)
+    with pytest.raises(DeadlineError):
+        raise_interrupt(raised.value, ForwardError)
+
+
+def call_and_wrap(run: Callable[[], Any], wrap: type[Exception]) -> None:
+    try:
+        run()
+    except DeadlineError as error:
+        raise wrap("the library failed") from error
+
+
+@pytest.mark.parametrize("value", [5, count(), torch.zeros(())])
+def test_what_a_function_makes_of_its_arguments_does_not_matter(value):
+    def forward(*arguments):
+        arguments = value
+        raise ValueError(arguments)
+
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        forward(1)
+    raise_interrupt(raised.value)
+
+
+def test_an_error_that_is_its_own_cause_is_no_endless_loop():
+    error = ValueError()
+    error.__cause__ = error
+    raise_interrupt(error)
 
 
 def is_under_lock(frame: FrameType) -> bool:

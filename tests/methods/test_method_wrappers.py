@@ -718,6 +718,19 @@ def test_conservative_rejects_methods_without_gradients_and_itself(name: str, me
         camtool.explain(make_tiny_vit(), make_images(), 1, method=name)
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tta:" * 4 + "gradcam", "4 wrappers came; give 3 at most"),
+        ("eigen:noise:sess:tta:gradcam", "4 wrappers came"),
+        ("tta:" * 100_000 + "gradcam", "100000 wrappers came"),
+    ],
+)
+def test_the_nesting_of_wrappers_is_bounded(name: str, message: str) -> None:
+    with pytest.raises(MethodError, match=message):
+        find_method(name)
+
+
 def test_conservative_rejects_a_model_that_it_does_not_change() -> None:
     relus = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.SiLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(2), Apply(lambda x: x.mean(2))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from camtool.arguments import regular_files
 from camtool.errors import CamtoolError
 from camtool.rendering.written_files import RECORD, check_replaceable, replace_files
 
@@ -31,7 +32,7 @@ def test_a_file_of_the_user_stays(tmp_path: Path, was_written: bool) -> None:
     if was_written:
         write(tmp_path)
     (tmp_path / "a.md").write_text("mine")
-    with pytest.raises(CamtoolError, match=r"a\.md' exists and is not as camtool wrote it; move it, or give another"):
+    with pytest.raises(CamtoolError, match=r"not as camtool wrote them, .*: '\S*a\.md'; move them, or give another"):
         write(tmp_path)
     assert (tmp_path / "a.md").read_text() == "mine"
 
@@ -39,7 +40,31 @@ def test_a_file_of_the_user_stays(tmp_path: Path, was_written: bool) -> None:
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("gone")])
 def test_what_is_no_file_is_not_replaced_either(tmp_path: Path, make) -> None:
     make(tmp_path / "a.md")
-    with pytest.raises(CamtoolError, match=r"a\.md' exists and is not as camtool wrote it"):
+    with pytest.raises(CamtoolError, match=r"not as camtool wrote them, .*a\.md'"):
+        check_replaceable(tmp_path, ["a.md"])
+
+
+def test_all_files_in_the_way_are_named_at_once(tmp_path: Path) -> None:
+    for name in ("a.md", "b.md"):
+        (tmp_path / name).write_text("of an earlier version")
+    with pytest.raises(CamtoolError, match=r"or that an earlier version wrote: '\S*a\.md', '\S*b\.md'; move them"):
+        check_replaceable(tmp_path, ["a.md", "b.md", "c.md"])
+
+
+def test_what_has_no_hash_is_not_taken_for_what_was_never_written(tmp_path: Path) -> None:
+    with suppress(KeyboardInterrupt), replace_files(tmp_path, ["a.md"]):
+        raise KeyboardInterrupt
+    os.mkfifo(tmp_path / "a.md")
+    with pytest.raises(CamtoolError, match=r"a\.md'"):
+        check_replaceable(tmp_path, ["a.md"])
+
+
+def test_a_file_of_any_size_has_a_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regular_files.open_regular, "__defaults__", (1_000,))
+    write(tmp_path, "ours" * 1_000)
+    check_replaceable(tmp_path, ["a.md"])
+    (tmp_path / "a.md").write_text("mine" * 1_000)
+    with pytest.raises(CamtoolError, match=r"a\.md'"):
         check_replaceable(tmp_path, ["a.md"])
 
 
@@ -57,7 +82,7 @@ def test_what_a_stopped_or_killed_process_wrote_is_replaced(tmp_path: Path) -> N
         raise KeyboardInterrupt
     (tmp_path / "b.md").write_text("mine")
     write(tmp_path)
-    with pytest.raises(CamtoolError, match=r"b\.md' exists"):
+    with pytest.raises(CamtoolError, match=r"b\.md'; move"):
         check_replaceable(tmp_path, ["a.md", "b.md"])
     # A process that is killed leaves the lines that say what it was about to write.
     (tmp_path / RECORD).write_text('{"name": "b.md", "sha256": null}\n{"name": "a.m')
@@ -70,5 +95,5 @@ def test_what_a_stopped_or_killed_process_wrote_is_replaced(tmp_path: Path) -> N
 def test_a_list_that_somebody_else_wrote_allows_nothing(tmp_path: Path, line: str) -> None:
     (tmp_path / "a.md").write_text("mine")
     (tmp_path / RECORD).write_text(line, encoding="latin-1")
-    with pytest.raises(CamtoolError, match=r"a\.md' exists"):
+    with pytest.raises(CamtoolError, match=r"a\.md'; move"):
         check_replaceable(tmp_path, ["a.md"])

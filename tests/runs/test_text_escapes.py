@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from camtool.runs.text_escapes import escape_hidden, to_json
+from camtool.runs.text_escapes import escape_bytes, escape_hidden, to_json, unescape_bytes
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,14 @@ def test_control_characters_are_escaped(odd):
 )
 def test_ordinary_text_is_unchanged(text):
     assert escape_hidden(text) == text
+    assert escape_bytes(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("a\u202eb", "a%E2%80%AEb"), ("\n\x7f", "%0A%7F"), ("\x9b", "%C2%9B"), ("\udcff\udce9.png", "%FF%E9.png")],
+)
+def test_escapes_of_a_name_can_be_read_back(text, shown):
+    assert escape_bytes(text) == shown
+    assert unescape_bytes(shown) == text
+    assert unescape_bytes("100%.png %20 %G0") == "100%.png %20 %G0"

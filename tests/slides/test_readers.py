@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import struct
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 import tifffile
 
 from camtool.errors import CamtoolError, ImageError
+from camtool.inputs.image_files import read_image
 from camtool.slides import readers
 from camtool.slides.opening import open_slide
 from camtool.slides.openslide_reader import OpenSlideReader
@@ -176,3 +180,24 @@ def damage_tile(path: Path, index: int) -> None:
     with path.open("r+b") as stream:
         stream.seek(offset)
         stream.write(b"\x55" * count)
+
+
+def test_a_damaged_file_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, codes = tmp_path / "hostile.tif", range(65_000, 65_100)
+    tags = [(code, 3, 1, 7, True) for code in codes]
+    tifffile.imwrite(path, np.zeros((256, 256, 3), np.uint8), tile=(128, 128), photometric="rgb", extratags=tags)
+    content = path.read_bytes()
+    for code in codes:  # a type of numbers that there is none of
+        content = content.replace(struct.pack("<HH", code, 3), struct.pack("<HH", code, 99))
+    path.write_bytes(content)
+    with tifffile.TiffFile(path) as file:
+        assert len(file.pages) == 1
+    assert len(caplog.records) >= len(codes)
+    caplog.clear()
+    with TiffReader(str(path)) as reader:
+        reader.read(0, 0, 0, 64, 64)
+    with suppress(ImageError):
+        read_image(path)
+    assert caplog.records == []
+    logging.getLogger("tifffile").error("of another")
+    assert len(caplog.records) == 1

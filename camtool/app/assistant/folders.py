@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from camtool.app.stores import ImageFolder
@@ -111,7 +112,9 @@ class ReadableFolders:
 
 
 def _is_kind(path: Path, kind: str) -> bool:
-    return path.is_dir() if kind == "folder" else path.is_file() and has_image_suffix(path)
+    with suppress(OSError):  # a name may be too long
+        return path.is_dir() if kind == "folder" else path.is_file() and has_image_suffix(path)
+    return False
 
 
 def _choose_prefixes(roots: Sequence[Path]) -> dict[str, Path]:

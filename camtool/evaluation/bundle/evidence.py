@@ -25,7 +25,7 @@ from camtool.rendering.written_files import resolve
 from camtool.runs.run_folder.description import DESCRIPTION, read_description
 from camtool.runs.run_folder.hashes import hash_text
 from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, PhotoRecord, check_records
-from camtool.runs.stored_files import parse_object
+from camtool.runs.stored_files import build_check, parse_object
 from camtool.warning_codes import WARNING_KINDS
 
 FORMAT = "camtool evidence 1"
@@ -54,7 +54,9 @@ def gather_evidence(folder: Path) -> dict[str, Any]:
     description = read_complete(folder)
     counts = _count(check_records(folder / PHOTOS))
     model, command, sha256 = (description.get(name, {}) for name in ("model", "command", "sha256"))
-    transform = str(model.get("transform"))
+    transform, regions = str(model.get("transform")), command.get("region") or []
+    if not build_check(list[str])(regions):
+        raise CamtoolError(f"{folder / DESCRIPTION} is damaged: 'region' of its 'command' is no list of texts.")
     return {
         "format": FORMAT,
         "camtool": description["camtool"],
@@ -80,7 +82,7 @@ def gather_evidence(folder: Path) -> dict[str, Any]:
         "explanations": sum(counts.explanations.values()),
         "warnings": [_describe_warning(code, number) for code, number in sorted(counts.warnings.items())],
         "measurements": [
-            *_measure(counts, command.get("region") or ()),
+            *_measure(counts, regions),
             *(
                 one
                 for path in find_beside(folder, LEADERBOARD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo, is_zipfile
 
 from camtool.arguments.regular_files import hash_stream, open_regular
@@ -133,14 +133,15 @@ class _Writer:
         """Add a file of the run.
 
         Raises:
-            CamtoolError: It is missing, or its hash is not the recorded one.
+            CamtoolError: It is missing, its hash is not the recorded one, or Windows would take its name for a path
+                elsewhere.
         """
         check_inside(folder, Path(name))
+        if "\\" in name or PureWindowsPath(name).drive:
+            raise CamtoolError(f"{folder / name} has a backslash or a drive in its name; rename its photo or folder.")
         packed = f"run/{escape_bytes(name)}"
         if packed in self.sums:
-            raise CamtoolError(
-                f"{folder / name} has the name of another file in the bundle, {packed}; rename its photo."
-            )
+            raise CamtoolError(f"{folder / name} has the name of another file in the bundle, {packed}; rename a photo.")
         try:
             with open_regular(folder / name) as stream:
                 self.add(packed, iter(lambda: stream.read(_CHUNK), b""))
@@ -153,12 +154,4 @@ class _Writer:
 
     def encode_sums(self) -> bytes:
         """Return the hashes as ``sha256sum --check`` reads them."""
-        return "".join(_format_sum(sha256, name) for name, sha256 in self.sums.items()).encode()
-
-
-def _format_sum(sha256: str, name: str) -> str:
-    """Return the line of a file: a backslash before it says that its name, which has a line end, is escaped."""
-    if "\n" not in name:
-        return f"{sha256}  {name}\n"
-    escaped = name.replace("\\", "\\\\").replace("\n", "\\n")
-    return f"\\{sha256}  {escaped}\n"
+        return "".join(f"{sha256}  {name}\n" for name, sha256 in self.sums.items()).encode()

@@ -26,7 +26,7 @@ import camtool
 from camtool.arguments.checks import check_count
 from camtool.arguments.explain_arguments import read_by_position
 from camtool.arguments.messages import add_article
-from camtool.arguments.regular_files import iterate_lines
+from camtool.arguments.regular_files import append_json_lines, iterate_lines
 from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.annotations import InputTruth, place_truth
 from camtool.evaluation.candidates import Candidate, CandidateMaps, list_candidates, list_groups
@@ -336,9 +336,7 @@ class Checkpoint:
         if self._path is None or not results:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps({"key": key, "value": value}) for key, value in results.items()]
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write("\n".join(["", *lines, ""]))  # an empty line ends one that was cut off
+        append_json_lines(self._path, ({"key": key, "value": value} for key, value in results.items()))
 
 
 def hash_tensors(tensors: Sequence[Tensor], *settings: object) -> str:

@@ -158,11 +158,9 @@ def make_writer(entry: Any, folder: Path | None) -> Writer:
 
 def _open_by_name(name: str, folder: Path | None) -> Any:
     if name not in NAMES:
-        raise MetricError(
-            f"to: {name!r} is unknown; give {', '.join(map(repr, NAMES))}, or an object. out= is a folder."
-        )
+        raise MetricError(f"to: {name!r} is unknown; give {', '.join(map(repr, NAMES))}, or objects. out= is a folder.")
     module = "torch.utils.tensorboard" if name == "tensorboard" else name
-    library = import_library(module, f"to: {name!r} is not installed; run", name, MetricError)
+    library = import_library(module, f"to: {name!r} needs a library", name, MetricError)
     if name == "tensorboard":
         return library.SummaryWriter(None if folder is None else str(folder))
     if name == "wandb" and library.run is None:

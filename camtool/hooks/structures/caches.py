@@ -9,13 +9,14 @@ depends on such values, the caller compares it with the output of the model, e.g
 :meth:`camtool.layers.layouts.Layout.fits`, and calls :func:`forget_model` if it does not fit, or it passes a check.
 
 Answers are stored outside of the model, so they are not copied or pickled with it. The cache keeps neither the model
-nor a replaced module alive. Each step is a single dictionary operation. So threads need no lock, and a forked process
-inherits no locked one.
+nor a replaced module alive. Of each kind it keeps the answers that were used last, as each new size of the inputs asks
+again. Each step is a single dictionary operation. So threads need no lock, and a forked process inherits no locked one.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, Generic, TypeVar, overload
@@ -27,9 +28,16 @@ from camtool.progress import follow_step
 
 _T = TypeVar("_T")
 
+_UNKNOWN = object()
+
 
 def remember_for_model(
-    model: nn.Module, question: Hashable, compute: Callable[[], _T], is_valid: Callable[[_T], bool] | None = None
+    model: nn.Module,
+    question: Hashable,
+    compute: Callable[[], _T],
+    is_valid: Callable[[_T], bool] | None = None,
+    *,
+    most: int = 1000,
 ) -> _T:
     """Return the cached answer to a question about a model, or compute and cache it.
 
@@ -40,17 +48,30 @@ def remember_for_model(
             hold a reference to the model, which would keep it alive. Exceptions are not cached.
         is_valid: Checks a cached answer that depends on more than the structure; if it fails, the answer is computed
             again.
+        most: The answers that are kept: this many of all that are asked for with the same number. Those of many sizes
+            of inputs would fill the memory.
     """
     known = _CACHE.get(id(model))
     if known is None or known.model() is not model or known.structure is not read_tree(model).structure:
         known = _CACHE[id(model)] = _CachedAnswers(model)
-    if question not in known.answers:
-        # If two threads compute the same answer, both return the one that was stored first.
-        with follow_step("Examining the model"):
-            known.answers.setdefault(question, compute())
-    answer: _T = known.answers[question]
-    if is_valid is not None and not is_valid(answer):
-        answer = known.answers[question] = compute()
+    answer: _T = known.answers[most].get(question, _UNKNOWN)
+    if answer is _UNKNOWN or not (is_valid is None or is_valid(answer)):
+        return _compute(known.answers[most], question, compute, answer, most)
+    known.answers[most][question] = known.answers[most].pop(question, answer)  # the last is the one used last
+    return answer
+
+
+def _compute(
+    answers: dict[Hashable, Any], question: Hashable, compute: Callable[[], _T], stale: object, most: int
+) -> _T:
+    with follow_step("Examining the model"):
+        computed = compute()
+    if answers.get(question, _UNKNOWN) is stale:
+        answers.pop(question, None)
+    # If two threads compute the same answer, both return the one that was stored first.
+    answer: _T = answers.setdefault(question, computed)
+    for oldest in [*answers][:-most]:
+        answers.pop(oldest, None)
     return answer
 
 
@@ -66,7 +87,7 @@ class _CachedAnswers:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = weakref.ref(model, partial(_drop_answers, _CACHE, id(model)))
-        self.answers: dict[Hashable, Any] = {}
+        self.answers = defaultdict[int, dict[Hashable, Any]](dict)
         self.structure = read_tree(model).structure
 
 

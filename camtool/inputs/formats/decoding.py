@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import struct
+import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,6 +50,24 @@ def name_in_errors(name: str, file_format: str) -> Iterator[None]:
         if type(error).__module__.partition(".")[0] in _LIBRARIES:
             raise _build_error(name, file_format, error) from error
         raise
+
+
+@contextmanager
+def hide_log(library: str) -> Iterator[list[str]]:
+    """Hide what a library logs in this thread: one damaged file may give thousands of lines. Yield the errors of it."""
+    own, errors = threading.get_ident(), list[str]()
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        if record.thread == own and record.levelno >= logging.ERROR:
+            errors.append(record.getMessage())
+        return record.thread != own
+
+    logger = logging.getLogger(library)
+    logger.addFilter(is_shown)
+    try:
+        yield errors
+    finally:
+        logger.removeFilter(is_shown)
 
 
 _LIBRARIES = ("nibabel", "pydicom", "tifffile", "imagecodecs", "openslide", "av")

@@ -5,10 +5,8 @@ Usual TIFF photos are left to Pillow.
 
 from __future__ import annotations
 
-import logging
 import math
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +17,7 @@ import numpy as np
 from camtool.errors import ImageError
 from camtool.inputs import tiff
 from camtool.inputs.formats import contrast as contrasts
-from camtool.inputs.formats.decoding import name_in_errors
+from camtool.inputs.formats.decoding import hide_log, name_in_errors
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.geotiff import build_tiff_origin
 from camtool.inputs.formats.reading_options import ReadingOptions
@@ -92,24 +90,10 @@ def _raise_logged_errors() -> Iterator[None]:
     Raises:
         ValueError: It has logged one.
     """
-    own, messages = threading.get_ident(), []
-
-    class Collector(logging.Handler):
-        """Handler that keeps the errors of one thread."""
-
-        def emit(self, record: logging.LogRecord) -> None:
-            """Keep a message."""
-            if record.thread == own and record.levelno >= logging.ERROR:
-                messages.append(record.getMessage())
-
-    logger, collector = logging.getLogger("tifffile"), Collector()
-    logger.addHandler(collector)
-    try:
+    with hide_log("tifffile") as errors:
         yield
-    finally:
-        logger.removeHandler(collector)
-    if messages:
-        raise ValueError(messages[0])
+    if errors:
+        raise ValueError(errors[0])
 
 
 def _name_axes(series: Any, name: str, *, are_bands: bool) -> str:

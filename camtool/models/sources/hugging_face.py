@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.libraries import import_library
 from camtool.arguments.messages import add_article
-from camtool.errors import ModelError
+from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.structures.caches import cached_property
 from camtool.models.loaded import Loaded
@@ -173,6 +173,7 @@ def _read_transform(path: str, **options: Any) -> Transform | None:
     try:
         processor = read(path, trust_remote_code=False, **options)
     except (OSError, ValueError, KeyError, ImportError) as error:
+        raise_interrupt(error)
         if _needs_own_code(error):
             raise ModelError(
                 f"model 'hf:{path}' preprocesses images with Python code of its own, which camtool does not run. If "
@@ -235,9 +236,8 @@ def read_processor(path: Path) -> Transform:
         transform = _read_transform(str(path.parent), local_files_only=True)
         if transform is not None:
             transform(Image.new("RGB", (320, 256)))
-    except ModelError:
-        raise
     except Exception as error:  # a setting may be of any type
+        raise_interrupt(error, ModelError)
         raise ModelError(f"{path} cannot be read as an image processor: {get_first_line(error)}.") from error
     if transform is None:
         raise ModelError(
@@ -308,9 +308,7 @@ def _read_decoder(path: str) -> Callable[[list[int]], str] | None:
 
 
 def _import_transformers() -> ModuleType:
-    return import_library(
-        "transformers", "transformers is not installed, which 'hf:' models need", "'camtool[hf]'", ModelError
-    )
+    return import_library("transformers", "'hf:' models need transformers", "'camtool[hf]'", ModelError)
 
 
 def _check_path(name: str) -> str:

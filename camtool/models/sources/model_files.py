@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from camtool.errors import ModelError
+from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.plain_transforms import PlainTransform
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
@@ -78,10 +78,9 @@ class ModelFileSource(Source):
             return Loaded(module, *_read_metadata(path, program.metadata, model.input_size))
         except ImportError as error:
             command = _CONVERTER if error.name == "onnx2pytorch" else command
-            raise ModelError(f"{name}: {error.name} is not installed; run {command}.") from error
-        except ModelError:
-            raise
+            raise ModelError(f"{name}: {error}; run {command}.") from error
         except Exception as error:
+            raise_interrupt(error, ModelError)
             raise ModelError(f"{name} cannot be read: {get_first_line(error)}.") from error
 
     def is_offline(self, name: str, weights: str | None) -> bool:
@@ -132,6 +131,7 @@ def _convert(model: FileModel) -> nn.Module:
         is_equal = scores.shape == expected.shape and (scores - expected).abs().max() <= _EXACT * expected.abs().max()
         reason = "its scores are not those of the file"
     except Exception as error:  # noqa: BLE001  the converter may fail in any way
+        raise_interrupt(error)
         is_equal, reason = False, f"{type(error).__name__}: {get_first_line(error)}"
     if not is_equal:
         raise ModelError(f"{model.path} cannot be converted to torch: {reason}; load it without gradients=True.")

@@ -57,7 +57,7 @@ class OnnxModel(FileModel):
         inferred = onnx.shape_inference.infer_shapes(self._graph).graph.value_info
         self._types = {value.name: value.type.tensor_type for value in inferred}
         self._producers = {name: node for node in self._graph.graph.node for name in node.output}
-        taken = frozenset(dir(self))
+        taken = frozenset({*dir(self), "weight", ""})  # a module has no child without a name
         self._tensors = {self._add_module(name, node, taken): name for name, node in self._list_layers()}
 
     def _read_bytes(self) -> bytes:
@@ -107,6 +107,8 @@ class OnnxModel(FileModel):
             if not hasattr(parent, part):
                 parent.add_module(part, nn.Module())
             parent = parent.get_submodule(part)
+        while type(getattr(parent, last, nn.Module())) is not nn.Module:  # another tensor has this name already
+            last += "_"
         for child, inner in getattr(parent, last, nn.Module()).named_children():  # of a tensor with a longer name
             module.add_module(child, inner)
         parent.add_module(last, module)

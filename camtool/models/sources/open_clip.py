@@ -99,9 +99,7 @@ def _find_named_tokenizer(base: str) -> Tokenizer:
 
 
 def _import_open_clip() -> Any:
-    return import_library(
-        "open_clip", "open_clip is not installed, which 'open_clip:' models need", "open_clip_torch", ModelError
-    )
+    return import_library("open_clip", "'open_clip:' models need open_clip", "open_clip_torch", ModelError)
 
 
 def _split_name(name: str, *, needs_tag: bool) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from camtool.arguments.libraries import import_library
 from camtool.arguments.messages import suggest_names
-from camtool.errors import ModelError
+from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
 from camtool.models.sources.source import Source, check_sides, get_first_line, to_height_and_width
@@ -99,9 +99,8 @@ def build_configured_transform(settings: Mapping[str, Any], path: Path) -> Trans
         check_sides(path, [side / min(1, data["crop_pct"]) for side in data["input_size"][1:]])
         transform: Transform = timm.data.create_transform(**data)
         transform(Image.new("RGB", (320, 256)))
-    except ModelError:
-        raise
     except Exception as error:
+        raise_interrupt(error, ModelError)
         raise ModelError(f"{path}: 'pretrained_cfg' is not timm's: {get_first_line(error)}.") from error
     return build_gray(transform) if data["input_size"][0] == 1 else transform
 
@@ -132,7 +131,7 @@ def _read_labels(model: Any) -> list[str] | None:
 
 
 def _import_timm() -> ModuleType:
-    return import_library("timm", "timm is not installed, which 'timm:' models need", "'camtool[timm]'", ModelError)
+    return import_library("timm", "'timm:' models need timm", "'camtool[timm]'", ModelError)
 
 
 def _build(name: str, **options: Any) -> Any:

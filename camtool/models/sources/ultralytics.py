@@ -172,8 +172,7 @@ def _find_own_yaml(name: str) -> Path | None:
 
 
 def _import_ultralytics() -> Any:
-    need = "ultralytics is not installed, which 'ultralytics:' models need"
-    return import_library("ultralytics", need, "'camtool[ultralytics]'", ModelError)
+    return import_library("ultralytics", "'ultralytics:' models need ultralytics", "'camtool[ultralytics]'", ModelError)
 
 
 def _can_load_safely() -> bool:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import CamtoolError
 from camtool.rendering.image_writing import open_atomically
+from camtool.runs.file_names import is_encodable
 from camtool.runs.run_folder.hashes import hash_file, hash_text, hash_user_code, hash_weights, remove_addresses
-from camtool.runs.stored_files import parse_object
+from camtool.runs.stored_files import build_check, parse_object
 
 if TYPE_CHECKING:
     from camtool.models import Loaded
@@ -40,9 +41,10 @@ _MARK = {"format": "camtool run 1"}
 _OLD_DRAWING = "heat is repeated up to the border"
 """The rule by which runs were drawn whose description names none."""
 
-_TEXTS, _LISTS = ("directory", "engine", "device", "drawing"), ("method",)
-_OBJECTS = ("command", "sha256", "model", _CODE, "options", "seeds", "versions", MACHINE, "inputs")
-_PARTS = {**dict.fromkeys(_TEXTS, str), **dict.fromkeys(_LISTS, list), **dict.fromkeys(_OBJECTS, dict)}
+_PARTS: dict[str, Any] = dict.fromkeys(("directory", "engine", "device", "drawing"), str)
+_PARTS |= dict.fromkeys(("command", "model", "seeds", MACHINE, "inputs"), dict)
+_PARTS |= dict.fromkeys(("sha256", "versions", _CODE), dict[str, str])
+_PARTS |= {"method": list[str], "options": dict[str, dict[str, Any]]}
 """Part of a description → its type in JSON."""
 
 _REMEDY = "Move it, or give another folder with --out."
@@ -214,8 +216,10 @@ def parse_description(content: bytes, name: str) -> dict[str, Any]:
         raise CamtoolError(f"{name} was not written by camtool. {_REMEDY}")
     description.setdefault("drawing", _OLD_DRAWING)
     for part, kind in _PARTS.items():
-        if not isinstance(description.get(part, kind()), kind):
-            raise CamtoolError(f"{name} is damaged: its {part!r} is no {kind.__name__}. {_REMEDY}")
+        if part in description and not build_check(kind)(description[part]):
+            raise CamtoolError(f"{name} is damaged: its {part!r} is no {kind.__name__}, or holds others. {_REMEDY}")
+    if not is_encodable(description.get("directory", "")):
+        raise CamtoolError(f"{name} is damaged: its 'directory' is no path. {_REMEDY}")
     return description
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from camtool.arguments.regular_files import hash_stream
 from camtool.errors import ImageError
 from camtool.inputs.image_files import MAX_BYTES
 
@@ -35,13 +36,8 @@ def hash_file(path: Path) -> str:
         OSError: It cannot be read.
     """
     with path.open("rb") as file:
-        digest = hashlib.sha256()
-        # Files of the system claim to be empty, and some never end. hashlib.file_digest needs Python 3.11.
-        size = os.fstat(file.fileno()).st_size
-        while chunk := file.read(min(1 << 20, size)):
-            digest.update(chunk)
-            size -= len(chunk)
-    return digest.hexdigest()
+        # Files of the system claim to be empty, and some never end.
+        return hash_stream(file, os.fstat(file.fileno()).st_size)
 
 
 def hash_photo(path: Path) -> str | None:

@@ -10,7 +10,8 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -20,7 +21,9 @@ import pytest
 from safetensors.torch import save_file
 
 from camtool.errors import CamtoolError
+from camtool.evaluation.bundle import evidence as gathering
 from camtool.evaluation.bundle import write_bundle, writing
+from camtool.evaluation.bundle.card import write_card
 from camtool.evaluation.bundle.evidence import gather_evidence
 from tests.cli.test_commands import Command, assert_refused, camtool_, write_photo
 from tests.evaluation.audit.results import build_audit, build_finding
@@ -229,7 +232,7 @@ def test_markup_in_names_is_escaped(camtool_: Command, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
 def test_names_that_are_no_text_are_escaped(camtool_: Command, tmp_path: Path) -> None:
-    for name in (b"\xe9\xff.png", b"two\nlines\\.png", b"back\\slash.png"):
+    for name in (b"\xe9\xff.png", b"two\nlines.png", "turned\u202egnp.png".encode()):
         write_photo(tmp_path / "photos" / os.fsdecode(name))
     assert camtool_("photos", "--model", TINY).code == 0
     build_audit(build_finding()).save(tmp_path / "out" / os.fsdecode(b"\xff"))
@@ -237,7 +240,7 @@ def test_names_that_are_no_text_are_escaped(camtool_: Command, tmp_path: Path) -
     with ZipFile("evidence.zip") as archive:
         archive.extractall("packed")
     pictures = {path.name.partition(".gradcam")[0]: path for path in Path("packed", "run").glob("*.png")}
-    assert pictures.keys() == {"%E9%FF", "two\nlines\\", "back\\slash"}
+    assert pictures.keys() == {"%E9%FF", "two%0Alines", "turned%E2%80%AEgnp"}
     stored = next(path for path in Path("out").glob("*.png") if path.name.startswith(os.fsdecode(b"\xe9\xff")))
     assert pictures["%E9%FF"].read_bytes() == stored.read_bytes()
     assert Path("packed", "run", "%FF", "audit.json").is_file()
@@ -247,6 +250,15 @@ def test_names_that_are_no_text_are_escaped(camtool_: Command, tmp_path: Path) -
     shutil.copytree(Path("out", os.fsdecode(b"\xff")), Path("out", "%FF"))
     with pytest.raises(CamtoolError, match=r"has the name of another file in the bundle, run/%FF/audit\.json"):
         write_bundle("out", "evidence.zip")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+@pytest.mark.parametrize("name", ["back\\slash", "..\\..\\out", "C:x", "C:"])
+def test_names_that_lead_elsewhere_on_windows_are_refused(run: Path, name: str) -> None:
+    build_audit(build_finding()).save(run / name)
+    with pytest.raises(CamtoolError, match="has a backslash or a drive in its name"):
+        write_bundle(run, "evidence.zip")
+    assert not Path("evidence.zip").exists()
 
 
 def test_an_option_of_the_preprocessing_may_be_zero(camtool_: Command, tmp_path: Path) -> None:
@@ -384,3 +396,31 @@ def test_the_command_writes_page_and_bundle(run: Path, camtool_: Command) -> Non
     assert told["bundle"]["path"] == "again.zip"
     assert told["bundle"]["sha256"] == hash_file(Path("evidence.zip"))
     assert "bundle" not in json.loads(camtool_("report", "out", "--json").out)
+
+
+ODD_VALUES = [None, 5, "\0", [5], [[5]], {"a": {"a": [5]}}, 10**300]
+"""Values of all types of JSON."""
+
+
+def iterate_changes(value: Any) -> Iterator[Any]:
+    """Yield the value with each value in it replaced by each odd one."""
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            yield from ({**value, name: changed} for changed in iterate_changes(entry))
+    if isinstance(value, list):
+        for place, entry in enumerate(value):
+            yield from ([*value[:place], changed, *value[place + 1 :]] for changed in iterate_changes(entry))
+    yield from ODD_VALUES
+
+
+def test_any_type_in_the_description_gives_a_bundle_or_an_error_of_camtool(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "bootstrap_mean", lambda values: (0.5, 0.4, 0.6))  # it takes most of the time
+    path, taken = run / "run.json", 0
+    for changed in iterate_changes(json.loads(path.read_text())):
+        path.write_text(json.dumps(changed))
+        with suppress(CamtoolError):
+            writing.encode_json(evidence := gather_evidence(run))
+            taken += bool(write_card(evidence))
+    assert taken > 50

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import camtool
+from camtool.engines import observers
 from camtool.errors import MethodError
 from camtool.hooks.structures.caches import forget_model, remember_for_model
 from camtool.hooks.structures.modules import lacks_gradients
@@ -408,3 +409,52 @@ def test_layers_equal_those_of_a_model_without_cached_answers(names: list[str] |
     find_layers(model, x, names)
     model.body[0] = nn.Conv2d(4, 6, 3, padding=1)
     assert find_layers(model, x, names) == find_layers(copy.deepcopy(model), x, names)
+
+
+def test_the_answers_that_were_used_last_are_kept() -> None:
+    model, computed = small_net(), list[object]()
+
+    def ask(question: object, most: int = 3) -> None:
+        remember_for_model(model, question, lambda: computed.append(question), most=most)
+
+    for question in (1, 2, 3, 1, 4, 1, 3, 4):
+        ask(question)
+    assert computed == [1, 2, 3, 4]  # in place of 2
+    ask(2)
+    ask(1)
+    assert computed == [1, 2, 3, 4, 2, 1]
+    for question in range(10):
+        ask(question, most=100)  # kept by themselves
+    del computed[:]
+    ask(4)
+    ask(5, most=100)
+    assert computed == []
+
+
+def test_an_answer_that_is_no_longer_valid_is_replaced_and_counts_once() -> None:
+    model, values = small_net(), iter(range(10))
+
+    def ask(question: object, *, valid: bool) -> int:
+        return remember_for_model(model, question, lambda: next(values), lambda _: valid, most=2)
+
+    assert [ask("a", valid=True), ask("b", valid=True), ask("a", valid=False), ask("b", valid=True)] == [0, 1, 2, 1]
+    assert ask("a", valid=True) == 2
+
+
+def test_sizes_of_images_do_not_fill_the_memory_with_prepared_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[weakref.ref[object]]()
+
+    class Counted(observers.PreparedModel):
+        def __init__(self, *arguments: object) -> None:
+            made.append(weakref.ref(self))
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(observers, "PreparedModel", Counted)
+    monkeypatch.setattr(observers, "_MOST_PLANS", 2)
+    model = small_net()
+    explainer = camtool.Explainer(model, engine="prepared", layer="body")
+    for side in (16, 24, 32, 40, 32):
+        explainer(torch.rand(1, 3, side, side), 1)
+    gc.collect()
+    assert len(made) == 4
+    assert [one() is not None for one in made] == [False, False, True, True]

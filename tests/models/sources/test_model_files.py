@@ -211,6 +211,32 @@ def test_an_exported_file_brings_its_preprocessing_and_labels(demo_files: dict[s
     assert np.abs(mine.raw - expected.raw).max() <= 2e-3 * np.abs(expected.raw).max()
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        *(("c1.", "a..b"), (".", ".."), (".a", "a."), ("a", "a.weight"), ("a.weight", "a"), ("a.b", "a"), ("a", "a.b")),
+        *(("a..", "a._._"), ("a._", "a."), ("a_", "a"), ("training", "training_"), ("a", "a.training")),
+    ],
+)
+def test_any_names_of_tensors_are_layers(tmp_path: Path, first: str, second: str) -> None:
+    def compute_maps() -> list[np.ndarray]:
+        model = load(path, output="scores").model
+        by_kind = {type(module).__name__: name for name, module in model.named_modules()}
+        results = [
+            camtool.explain(model, BATCH, 0, method="ablationcam", layer=by_kind[kind]) for kind in ("Conv", "Relu")
+        ]
+        return [explanation.raw for result in results for explanation in result]
+
+    path = onnx_files.write_by_hand(tmp_path / "net.onnx")
+    expected = compute_maps()
+    graph, names = onnx.load(path), {"net.conv": first, "half": second}
+    for node in graph.graph.node:
+        for tensors in (node.input, node.output):
+            tensors[:] = [names.get(name, name) for name in tensors]
+    onnx.save(graph, path)
+    np.testing.assert_array_equal(compute_maps(), expected)
+
+
 def test_a_file_of_ultralytics_brings_names_and_other_tasks_are_refused(tmp_path: Path) -> None:
     names = {"names": "{0: 'dark', 1: 'bright'}", "imgsz": "[4, 4]"}
     path = onnx_files.write_by_hand(tmp_path / "classes.onnx", task="classify", **names)
@@ -243,7 +269,7 @@ def test_the_package_of_a_runtime_that_is_missing_is_named(tmp_path: Path, monke
     (tmp_path / "net.tflite").write_bytes(b"")
     for name in ("ai_edge_litert", "ai_edge_litert.interpreter"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ModelError, match=r"ai_edge_litert\S* is not installed; run pip install 'camtool\[tflite\]'"):
+    with pytest.raises(ModelError, match=r"ai_edge_litert.*; run pip install 'camtool\[tflite\]'"):
         load(tmp_path / "net.tflite")
 
 
@@ -397,7 +423,7 @@ def test_a_conversion_that_gives_other_scores_or_is_not_possible_is_refused(
     with pytest.raises(ModelError, match="cannot be converted to torch: ZeroDivisionError: division by zero; load it"):
         load(path, output="scores", gradients=True)
     monkeypatch.setitem(sys.modules, "onnx2pytorch", None)
-    with pytest.raises(ModelError, match=r"onnx2pytorch is not installed; run pip install 'camtool\[onnx2pytorch\]'"):
+    with pytest.raises(ModelError, match=r"onnx2pytorch.*; run pip install 'camtool\[onnx2pytorch\]'"):
         load(path, output="scores", gradients=True)
     other_layout = onnx_files.write_by_hand(tmp_path / "other.onnx", channels_last=True)
     with pytest.raises(ModelError, match=r"gradients=True is for ONNX files that take float32 images \(N, C, H, W\)"):
