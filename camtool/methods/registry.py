@@ -391,6 +391,21 @@ def wrap_method(wrapper: str, inner: str | MethodFunction) -> Method:
         near = suggest_names(wrapper, WRAPPERS)
         raise MethodError(f"wrapper {wrapper!r} is unknown.{near} Known wrappers: {', '.join(WRAPPERS)}.")
     method = find_method(inner)
+    _check_wrapping(outer, method)
+    return Method(
+        name=f"{outer.name}:{method.name}",
+        function=_compose(outer.function, method),
+        paper=", ".join(filter(None, [outer.paper, method.paper])),
+        needs=method.needs | outer.needs if method.needs else method.needs,
+        # A wrapper that needs weights runs the method once; others run it several times.
+        cost="some passes" if method.cost == "a pass" and not outer.needs_weights else method.cost,
+        ignores_layer=method.ignores_layer,
+        weights=method.weights if outer.needs_weights else None,
+        at_input_size=outer.at_input_size or method.at_input_size,
+    )
+
+
+def _check_wrapping(outer: Wrapper, method: Method) -> None:
     if outer.needs_weights and method.weights is None:
         raise MethodError(
             f"wrapper {outer.name!r} needs a method that weighs activations, but {method.name!r} does not; "
@@ -403,17 +418,6 @@ def wrap_method(wrapper: str, inner: str | MethodFunction) -> Method:
             f"wrapper {outer.name!r} changes gradients, which {method.name!r} does not read; use a method of "
             "gradients, e.g. gradcam, layercam, faithcam, chefer or integrated-gradients."
         )
-    return Method(
-        name=f"{outer.name}:{method.name}",
-        function=_compose(outer.function, method),
-        paper=", ".join(filter(None, [outer.paper, method.paper])),
-        needs=method.needs | outer.needs if method.needs else method.needs,
-        # A wrapper that needs weights runs the method once; others run it several times.
-        cost="some passes" if method.cost == "a pass" and not outer.needs_weights else method.cost,
-        ignores_layer=method.ignores_layer,
-        weights=method.weights if outer.needs_weights else None,
-        at_input_size=outer.at_input_size or method.at_input_size,
-    )
 
 
 def check_options(methods: Sequence[Method], options: Iterable[str]) -> None:

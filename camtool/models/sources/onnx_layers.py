@@ -94,13 +94,8 @@ class OnnxModel(FileModel):
                 yield name, node
 
     def _add_module(self, name: str, node: NodeProto, taken: Collection[str]) -> nn.Module:
-        """Add the module of a tensor, and return it. Its name is the tensor's, its class that of the operator."""
-        module: nn.Module = type(node.op_type, (nn.Identity,), {})()
-        source = self._producers.get(node.input[0]) if node.input else None
-        is_behind = node.op_type in _ACTIVATIONS and source is not None and source.op_type in _MATRICES
-        if node.op_type in _MATRICES or is_behind:
-            # Only what a matrix computed may be the classes' own score maps; its values are not needed to know that.
-            module.weight = nn.Parameter(torch.empty(0, 0, device="cpu"), requires_grad=False)
+        """Add the module of a tensor, and return it. Its name is the tensor's."""
+        module = self._make_module(node)
         *parents, last = [part + "_" * (part in taken) for part in name.split(".")]
         parent: nn.Module = self
         for part in parents:
@@ -112,6 +107,16 @@ class OnnxModel(FileModel):
         for child, inner in getattr(parent, last, nn.Module()).named_children():  # of a tensor with a longer name
             module.add_module(child, inner)
         parent.add_module(last, module)
+        return module
+
+    def _make_module(self, node: NodeProto) -> nn.Module:
+        """Return a module whose class has the name of the operator."""
+        module: nn.Module = type(node.op_type, (nn.Identity,), {})()
+        source = self._producers.get(node.input[0]) if node.input else None
+        is_behind = node.op_type in _ACTIVATIONS and source is not None and source.op_type in _MATRICES
+        if node.op_type in _MATRICES or is_behind:
+            # Only what a matrix computed may be the classes' own score maps; its values are not needed to know that.
+            module.weight = nn.Parameter(torch.empty(0, 0, device="cpu"), requires_grad=False)
         return module
 
     def forward(self, images: Tensor) -> Any:
