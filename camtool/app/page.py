@@ -152,9 +152,7 @@ class _Page:
     def _build_question_box(self) -> None:
         with gr.Column(elem_id="question-box", elem_classes="box"):
             self._named["bars"] = gr.HTML(elem_id="bars", js_on_load=read_asset("clicks.js"))
-            self._named["class"] = gr.Dropdown(
-                [], label="Class, or type e.g. dog vs wolf", elem_id="class", filterable=True
-            )
+            self._named["class"] = gr.Dropdown([], label="Class, or e.g. dog vs wolf", elem_id="class", filterable=True)
             self._named["method"] = gr.Dropdown(
                 list_methods(), value="gradcam", label="Method", elem_id="method", filterable=True
             )

@@ -415,7 +415,7 @@ def _check_results(results: Sequence[Tensor], expected: Sequence[Tensor], where:
         NotCompilableError: They differ.
     """
     for place, (ours, theirs) in enumerate(zip(results, expected, strict=True)):
-        difference, peak = float((ours - theirs).abs().max()), float(theirs.abs().max())
-        if not difference <= _TOLERANCE * peak:
+        gap, peak = float((ours - theirs).abs().max()), float(theirs.abs().max())
+        if not gap <= _TOLERANCE * peak:
             name = "maps" if place else "logits"
-            raise NotCompilableError(f"the {name} differ by {difference:.2g} in {where}, whose largest is {peak:.2g}")
+            raise NotCompilableError(f"the {name} differ by {gap:.2g} in {where}, where the largest is {peak:.2g}")

@@ -56,14 +56,12 @@ def remember_for_model(
         known = _CACHE[id(model)] = _CachedAnswers(model)
     answer: _T = known.answers[most].get(question, _UNKNOWN)
     if answer is _UNKNOWN or not (is_valid is None or is_valid(answer)):
-        return _compute(known.answers[most], question, compute, answer, most)
+        return _add(known.answers[most], question, compute, answer, most)
     known.answers[most][question] = known.answers[most].pop(question, answer)  # the last is the one used last
     return answer
 
 
-def _compute(
-    answers: dict[Hashable, Any], question: Hashable, compute: Callable[[], _T], stale: object, most: int
-) -> _T:
+def _add(answers: dict[Hashable, Any], question: Hashable, compute: Callable[[], _T], stale: object, most: int) -> _T:
     with follow_step("Examining the model"):
         computed = compute()
     if answers.get(question, _UNKNOWN) is stale:
