@@ -64,6 +64,12 @@ def format_points(share: float) -> str:
     return f"{points:+} point{'' if abs(points) == 1 else 's'}"
 
 
+def format_ends(low: float, high: float, digits: int = 0, sign: str = "-") -> str:
+    """Return an interval behind its mean, e.g. ``" (3 to 7)"``; nothing if the ends are NaN, as those of one value."""
+    first, last = (f"{round(end, digits) + 0.0:{sign}.{digits}f}" for end in (low, high))  # + 0.0: never "-0"
+    return "" if math.isnan(low) else f" ({first} to {last})"
+
+
 def merge_texts(texts: Iterable[str]) -> str:
     """Return a text for all texts of one kind: numbers that differ become a range, e.g. ``"3 to 7 cells"``.
 

@@ -63,12 +63,7 @@ from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.image_files import ImageSource
 from camtool.inputs.input_preparer import InputPreparer, ReadOnDemand
 from camtool.inputs.prepared_inputs import InputBatch, PreparedInput
-from camtool.methods import (
-    check_model_support,
-    check_options,
-    find_method,
-    merges,
-)
+from camtool.methods import check_model_support, check_options, find_method, merges
 from camtool.models import Loaded, Transform, to_loaded, unwrap_layer
 from camtool.outputs.class_scores import UserScore
 from camtool.progress import follow_images

@@ -36,13 +36,7 @@ from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import BufferSnapshot, guard, is_library_running
 from camtool.hooks.structures.graph_nodes import list_nodes
-from camtool.hooks.structures.modules import (
-    WeightStates,
-    find_detector_transform,
-    find_module,
-    list_weights,
-    read_tree,
-)
+from camtool.hooks.structures.modules import WeightStates, find_detector_transform, find_module, list_weights, read_tree
 from camtool.hooks.structures.nested_tensors import (
     ModelInputs,
     find_main_tensor,

@@ -44,11 +44,7 @@ from camtool.layers.image_variants import (
     vary_corner_and_halves,
 )
 from camtool.layers.layout_reader import LayoutReader
-from camtool.layers.layouts import (
-    Layout,
-    choose_layout,
-    place_prefix,
-)
+from camtool.layers.layouts import Layout, choose_layout, place_prefix
 from camtool.layers.responses import (
     count_views,
     find_order,

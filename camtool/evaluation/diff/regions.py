@@ -18,14 +18,7 @@ from camtool.evaluation.audit.statistics import (
     run_sign_flip_test,
     run_swap_test,
 )
-from camtool.evaluation.audit.trials import (
-    ANSWER_FLOOR,
-    LEAST_GROUPS,
-    PROBABILITY_FLOOR,
-    Effect,
-    Remember,
-    hash_parts,
-)
+from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, PROBABILITY_FLOOR, Effect, Remember, hash_parts
 from camtool.evaluation.diff.pairs import PairedImages, PairRecord
 from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean
 
