@@ -255,9 +255,7 @@ def _measure_removal(
     for fill in fills:
         after = compute_probabilities(subject.score_classes(start_removal(image, fill)(rows, places)), labeled.link)
         if not (before.isfinite().all() and after.isfinite().all()):
-            raise MetricError(
-                f"model: its probabilities are not finite with the fill {fill!r}, so nothing can be tested."
-            )
+            raise MetricError(f"model: its probabilities are not finite with the fill {fill!r}, so nothing is tested.")
         changes = (after[:, chosen] - before[chosen]).abs().tolist()
         is_other = (after.argmax(1) != before.argmax()).tolist()
         control = float(np.median(changes[1:])) if changes[1:] else 0.0

@@ -131,9 +131,7 @@ def _find_weights(module: nn.Module, bag: Tensor, tiles: int, index: int | None)
     """
     over_tiles = [matrix.reshape(-1, tiles) for matrix in record_softmax(module, bag) if matrix.shape[-1] == tiles]
     if not over_tiles:
-        raise LayerError(
-            f"{type(module).__name__} computes no softmax over {tiles} tiles; it does not pool by attention."
-        )
+        raise LayerError(f"{type(module).__name__} computes no softmax over {tiles} tiles: no pooling by attention.")
     if index is None and len(over_tiles) > 1:
         raise LayerError(
             f"{type(module).__name__} computes {len(over_tiles)} softmaxes over {tiles} tiles; choose with index=."

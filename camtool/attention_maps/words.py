@@ -162,9 +162,7 @@ def _find_grid(cells: int, size: tuple[int, int]) -> tuple[int, int]:
     while rows * columns > cells:
         rows, columns = -(-rows // 2), -(-columns // 2)
     if rows * columns != cells:
-        raise LayerError(
-            f"an attention has {cells} queries, which are no grid of the latent image {size[0]} x {size[1]}."
-        )
+        raise LayerError(f"an attention has {cells} queries, no grid of the latent image {size[0]} x {size[1]}.")
     return rows, columns
 
 
@@ -175,9 +173,7 @@ def _find_tokens(word: str, prompt: str, tokenizer: Any) -> list[int]:
         TargetError: The prompt does not have the word.
     """
     if tokenizer is None:
-        raise TargetError(
-            f"word={word!r}: pass the prompt and the pipeline's tokenizer, or the positions of the tokens."
-        )
+        raise TargetError(f"word={word!r}: pass the prompt and the pipeline's tokenizer, or the tokens' positions.")
     ids = list(tokenizer(prompt)["input_ids"])
     own = list(tokenizer(word, add_special_tokens=False)["input_ids"])
     starts = [start for start in range(len(ids)) if own and ids[start : start + len(own)] == own]

@@ -62,9 +62,7 @@ def list_layers(
         return
     columns = terminal.get_screen_width()
     if columns is not None:
-        terminal.out.print(
-            f"Layers of {terminal.escape(model)} for an image of {height} x {width}, from shallow to deep\n"
-        )
+        terminal.out.print(f"Layers of {terminal.escape(model)} for an image of {height} x {width}, shallow to deep\n")
     terminal.print_styled(format_candidates(candidates[first:], columns))
     if first:
         terminal.err.print(f"[dim]{first} shallower layers are listed with --all.[/]")

@@ -151,9 +151,7 @@ def read_boxes(path: Path, plan: Plan, photos: Sequence[Path]) -> list[NDArray[n
         text = read_regular(path).decode("utf-8-sig")
         rows = [*_iterate_boxes(csv.DictReader(StringIO(text, newline="")), path)]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise MetricError(
-            f"truth: {path} is no text; give a CSV file with the columns {', '.join(_COLUMNS)}."
-        ) from error
+        raise MetricError(f"truth: {path} is no text; give CSV with the columns {', '.join(_COLUMNS)}.") from error
     boxes: dict[Path | str | None, list[list[float]]] = {}
     for photo, (_, box) in zip(match_photos(plan, [name for name, _ in rows], f"truth: {path}"), rows, strict=True):
         boxes.setdefault(photo, []).append(box)

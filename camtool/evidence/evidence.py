@@ -350,6 +350,4 @@ class GridEvidence:
         self.activations, self.gradients, self.logits = activations, gradients, logits
 
     def __getattr__(self, name: str) -> Any:
-        raise NotCompilableError(
-            f"the method reads {name!r} of the evidence, and here it has activations and gradients"
-        )
+        raise NotCompilableError(f"the method reads {name!r} of the evidence, which has activations and gradients")

@@ -213,9 +213,7 @@ class _Block:
             call_index=self.settings["call_index"],
         )
         if count is None:
-            raise ImageError(
-                "the model was called with an image without the axis of a batch; call it with (1, C, H, W)."
-            )
+            raise ImageError("the model was called with an image without a batch axis; call it with (1, C, H, W).")
         (batch,) = batches
         return batch
 
@@ -501,9 +499,7 @@ def _check_model(model: Model) -> None:
 def _check_options(method: Any, options: Mapping[str, Any]) -> None:
     for name in options:
         if name == "layer" or name in Settings.__dataclass_fields__:
-            raise CamtoolError(
-                f"{name}= must be known when the model runs; pass it to camtool.observe or leave it out."
-            )
+            raise CamtoolError(f"{name}= must be known when the model runs; pass it to camtool.observe, or omit it.")
     if isinstance(method, str) and method == "auto":
         raise MethodError("method='auto' runs the model on many images to choose; name a method for a recorded pass.")
 

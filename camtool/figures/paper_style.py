@@ -51,9 +51,7 @@ def to_inches(width: Width) -> float:
             )
         return WIDTHS[width]
     if not _MIN_INCHES <= width <= _MAX_INCHES:
-        raise CamtoolError(
-            f"width is {width} inches; pass {_MIN_INCHES} to {_MAX_INCHES:.0f}, or 'single' or 'double'."
-        )
+        raise CamtoolError(f"width is {width} inches; pass {_MIN_INCHES} to {_MAX_INCHES:.0f}, 'single' or 'double'.")
     return float(width)
 
 

@@ -43,9 +43,7 @@ class Geometry:
     def __post_init__(self) -> None:
         """Check that a heatmap can be placed."""
         if min(*self.photo, *self.size) < 1:
-            raise GeometryError(
-                f"photo and size must be at least 1 x 1 pixel, got photo {self.photo} and size {self.size}."
-            )
+            raise GeometryError(f"photo and size must be at least 1 x 1, got photo {self.photo} and size {self.size}.")
         top, left, bottom, right = self.box
         if not np.isfinite(self.box).all() or top == bottom or left == right:
             raise GeometryError(f"box must be finite and not empty, got {self.box}.")

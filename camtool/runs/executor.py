@@ -186,6 +186,8 @@ def _explain_photos(
 
 def _add_regions(job: Job, explanations: Sequence[Explanation]) -> list[Explanation] | str:
     """Return explanations with the region that is sufficient, or the reason why there is none."""
+    if explanations[0].checker is None:  # nothing was found
+        return [*explanations]
     try:
         return [replace(explanation, region=explanation.sufficient()) for explanation in explanations]
     except CamtoolError as error:

@@ -251,9 +251,7 @@ def _list_folder(
 ) -> tuple[Path, list[Path]]:
     """Return the folder, and all paths in it that are not hidden; add folders in it that cannot be listed."""
     if out is not None and base.resolve() == out.resolve():
-        raise ImageError(
-            f"path {str(base)!r} is also the output folder; give another folder for the results with --out."
-        )
+        raise ImageError(f"path {str(base)!r} is also the output folder; give another folder for results with --out.")
     paths: list[Path] = []
     waiting = [base]
     while waiting:  # a recursive function would end at a thousand levels

@@ -120,9 +120,7 @@ class Region(Target):
         _check_mask(mask, plane)
         mask = _resize_mask(mask, plane.shape, geometry)
         if not mask.any():
-            raise TargetError(
-                "Region's mask is empty in the part that reaches the model; mark another part of the photo."
-            )
+            raise TargetError("Region's mask is empty in the part that reaches the model; mark another part.")
         return mask.to(plane)
 
     def __str__(self) -> str:
@@ -201,7 +199,5 @@ class Point(ResolvedTarget):
             height, width = geometry.size
         relative_x, relative_y = x / width, y / height
         if not (0 <= relative_x < 1 and 0 <= relative_y < 1):
-            raise TargetError(
-                f"Point ({self.x:g}, {self.y:g}) is outside of the part of the photo that reaches the model."
-            )
+            raise TargetError(f"Point ({self.x:g}, {self.y:g}) is outside of the part of the photo the model sees.")
         return int(relative_y * size[0]), int(relative_x * size[1])

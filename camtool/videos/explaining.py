@@ -286,9 +286,7 @@ class _ClipRun(_Run):
 def _get_geometry(result: Explanation) -> Any:
     geometry = result.geometry
     if geometry is None:
-        raise ImageError(
-            "video: the model takes no images; if it takes clips, say how many frames at once with window=."
-        )
+        raise ImageError("video: the model takes no images; if it takes clips, say how many frames with window=.")
     return geometry
 
 

@@ -284,6 +284,15 @@ def test_all_detections_above_a_confidence_and_the_surest_ones(camtool_, photos)
     assert "--target detections:2: the confidence must be a number from 0 to 1" in " ".join(result.err.split())
 
 
+def test_a_photo_in_which_a_detector_finds_nothing_is_no_failure(camtool_, photos):
+    Image.new("RGB", (96, 96)).save("photos/black.png")
+    result = camtool_("photos/black.png", "--model", "tests.targets.test_detections:SquareDetector", "--verbose")
+    assert result.code == 0
+    assert "black.png: 96x96 nothing found" in result.out
+    (line,) = read_lines()
+    assert Path("out", line["files"]["overlay"]).is_file()
+
+
 def test_layer_can_be_repeated(explained, photos):
     assert explained("photos/a.png", "--layer", "first").code == 0
     assert [line["layer"] for line in read_lines()] == ["first"]

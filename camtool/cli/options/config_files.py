@@ -73,9 +73,7 @@ def _convert_value(name: str, value: Any, *, is_flag: bool, is_list: bool) -> An
     values = value if isinstance(value, list) else [value]
     for entry in values:
         if isinstance(entry, bool):
-            raise CamtoolError(
-                f"--config: {name} has the value {entry}; to give a word such as 'no', write it in quotes."
-            )
+            raise CamtoolError(f"--config: {name} has the value {entry}; write a word such as 'no' in quotes.")
         if not isinstance(entry, str | int | float):
             raise CamtoolError(f"--config: {name} takes a value or a list of values, got {type(entry).__name__}.")
     texts = [str(entry) for entry in values]

@@ -179,9 +179,7 @@ def _read_output(context: typer.Context, options: RunOptions, local: LocalOption
     as_arrays = output.format == "npz"
     kinds = output_options.parse_kinds("npz" if as_arrays and not has_kinds else output.save, output.format)
     if local is None and kinds != ["overlay"]:
-        raise CamtoolError(
-            f"--save {','.join(kinds)}: camtool cluster writes Parquet, and pictures with --save overlay."
-        )
+        raise CamtoolError(f"--save {','.join(kinds)}: camtool cluster writes Parquet, pictures with --save overlay.")
     if local is None and pictures.caption and not has_kinds:
         raise CamtoolError("--caption needs overlays, which camtool cluster writes with --save overlay.")
     if local is not None and local.sufficient and "sufficient" not in kinds:

@@ -227,9 +227,7 @@ def _get_ids(evidence: Evidence) -> Tensor:
     inputs = evidence.forward_pass.inputs
     ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
     if not isinstance(ids, Tensor) or ids.ndim != 2:
-        raise MethodError(
-            "this method reads words of a text in 'input_ids', and the model got none; use method='gradcam'."
-        )
+        raise MethodError("this method reads the words of 'input_ids', and the model got none; use method='gradcam'.")
     return ids
 
 
