@@ -353,7 +353,7 @@ class Explainer(Generic[Result]):
         if not methods or layers == []:
             raise CamtoolError(f"{'layer' if methods else 'method'} asks for nothing; give one or more.")
         if options:
-            check_options(methods, options)
+            check_options(methods, options, loaded.model)
         check_model_support(methods, loaded.model)
         self._model, self._whole, self._settings = loaded.model, whole, settings
         transform, kind, reading = settings.transform or loaded.transform, settings.kind, settings.reading

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from numbers import Integral
@@ -32,6 +32,7 @@ from camtool.hooks.structures.modules import describe_unhookable, read_tree, run
 from camtool.layers.depths import Depths
 from camtool.methods.options import check_depths
 from camtool.methods.stored_maps import find_stored_maps
+from camtool.models.preprocessing import STATED, suggest_preprocessing
 
 MethodFunction: TypeAlias = Callable[..., Tensor]
 """``function(evidence, **options) -> (R, *grid)``: one raw map per row, not scaled."""
@@ -410,8 +411,13 @@ def wrap_method(wrapper: str, inner: str | MethodFunction) -> Method:
     )
 
 
-def check_options(methods: Sequence[Method], options: Iterable[str]) -> None:
+def check_options(methods: Sequence[Method], options: Mapping[str, Any], model: nn.Module | None = None) -> None:
     """Check that each option belongs to at least one of the methods.
+
+    Args:
+        methods: The methods.
+        options: Their options.
+        model: The model, if it is known, for the advice.
 
     Raises:
         MethodError: No method has the option; the message lists those that exist.
@@ -422,6 +428,8 @@ def check_options(methods: Sequence[Method], options: Iterable[str]) -> None:
             continue
         if foreign := describe_foreign_argument(option):
             raise MethodError(foreign)
+        if option in STATED:
+            raise MethodError(f"{option}= is no option of a method; pass {suggest_preprocessing(options, model)}.")
         names = ", ".join(repr(method.name) for method in methods)
         listed = ", ".join(sorted(known)) or "none"
         raise MethodError(

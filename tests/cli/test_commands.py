@@ -413,6 +413,9 @@ def test_the_preprocessing_of_a_users_model_is_stated_by_numbers_or_by_a_functio
 
 def test_a_size_alone_warns_that_the_normalization_was_assumed(camtool_, photos):
     assert camtool_("photos/a.png", "--model", SMALL, "--size", "16", "--channels", "gray").code == 0
+    for fit in ("stretch", "pad"):
+        result = camtool_("photos/a.png", "--model", SMALL, *STATED, "--fit", fit, "--out", fit)
+        assert result.code == 0, result.err
     assert any("No mean and std" in warning for warning in read_lines()[0]["warnings"])
 
 
@@ -433,7 +436,7 @@ def test_the_warning_of_an_assumed_preprocessing_names_options_that_exist(camtoo
 @pytest.mark.parametrize("command", ["run", "evaluate", "features", "export"])
 def test_all_commands_that_load_a_model_take_the_preprocessing(on_screen, command):
     shown = on_screen(200)(command, "--help-all").out
-    assert [option for option in ("--transform", "--size", "--mean", "--std") if option not in shown] == []
+    assert [option for option in ("--transform", "--size", "--fit", "--mean", "--std") if option not in shown] == []
     assert re.search(r"--channels +<rgb\|bgr\|gray>", shown)  # and never a number of channels
     assert re.search(r"whose code is\s+then run", re.sub(r"[│\s]+", " ", shown))
 
@@ -692,7 +695,17 @@ def test_help_and_version(camtool_):
     assert "--colormap" in camtool_("run", "--help").out == camtool_("run", "-h").out
     short, long = (set(re.findall(r"--[\w-]+", camtool_("run", option).out)) for option in ("--help", "--help-all"))
     assert long - short == {
-        *("--labels", "--labels-csv", "--only-wrong", "--transform", "--size", "--mean", "--std", "--channels"),
+        *(
+            "--labels",
+            "--labels-csv",
+            "--only-wrong",
+            "--transform",
+            "--size",
+            "--fit",
+            "--mean",
+            "--std",
+            "--channels",
+        ),
         *("--bands", "--window", "--percentiles", "--slice", "--volume", "--axis", "--frame"),
     }
     assert "layers" in "".join([(result := camtool_()).out, result.err])
