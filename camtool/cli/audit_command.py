@@ -132,7 +132,7 @@ def audit_model(
     columns = _read_metadata(table, plan) if table is not None and is_given else None
     regions = None if masks is None else _find_masks(masks, plan)
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
-    classes = read_classes(truth, plan, loaded)
+    classes, loaded = read_classes(truth, plan, loaded)
     rows = [*range(len(plan.jobs))][:limit] if classes is None else choose_evenly(classes, limit)
     photos = [Path(plan.jobs[row].source) for row in rows]
     with end_at_interrupt(), FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
@@ -229,8 +229,10 @@ def write_result(
         terminal.print_line(f"{lines[-1]}: [bold]{terminal.escape(str(out / 'index.html'))}[/]")
 
 
-def read_classes(truth: str | None, plan: Plan, loaded: Loaded) -> list[int] | None:
-    """Return the class of each photo of a folder, or None if the model's answers are the classes.
+def read_classes(truth: str | None, plan: Plan, loaded: Loaded) -> tuple[list[int] | None, Loaded]:
+    """Return the class of each photo of a folder, or None if the model's answers are the classes; and the model.
+
+    Names of folders become the labels of a model that has none.
 
     Raises:
         CamtoolError: The classes cannot be read, or a photo has none.
@@ -239,12 +241,15 @@ def read_classes(truth: str | None, plan: Plan, loaded: Loaded) -> list[int] | N
     from camtool.runs.true_labels import read_true_classes
 
     if truth is None:
-        return None
+        return None, loaded
     photos = [Path(job.source) for job in plan.jobs]
     class_count = None if loaded.labels is not None else _count_classes(loaded, photos)
     if truth == IMAGE_FOLDER:
         root = next((Path(folder) for folder in plan.folders), photos[0].parent)
-        return find_classes(photos, loaded.labels, root, class_count)
+        classes = find_classes(photos, loaded.labels, root, class_count)
+        names = sorted({photo.relative_to(root).parts[0] for photo in photos})
+        is_named = loaded.labels is None and not all(name.isdecimal() for name in names)
+        return classes, replace(loaded, labels=names) if is_named else loaded
     if not Path(truth).is_file():
         raise CamtoolError(
             f"--truth {truth}: there is no such file; give imagefolder, or a table of image and label."
@@ -257,7 +262,7 @@ def read_classes(truth: str | None, plan: Plan, loaded: Loaded) -> list[int] | N
     missing = [photo for photo in photos if photo not in known]
     if missing:
         raise CamtoolError(f"--truth {truth} has no row for {missing[0]}; add one, or leave the photo out.")
-    return [known[photo].index for photo in photos]
+    return [known[photo].index for photo in photos], loaded
 
 
 def _count_classes(loaded: Loaded, photos: Sequence[Path]) -> int | None:

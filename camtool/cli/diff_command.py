@@ -80,7 +80,9 @@ def compare_models(
         _load(name, value, model, device, naming, preparing, is_quiet=printed.hides_progress)
         for name, value in (("OLD", old), ("NEW", new))
     )
-    classes = audit_command.read_classes(truth, plan, before)
+    classes, before = audit_command.read_classes(truth, plan, before)
+    if after.labels is None:
+        after = replace(after, labels=before.labels)
     photos = [Path(job.source) for job in plan.jobs][:limit]
     bar = FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress)
     with audit_command.end_at_interrupt(), bar:

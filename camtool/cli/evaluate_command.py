@@ -76,7 +76,7 @@ def evaluate_methods(
     plan = photo_options.plan_folder(folder, out, recursive=truth == IMAGE_FOLDER, limit=None)
     photos = [Path(job.source) for job in plan.jobs][:limit]
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
-    classes = read_classes(truth, plan, loaded) if truth == IMAGE_FOLDER else None
+    classes, loaded = read_classes(truth if truth == IMAGE_FOLDER else None, plan, loaded)
     annotations = None if truth in (None, IMAGE_FOLDER) else _read_objects(truth, plan, photos)
     with FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
         table = evaluate(

@@ -13,6 +13,7 @@ from camtool.arguments.messages import (
     format_percent,
     format_points,
     merge_texts,
+    suggest_names,
 )
 
 
@@ -35,6 +36,11 @@ def test_a_count_agrees_with_its_noun(number: int, thing: str, said: str) -> Non
 )
 def test_a_change_in_points_has_its_sign(share: float, said: str) -> None:
     assert format_points(share) == said
+
+
+def test_a_hint_never_repeats_the_name() -> None:
+    assert suggest_names("crane", ["crane", "crate", "Crane"]) == " Did you mean 'Crane' or 'crate'?"
+    assert suggest_names("crane", ["crane"]) == ""
 
 
 @pytest.mark.parametrize(

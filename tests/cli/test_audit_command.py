@@ -340,6 +340,12 @@ def test_the_folders_of_all_photos_are_counted(run_command, monkeypatch, tmp_pat
     Image.new("RGB", (40, 40)).save(tmp_path / "photos/zebra/2019/0.png")
     method = ("--method", "gradcam")
     assert run_command(*args, *method, command=()).code == 0
+    if command == "audit":  # the folders name the classes
+        assert "'arrow' (" in json.loads((tmp_path / "audit/audit.json").read_text())["untested"]
+    if command == "diff":
+        images = json.loads((tmp_path / "diff/diff.json").read_text())["images"]
+        assert {image["label"] for image in images} <= {"arrow", "cross", "zebra"}
+        assert {answer for image in images for answer in image["answers"]} <= {"arrow", "cross", "zebra"}
 
 
 def test_the_documentation_lists_the_tags_that_are_columns():

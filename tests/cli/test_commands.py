@@ -370,6 +370,11 @@ def test_labels_come_from_a_file(explained, photos, name, content):
     assert [line["label"] for line in read_lines()] == ["Kätzchen", "Ameise"]
 
 
+def test_labels_may_be_given_by_name(explained, photos):
+    assert explained("photos/a.png", "--labels", "ant,bee, kitten,dog", "--target", "kitten").code == 0
+    assert [line["label"] for line in read_lines()] == ["kitten"]
+
+
 def test_results_inside_the_input_folder_are_not_explained_by_the_next_run(explained, photos):
     for _ in range(3):
         assert explained("photos", "-r", "--out", "photos/results").code == 0
@@ -775,6 +780,7 @@ def test_other_programs_can_read_what_commands_print(camtool_, photos):
         (["mobilenet_v2"], ["'mobilenet_v2' is the name of a model, not a photo; give it as --model mobilenet_v2"]),
         (["features", "timm:x"], ["'timm:x' is the name of a model, not a photo"]),
         (["--weights", "photos/a.png"], ["a.png", "damaged"]),
+        (["--labels", "none.txt"], ["--labels none.txt is no file", "--labels cat,dog"]),
         (["--labels", "half.json"], ["half.json", "cannot be read"]),
         (["--labels", "table.json"], ["table.json", "give a list of names"]),
         (["--labels", "latin.txt"], ["latin.txt", "cannot be read"]),
