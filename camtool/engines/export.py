@@ -401,6 +401,4 @@ def _check_results(results: Sequence[Tensor], expected: Sequence[Tensor], where:
         difference, peak = float((ours - theirs).abs().max()), float(theirs.abs().max())
         if not difference <= _TOLERANCE * peak:
             name = "maps" if place else "logits"
-            raise NotCompilableError(
-                f"the {name} differ by {difference:.2g} in {where}, where the largest is {peak:.2g}"
-            )
+            raise NotCompilableError(f"the {name} differ by {difference:.2g} in {where}; the largest is {peak:.2g}")

@@ -244,9 +244,7 @@ class DenseFeatures:
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, TargetError) as error:
-            raise MethodError(
-                f"the head of the model cannot be run on single patches ({error}); {_OTHER_METHODS}"
-            ) from error
+            raise MethodError(f"the model's head cannot run on single patches ({error}); {_OTHER_METHODS}") from error
 
 
 def _build_checks(tokens: Tensor, layout: Layout, patches: Tensor) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:

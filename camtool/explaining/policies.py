@@ -287,18 +287,14 @@ def _list_inputs(observation: Mapping[str, Any], inputs: Sequence[str] | None) -
         CamtoolError: There are too many, or one does not exist.
     """
     if not isinstance(observation, Mapping):
-        raise ImageError(
-            f"observation must be a dictionary of inputs by name, got {add_article(type(observation).__name__)}."
-        )
+        raise ImageError(f"observation must be a dictionary of inputs, got {add_article(type(observation).__name__)}.")
     tensors = {key: item for key, item in observation.items() if isinstance(item, Tensor) and item.is_floating_point()}
     observed = [key for key in tensors if key.startswith("observation")]
     names = [*inputs] if inputs is not None else observed or [*tensors]
     for name in names:
         if name not in tensors:
             hint = suggest_names(name, tensors)
-            raise CamtoolError(
-                f"inputs: {name!r} is no floating tensor of the observation; these are {[*tensors]}.{hint}"
-            )
+            raise CamtoolError(f"inputs: {name!r} is no floating tensor of the observation; it has {[*tensors]}.{hint}")
     views = [name for name in names if tensors[name].ndim == _IMAGE_AXES]
     if not views:
         shapes = {name: tuple(tensors[name].shape) for name in names}

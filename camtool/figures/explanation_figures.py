@@ -391,9 +391,7 @@ def _draw_table(rows: Sequence[Any], headings: Sequence[Caption], inches: float,
     """Draw rows of an image and its explanations; columns that do not fit follow below."""
     by_image = [_flatten(row) for row in rows]
     if any(len(row) != len(headings) for row in by_image):
-        raise CamtoolError(
-            "target_class gives several targets for one image; pass one for each image, or use classes_grid."
-        )
+        raise CamtoolError("target_class gives several targets for one image; pass one per image, or use classes_grid.")
     # One of the columns is the image itself.
     fitting = _count_fitting(inches - MARGIN, _choose_width(by_image[0], _TABLE_WIDTH)) - 1
     columns = balance_columns(len(headings), max(1, fitting))

@@ -99,9 +99,7 @@ def _apply(transform: Transform, given: Tensor, file_image: FileImage) -> Tensor
     tensor = torch.from_numpy(output) if isinstance(output, np.ndarray) else output
     if not isinstance(tensor, Tensor) or tensor.ndim != given.ndim or not tensor.is_floating_point():
         came = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(output).__name__
-        raise ImageError(
-            f"transform made {came} of the float tensor {shape}; it must return a float tensor (C, *size)."
-        )
+        raise ImageError(f"transform made {came} of the float tensor {shape}; it must make a float tensor (C, *size).")
     return tensor
 
 

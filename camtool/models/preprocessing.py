@@ -305,9 +305,7 @@ def _find_made_size(base: Transform) -> tuple[int, int]:
     photos = (Image.new("RGB", size, "gray") for size in _TRIAL_PHOTOS)
     sizes = {tuple(torch.as_tensor(unwrap_image(base(photo))).shape[-2:]) for photo in photos}
     if len(sizes) > 1:
-        raise ModelError(
-            "fit: the model's own preprocessing makes inputs of several sizes; give the size too (--size)."
-        )
+        raise ModelError("fit: the model's preprocessing makes inputs of several sizes; give the size too (--size).")
     return cast("tuple[int, int]", sizes.pop())
 
 

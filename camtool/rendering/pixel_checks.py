@@ -48,9 +48,7 @@ def check_layers(
         )
     if seen is None or (isinstance(seen, np.ndarray) and seen.dtype == np.bool_ and seen.shape == heat.shape):
         return photo, heat, seen
-    raise OverlayError(
-        f"seen must be a {heat.shape} bool array, as large as the photo, or None; got {describe_value(seen)}."
-    )
+    raise OverlayError(f"seen must be a {heat.shape} bool array, as the photo, or None; got {describe_value(seen)}.")
 
 
 def check_photo(photo: NDArray[Any]) -> Pixels:

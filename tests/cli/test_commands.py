@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -702,6 +703,7 @@ def test_help_and_version(camtool_):
     assert long - short == {
         *(
             "--labels",
+            "--truth",
             "--labels-csv",
             "--only-wrong",
             "--transform",
@@ -729,7 +731,10 @@ ALIKE = {
     "--engine": "run cluster video slide app audit",
     "--layer": "run cluster video slide features kernels evaluate export",
     "--method": "run cluster video slide evaluate audit diff export",
-    "--overwrite": "run cluster export",
+    "--overwrite": "run cluster evaluate audit diff export",
+    "--truth": "run cluster evaluate audit diff",
+    "--recursive": "run cluster evaluate audit diff",
+    "-r": "run cluster evaluate audit diff",
 }
 
 
@@ -737,6 +742,19 @@ def test_the_same_options_have_the_same_names_in_every_command():
     commands = typer.main.get_command(app.app).commands
     names = {command: {name for each in found.params for name in each.opts} for command, found in commands.items()}
     assert {option: " ".join(name for name in names if option in names[name]) for option in ALIKE} == ALIKE
+
+
+def test_the_documentation_lists_the_options_by_command():
+    listed = typer.main.get_command(app.app).commands
+    commands = defaultdict[str, list[str]](list)
+    for command, found in listed.items():
+        for each in found.params:
+            if each.param_type_name == "option" and each.expose_value:
+                commands[next(name for name in each.opts if name.startswith("--"))].append(command)
+    text = (Path(__file__).parents[2] / "docs/command-line.md").read_text(encoding="utf-8")
+    section = text.partition("## Options by command")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(--[\w-]+)` \| (.*) \|$", section, re.MULTILINE))
+    assert rows == {option: ", ".join(names) for option, names in commands.items() if len(names) > 1}
 
 
 def test_other_programs_can_read_what_commands_print(camtool_, photos):

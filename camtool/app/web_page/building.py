@@ -168,9 +168,7 @@ def halve_weights(path: Path) -> None:
     for one, other in zip(_run(path), before, strict=True):
         difference, peak = float(np.abs(one - other).max()), float(np.abs(other).max())
         if not difference <= _HALF_TOLERANCE * peak:
-            raise CamtoolError(
-                f"half: results differ by {difference:.2g} in half precision, where the largest is {peak:.2g}."
-            )
+            raise CamtoolError(f"half: results differ by {difference:.2g} where the largest is {peak:.2g}.")
 
 
 def _run(path: Path) -> list[NDArray[np.float32]]:

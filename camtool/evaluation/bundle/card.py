@@ -100,7 +100,7 @@ def _list_warnings(evidence: Mapping[str, Any]) -> Iterator[str]:
 
 def _list_measurements(measurements: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if not measurements:
-        yield "Nothing was measured: `--labels-csv` gives the accuracy, `camtool evaluate` compares maps with chance."
+        yield "Nothing was measured: `--truth` gives the accuracy, `camtool evaluate` compares maps with chance."
         return
     rows = [
         (

@@ -138,9 +138,7 @@ class _Writer:
         check_inside(folder, Path(name))
         packed = f"run/{escape_bytes(name)}"
         if packed in self.sums:
-            raise CamtoolError(
-                f"{folder / name} has the name of another file in the bundle, {packed}; rename its photo."
-            )
+            raise CamtoolError(f"{folder / name} is named like another file in the bundle, {packed}; rename its photo.")
         try:
             with open_regular(folder / name) as stream:
                 self.add(packed, iter(lambda: stream.read(_CHUNK), b""))

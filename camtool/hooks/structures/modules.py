@@ -214,9 +214,7 @@ def find_module_name(model: nn.Module, layer: str | nn.Module) -> str:
     for name, module in get_modules_by_name(model).items():
         if module is layer:
             return name
-    raise LayerError(
-        f"layer: this {type(layer).__name__} is not a module of the model; pass a module of the model itself."
-    )
+    raise LayerError(f"layer: this {type(layer).__name__} is not a module of the model; pass one of the model.")
 
 
 def find_detector_transform(model: nn.Module) -> nn.Module | None:

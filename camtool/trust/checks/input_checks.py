@@ -129,9 +129,7 @@ def _measure(
     except Exception as error:
         raise_interrupt(error, CamtoolError)
         name, problem = describe_transform(transform), f"{type(error).__name__}: {error}"
-        raise GeometryError(
-            f"transform {name} fails on a photo of the size {photo} that measures it: {problem}"
-        ) from error
+        raise GeometryError(f"transform {name} fails on a photo of {photo} that measures it: {problem}") from error
 
 
 def _check_aspect(geometry: Geometry, declared: Transform | None) -> Iterator[Finding]:
