@@ -96,9 +96,7 @@ def check_argument_order(img: Any, target_class: Any) -> None:
 def _suggest_model(value: Any) -> str:
     if hasattr(value, "graph_module"):  # an ExportedProgram of torch.export
         return "its .module()"
-    return (
-        f"camtool.load({value!r})" if isinstance(value, str) and not _is_image(value) else "what camtool.load returns"
-    )
+    return f"camtool.load({value!r})" if isinstance(value, str) and not _is_image(value) else "what camtool.load gives"
 
 
 def _is_image(value: Any) -> bool:

@@ -65,11 +65,7 @@ _SETTINGS: Any = {
 }
 
 # Without dates and versions, the same figure gives the same bytes.
-_METADATA: dict[str, dict[str, None]] = {
-    "pdf": {"CreationDate": None},
-    "svg": {"Date": None},
-    "png": {"Software": None},
-}
+_METADATA: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}
 # matplotlib reads these settings only from its global ones. Two threads that write at once would restore each other's.
 _WRITE_LOCK = threading.RLock()
 

@@ -144,9 +144,7 @@ def _scale_to_input(centers: CellCenters | None, grid: Sequence[int]) -> list[tu
     """Return the offset and the stride along each axis, in lengths of the input."""
     if centers is None:
         return [(0.5 / cells, 1 / cells) for cells in grid]
-    return [
-        (axis.offset / pixels, axis.stride / pixels) for axis, pixels in zip(centers.axes, centers.size, strict=True)
-    ]
+    return [(axis.offset / side, axis.stride / side) for axis, side in zip(centers.axes, centers.size, strict=True)]
 
 
 def average_cells(values: Tensor, spans: Sequence[tuple[float, float]], size: Sequence[int]) -> Tensor:

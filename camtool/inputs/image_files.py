@@ -583,9 +583,7 @@ def _find_white(image: Image.Image, name: str) -> int | None:
     else:
         # In PNG and PPM, mode I holds 16 bits.
         whites = (65535,)
-    ranges = np.array(
-        [(values.min(), values.max()) for values in (np.asarray(strip) for _, strip in _cut_strips(image))]
-    )
+    ranges = np.array([(part.min(), part.max()) for part in (np.asarray(strip) for _, strip in _cut_strips(image))])
     return _choose_white(ranges, name, whites)
 
 

@@ -214,9 +214,7 @@ class StatedPreprocessing:
                 default_size=find_input_size(loaded.model) if self.size is None else self.size,
             )
         if self.transform is None:  # the user's own function may fail on anything but a real photo
-            check_fits_model(
-                loaded.model, transform, "the preprocessing of --size, --fit, --mean, --std and --channels"
-            )
+            check_fits_model(loaded.model, transform, "the preprocessing of --size, --fit, --mean, --std, --channels")
         return replace(loaded, transform=transform)
 
 

@@ -42,9 +42,7 @@ _MAX_LAYERS = 16
 _ANSWERS = 3
 """Classes that are told with each explanation."""
 
-PhotoName: TypeAlias = Annotated[
-    str, Field(description="Path of an image in the folders, as listed by the tool photos.")
-]
+PhotoName: TypeAlias = Annotated[str, Field(description="Path of an image in the folders, as the tool photos has it.")]
 FolderName: TypeAlias = Annotated[
     str | None, Field(description="A folder of images in these folders; by default all of them.")
 ]

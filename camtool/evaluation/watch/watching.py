@@ -229,9 +229,7 @@ class Watch:
             if is_first:
                 raise
             self._probe = None
-            text = (
-                f"The looks ended at step {self.steps}, so there is no further alarm: {type(error).__name__}: {error}"
-            )
+            text = f"The looks ended at step {self.steps}, so no alarm follows: {type(error).__name__}: {error}"
             self.not_tested.append(text)
             warnings.warn(text, stacklevel=4)
         spent = time.perf_counter() - begin

@@ -150,6 +150,4 @@ def import_library(name: str) -> Any:
         CamtoolError: It is not installed.
     """
     library = name.partition(".")[0]
-    return libraries.import_library(
-        name, f"a run on a cluster needs {library}, which is not installed", "'camtool[ray]'"
-    )
+    return libraries.import_library(name, f"a cluster run needs {library}, which is not installed", "'camtool[ray]'")

@@ -167,9 +167,7 @@ def encode_parquet(columns: Mapping[str, Any], facts: Mapping[str, int]) -> byte
         CamtoolError: pyarrow is not installed.
     """
     pa, parquet = import_library("pyarrow"), import_library("pyarrow.parquet")
-    table = to_table(columns).replace_schema_metadata(
-        {f"camtool.{name}": str(number) for name, number in facts.items()}
-    )
+    table = to_table(columns).replace_schema_metadata({f"camtool.{name}": str(fact) for name, fact in facts.items()})
     stream = pa.BufferOutputStream()
     # Heatmaps are compressed already, and zstd costs little on them.
     parquet.write_table(table, stream, compression="zstd", row_group_size=_ROWS_IN_GROUP)

@@ -187,9 +187,7 @@ def _list_numbers(finding: Mapping[str, Any], effects: Sequence[Mapping[str, Any
     if finding["area"] is not None:
         numbers.append(("Share of the input", format_percent(finding["area"])))
     if finding["smallest_share"] is not None:
-        numbers.append(
-            ("Smallest effect that would have shown", f"{format_percent(finding['smallest_share'])} of answers")
-        )
+        numbers.append(("Smallest effect that would show", f"{format_percent(finding['smallest_share'])} of answers"))
     return numbers
 
 
