@@ -41,7 +41,7 @@ from benchmarks.paired import describe_machine
 from camtool.hooks.tracing import trace
 from camtool.layers.layouts import Layer, Layout
 from tests.zoo import catalogue, dense, hugging_face
-from tests.zoo.check import faults_of_layer, faults_of_maps, find_explained_layer
+from tests.zoo.check import explain_surest, faults_of_layer, faults_of_maps, find_explained_layer
 from tests.zoo.dense import Unwrapped
 from tests.zoo.families import FAMILIES, Family, compute_gradcam, find_faults
 
@@ -106,7 +106,7 @@ def explain_with_camtool(model: nn.Module, image: Tensor) -> Explained:
     """Explain with camtool, which finds the layer, the layout and the target."""
 
     def maps() -> Maps:
-        (result,) = camtool.explain(model, image)
+        result = explain_surest(model, image)
         yield result.raw
         try:
             (results,) = camtool.explain(model, image, [camtool.targets.Top(_CLASSES)])

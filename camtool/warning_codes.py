@@ -251,6 +251,12 @@ _KINDS = (
         "saturated-probability", "The target is a probability within 0.0001 of 1.", "Explain the class's score instead."
     ),
     WarningKind(
+        "nothing-found",
+        "In a run: the detector found nothing in the photo. In Python it is a `NothingFoundError`.",
+        "Ask for another target, or for detections with a lower confidence.",
+        "note",
+    ),
+    WarningKind(
         "not-reported",
         "The detector itself does not report the detection: a threshold or a surer detection removes it.",
         "Take the map as that of a candidate, or explain a detection that is reported.",

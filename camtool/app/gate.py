@@ -180,9 +180,7 @@ class Gate:
         headers = [(name.lower(), value.decode("latin-1").lower()) for name, value in scope["headers"]]
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) != 1 or not self._rules.is_served_as(_get_name(_AUTHORITY, hosts[0])):
-            raise _RefusedError(
-                403, "The address of the page names another host than this server; see --allow-host in its help."
-            )
+            raise _RefusedError(403, "The address names another host than this server; see --allow-host in its help.")
         for origin in (value for name, value in headers if name == b"origin"):
             name = _get_name(_ORIGIN, origin)
             if not name or (origin.partition("//")[2] not in hosts and name not in self._rules.names):

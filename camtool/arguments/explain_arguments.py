@@ -96,9 +96,7 @@ def check_argument_order(img: Any, target_class: Any) -> None:
 def _suggest_model(value: Any) -> str:
     if hasattr(value, "graph_module"):  # an ExportedProgram of torch.export
         return "its .module()"
-    return (
-        f"camtool.load({value!r})" if isinstance(value, str) and not _is_image(value) else "what camtool.load returns"
-    )
+    return f"camtool.load({value!r})" if isinstance(value, str) and not _is_image(value) else "what camtool.load gives"
 
 
 def _is_image(value: Any) -> bool:
@@ -166,9 +164,7 @@ def match_targets(target_class: Any, count: int | None) -> list[Any]:
         )
     for position, request in enumerate(requests):
         if isinstance(request, (list, tuple)) and not request:
-            raise TargetError(
-                f"target_class: entry {position} is empty; give a class, or None for the model's own top class."
-            )
+            raise TargetError(f"target_class: entry {position} is empty; give a class, or None for the top class.")
     return list(requests)
 
 

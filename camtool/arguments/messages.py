@@ -14,14 +14,14 @@ def suggest_names(word: str, known: Iterable[str], *, max_count: int = 3) -> str
     """Return a sentence that suggests similar names, e.g. ``" Did you mean 'tabby'?"``, or the empty string.
 
     Args:
-        word: The unknown name.
+        word: The unknown name, which is never suggested.
         known: The names that exist.
         max_count: The largest number of names to suggest.
 
     Returns:
         A sentence that starts with a space, or the empty string if no name is similar.
     """
-    by_folded = {name.casefold(): name for name in known}
+    by_folded = {name.casefold(): name for name in known if name != word}
     folded = str(word).casefold()
     # 0.6 is the default of difflib: about one wrong letter in a word of four, or two in a word of seven.
     matches = get_close_matches(folded, by_folded, n=max_count, cutoff=0.6)
@@ -62,6 +62,12 @@ def format_points(share: float) -> str:
     """Return a change of a probability with its sign, in points of 1 %: ``"+1 point"``, ``"-30 points"``."""
     points = round(100 * share)
     return f"{points:+} point{'' if abs(points) == 1 else 's'}"
+
+
+def format_ends(low: float, high: float, digits: int = 0, sign: str = "-") -> str:
+    """Return an interval behind its mean, e.g. ``" (3 to 7)"``; nothing if the ends are NaN, as those of one value."""
+    first, last = (f"{round(end, digits) + 0.0:{sign}.{digits}f}" for end in (low, high))  # + 0.0: never "-0"
+    return "" if math.isnan(low) else f" ({first} to {last})"
 
 
 def merge_texts(texts: Iterable[str]) -> str:

@@ -7,19 +7,19 @@ import json
 import shlex
 import sys
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camtool.arguments.messages import format_count, suggest_names
+from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options
+from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options, truth_options
 from camtool.cli.options.option_classes import takes_options
-from camtool.cli.options.output_options import Out, PrintOptions
+from camtool.cli.options.output_options import Out, Overwrite, PrintOptions
 from camtool.cli.progress.file_progress import FileProgress
 from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
 from camtool.errors import CamtoolError
@@ -29,24 +29,11 @@ if TYPE_CHECKING:
 
     from camtool.evaluation.audit import Audit
     from camtool.evaluation.diff import CamDiff
-    from camtool.models import Loaded
     from camtool.runs.job_list import Plan
-
-IMAGE_FOLDER = "imagefolder"
-
 
 Passes = Annotated[int, typer.Option(metavar="N", min=1, help="Most forward passes.")]
 Level = Annotated[float, typer.Option(metavar="Q", help="Largest q of a finding.")]
 Controls = Annotated[int, typer.Option(metavar="N", min=1, help="Control regions in each image.")]
-
-
-def build_truth_option(owner: str) -> Any:
-    """Return the option ``--truth``, which says whose answers are the classes without it."""
-    return typer.Option(
-        metavar="TRUTH",
-        help="The classes: 'imagefolder' if the photos are in folders named by their class, or a CSV file with the "
-        f"columns image and label. Without it {owner} answers.",
-    )
 
 
 @takes_options
@@ -56,7 +43,7 @@ def audit_model(
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
     preparing: preprocessing_options.PreprocessingOptions,
-    truth: Annotated[str | None, build_truth_option("the model's")] = None,
+    truth: truth_options.Classes = None,
     metadata: Annotated[
         Path | None,
         model_options.build_file_option(
@@ -110,6 +97,7 @@ def audit_model(
         ),
     ] = None,
     out: Out = Path("audit"),
+    overwrite: Overwrite = False,
     engine: model_options.EngineOption = "eager",
     batch_size: model_options.BatchSize = 32,
     seed: photo_options.Seed = 0,
@@ -122,17 +110,20 @@ def audit_model(
     """
     from camtool.arguments.checks import check_choice
     from camtool.evaluation.audit import audit
+    from camtool.evaluation.audit.state import forget_state
 
     if fail_on is not None:
         check_choice("--fail-on", fail_on, ["finding"], error=CamtoolError)
     plan = photo_options.plan_folder(folder, out, recursive=recursive or truth is not None, limit=None)
-    table = metadata if metadata is not None or truth in (None, IMAGE_FOLDER) else Path(truth)
+    table = metadata if metadata is not None or truth in (None, truth_options.IMAGE_FOLDER) else Path(truth)
     # Tables and masks are read before the model, which may take long, and for all photos, as names may be ambiguous.
     is_given = metadata is not None or (table is not None and table.is_file())  # else --truth is refused below
     columns = _read_metadata(table, plan) if table is not None and is_given else None
     regions = None if masks is None else _find_masks(masks, plan)
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
-    classes = read_classes(truth, plan, loaded)
+    if overwrite:
+        forget_state(out)
+    classes, loaded = truth_options.read_classes(truth, plan, loaded)
     rows = [*range(len(plan.jobs))][:limit] if classes is None else choose_evenly(classes, limit)
     photos = [Path(plan.jobs[row].source) for row in rows]
     with end_at_interrupt(), FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
@@ -229,53 +220,6 @@ def write_result(
         terminal.print_line(f"{lines[-1]}: [bold]{terminal.escape(str(out / 'index.html'))}[/]")
 
 
-def read_classes(truth: str | None, plan: Plan, loaded: Loaded) -> list[int] | None:
-    """Return the class of each photo of a folder, or None if the model's answers are the classes.
-
-    Raises:
-        CamtoolError: The classes cannot be read, or a photo has none.
-    """
-    from camtool.evaluation.annotations import find_classes
-    from camtool.runs.true_labels import read_true_classes
-
-    if truth is None:
-        return None
-    photos = [Path(job.source) for job in plan.jobs]
-    class_count = None if loaded.labels is not None else _count_classes(loaded, photos)
-    if truth == IMAGE_FOLDER:
-        root = next((Path(folder) for folder in plan.folders), photos[0].parent)
-        return find_classes(photos, loaded.labels, root, class_count)
-    if not Path(truth).is_file():
-        raise CamtoolError(
-            f"--truth {truth}: there is no such file; give imagefolder, or a table of image and label."
-            f"{suggest_names(truth, [IMAGE_FOLDER])}"
-        )
-    try:
-        known = read_true_classes(Path(truth), plan, loaded.labels, class_count).by_photo
-    except CamtoolError as error:
-        raise CamtoolError(str(error).replace("--labels-csv", "--truth")) from None
-    missing = [photo for photo in photos if photo not in known]
-    if missing:
-        raise CamtoolError(f"--truth {truth} has no row for {missing[0]}; add one, or leave the photo out.")
-    return [known[photo].index for photo in photos]
-
-
-def _count_classes(loaded: Loaded, photos: Sequence[Path]) -> int | None:
-    """Return the number of classes that a model declares, or else that of its answers to a photo that can be read."""
-    from camtool.errors import ImageError
-    from camtool.evaluation.subject import Subject
-    from camtool.outputs.class_count import get_class_count
-
-    count = get_class_count(loaded.model)
-    for photo in photos if count is None else ():
-        with suppress(ImageError):  # the command lists it among those that could not be read
-            subject = Subject(loaded)
-            batch = next(subject.iterate_batches([str(photo)], [None], 1))
-            count = subject.score_classes(batch.images).shape[1]
-            break
-    return None if count is None else max(count, 2)  # a single logit tells two classes apart
-
-
 def _find_masks(masks: Path, plan: Plan) -> list[Path | None]:
     """Return the file of each photo's mask; None without one.
 
@@ -286,9 +230,7 @@ def _find_masks(masks: Path, plan: Plan) -> list[Path | None]:
 
     matched = match_masks(masks, plan, f"--masks {masks}")
     if not matched:
-        raise CamtoolError(
-            f"--masks {masks} has no mask of any photo; name them as the photos are, e.g. {plan.jobs[0].stem}.png."
-        )
+        raise CamtoolError(f"--masks {masks} fits no photo; name them as the photos are, e.g. {plan.jobs[0].stem}.png.")
     return [matched.get(job.source) for job in plan.jobs]
 
 

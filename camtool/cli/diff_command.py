@@ -10,9 +10,9 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import audit_command, terminal
-from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options
+from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options, truth_options
 from camtool.cli.options.option_classes import takes_options
-from camtool.cli.options.output_options import Out, PrintOptions
+from camtool.cli.options.output_options import Out, Overwrite, PrintOptions
 from camtool.cli.progress.file_progress import FileProgress
 from camtool.errors import CamtoolError
 
@@ -30,7 +30,7 @@ def compare_models(
     old: Annotated[str, typer.Argument(metavar="OLD", help=_MODEL_HELP)],
     new: Annotated[str, typer.Argument(metavar="NEW", help="The same for the new model.")],
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of photos.")],
-    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")] = False,
+    recursive: photo_options.Recursive = False,
     model: Annotated[
         str | None,
         typer.Option(metavar="NAME", help=model_options.MODEL_HELP, rich_help_panel="Model", show_default="OLD or NEW"),
@@ -40,7 +40,7 @@ def compare_models(
     ] = "auto",
     naming: model_options.LabelOptions,
     preparing: preprocessing_options.PreprocessingOptions,
-    truth: Annotated[str | None, audit_command.build_truth_option("both models'")] = None,
+    truth: truth_options.Classes = None,
     fail_on: Annotated[
         list[str] | None,
         typer.Option(
@@ -57,6 +57,7 @@ def compare_models(
     ] = "faithcam",
     limit: photo_options.Limit = None,
     out: Out = Path("diff"),
+    overwrite: Overwrite = False,
     batch_size: model_options.BatchSize = 32,
     seed: photo_options.Seed = 0,
     printed: PrintOptions,
@@ -68,19 +69,24 @@ def compare_models(
     It goes on where it stopped if it is called again with the same folder for its results.
     """
     from camtool.arguments.checks import check_choice
+    from camtool.evaluation.audit.state import forget_state
     from camtool.evaluation.diff import diff
 
     events = map_options.split_names(fail_on or [])
     for event in events:
         check_choice("--fail-on", event, ("moved", "answers"), error=CamtoolError)
     # Which folders are there decides about the classes, so the first photos are taken after that.
-    first = None if truth == audit_command.IMAGE_FOLDER else limit
+    first = None if truth == truth_options.IMAGE_FOLDER else limit
     plan = photo_options.plan_folder(folder, out, recursive=recursive or truth is not None, limit=first)
     before, after = (
         _load(name, value, model, device, naming, preparing, is_quiet=printed.hides_progress)
         for name, value in (("OLD", old), ("NEW", new))
     )
-    classes = audit_command.read_classes(truth, plan, before)
+    if overwrite:
+        forget_state(out)
+    classes, before = truth_options.read_classes(truth, plan, before)
+    if after.labels is None:
+        after = replace(after, labels=before.labels)
     photos = [Path(job.source) for job in plan.jobs][:limit]
     bar = FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress)
     with audit_command.end_at_interrupt(), bar:

@@ -10,10 +10,10 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.audit_command import IMAGE_FOLDER, read_classes
 from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options
 from camtool.cli.options.option_classes import takes_options
-from camtool.cli.options.output_options import Out, PrintOptions
+from camtool.cli.options.output_options import Out, Overwrite, PrintOptions
+from camtool.cli.options.truth_options import IMAGE_FOLDER, read_classes
 from camtool.cli.progress.file_progress import FileProgress
 from camtool.errors import CamtoolError
 
@@ -54,8 +54,10 @@ def evaluate_methods(
             "'imagefolder' if the photos are in folders named by their class.",
         ),
     ] = None,
+    recursive: photo_options.Recursive = False,
     limit: photo_options.Limit = None,
     out: Out = Path("leaderboard"),
+    overwrite: Overwrite = False,
     batch_size: model_options.BatchSize = 16,
     seed: photo_options.Seed = 0,
     printed: PrintOptions,
@@ -65,6 +67,7 @@ def evaluate_methods(
     It goes on where it stopped if it is called again with the same folder for its results.
     """
     from camtool.evaluation.leaderboard import evaluate
+    from camtool.evaluation.leaderboard.measurement import remove_checkpoint
     from camtool.evaluation.leaderboard.table import NAMES
     from camtool.figures.saving import load_canvas
     from camtool.rendering.written_files import check_inside, check_replaceable
@@ -73,10 +76,12 @@ def evaluate_methods(
     check_replaceable(out, NAMES)
     load_canvas()  # raises if matplotlib is missing, before hours of computing
     # Which folders and names are there decides about the truth, so the first photos are taken after that.
-    plan = photo_options.plan_folder(folder, out, recursive=truth == IMAGE_FOLDER, limit=None)
+    plan = photo_options.plan_folder(folder, out, recursive=recursive or truth == IMAGE_FOLDER, limit=None)
     photos = [Path(job.source) for job in plan.jobs][:limit]
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
-    classes = read_classes(truth, plan, loaded) if truth == IMAGE_FOLDER else None
+    if overwrite:
+        remove_checkpoint(out, "checkpoint.jsonl")
+    classes, loaded = read_classes(truth if truth == IMAGE_FOLDER else None, plan, loaded)
     annotations = None if truth in (None, IMAGE_FOLDER) else _read_objects(truth, plan, photos)
     with FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
         table = evaluate(

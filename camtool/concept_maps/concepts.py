@@ -255,9 +255,7 @@ def _check_positive(points: Tensor, layer: str) -> Tensor:
         raise LayerError(f"layer {layer!r} returned NaN or infinite values, which cannot be factorized.")
     positive = points.relu()
     if not positive.any():
-        raise LayerError(
-            f"layer {layer!r} has no positive activations, so there is nothing to factorize; choose another layer."
-        )
+        raise LayerError(f"layer {layer!r} has no positive activations to factorize; choose another layer.")
     return positive
 
 

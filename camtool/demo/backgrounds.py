@@ -157,12 +157,7 @@ def _resample(pixels: Floats, corner: tuple[float, float], sides: tuple[float, f
         first = np.floor(places)
         f = (places - first).astype(np.float32)
         g = 1 - f
-        weights = (
-            g * g * g / 6,
-            (4 - 6 * f * f + 3 * f * f * f) / 6,
-            (4 - 6 * g * g + 3 * g * g * g) / 6,
-            f * f * f / 6,
-        )
+        weights = g * g * g / 6, (4 - 6 * f * f + 3 * f * f * f) / 6, (4 - 6 * g * g + 3 * g * g * g) / 6, f * f * f / 6
         shape = (-1, 1, 1) if axis == 0 else (1, -1, 1)
         rows = [np.clip(first.astype(np.intp) - 1 + tap, 0, pixels.shape[axis] - 1) for tap in range(4)]
         if axis == 0:  # columns outside of the part need not be enlarged

@@ -133,9 +133,7 @@ def run_tour(out: str | PathLike[str] = "demo", scenes: int = 12, *, methods: Se
 def draw_tour_scenes(scenes: int) -> list[Scene]:
     """Return the first scenes of the tour, those with fewer objects first. Most have two objects, one has four."""
     chosen = [*_CHOSEN, *((2, 1000 + i) for i in range(scenes - len(_CHOSEN)))][:scenes]
-    return [
-        draw_scene(_FIRST + seed, objects=objects, size=_SIZE) for objects, seed in sorted(chosen, key=itemgetter(0))
-    ]
+    return [draw_scene(_FIRST + seed, objects=count, size=_SIZE) for count, seed in sorted(chosen, key=itemgetter(0))]
 
 
 def draw_cheat_scenes() -> list[tuple[str, Scene]]:

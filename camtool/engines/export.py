@@ -106,7 +106,7 @@ def export(
     methods = [*{chosen.name: chosen for chosen in map(find_method, several)}.values()]
     if not methods:
         raise CamtoolError("method: no method is given; name one, e.g. 'gradcam'.")
-    check_options(methods, options)
+    check_options(methods, options, loaded.model)
     images = _make_images(loaded, size, count=2 if dynamic_batch else 1)
     name = None if layer is None else find_module_name(loaded.model, unwrap_layer(get_module(model), layer))
     layers = find_layers(loaded.model, images, None if name is None else [name])

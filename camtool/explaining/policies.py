@@ -287,9 +287,7 @@ def _list_inputs(observation: Mapping[str, Any], inputs: Sequence[str] | None) -
         CamtoolError: There are too many, or one does not exist.
     """
     if not isinstance(observation, Mapping):
-        raise ImageError(
-            f"observation must be a dictionary of inputs by name, got {add_article(type(observation).__name__)}."
-        )
+        raise ImageError(f"observation must be a dictionary of inputs, got {add_article(type(observation).__name__)}.")
     tensors = {key: item for key, item in observation.items() if isinstance(item, Tensor) and item.is_floating_point()}
     observed = [key for key in tensors if key.startswith("observation")]
     names = [*inputs] if inputs is not None else observed or [*tensors]

@@ -46,9 +46,7 @@ def to_inches(width: Width) -> float:
     """
     if isinstance(width, str):
         if width not in WIDTHS:
-            raise CamtoolError(
-                f"width {width!r} is unknown; pass 'single', 'double' or inches.{suggest_names(width, WIDTHS)}"
-            )
+            raise CamtoolError(f"width {width!r}: pass 'single', 'double' or inches.{suggest_names(width, WIDTHS)}")
         return WIDTHS[width]
     if not _MIN_INCHES <= width <= _MAX_INCHES:
         raise CamtoolError(f"width is {width} inches; pass {_MIN_INCHES} to {_MAX_INCHES:.0f}, 'single' or 'double'.")

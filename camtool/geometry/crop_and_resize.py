@@ -185,9 +185,7 @@ class Geometry:
             GeometryError: ``maps`` is no floating tensor with at least two dimensions.
         """
         if maps.ndim < 2 or not maps.is_floating_point():
-            raise GeometryError(
-                f"maps must be floating and (..., gh, gw), got {maps.dtype} with shape {tuple(maps.shape)}."
-            )
+            raise GeometryError(f"maps must be floating and (..., gh, gw), got {maps.dtype} {tuple(maps.shape)}.")
         top, left, bottom, right = self.box
         # At least float32, even under autocast: half precision shows as bands in the heatmap.
         with torch.autocast(maps.device.type, enabled=False):

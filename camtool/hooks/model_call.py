@@ -110,6 +110,8 @@ def _find_remedy(error: Exception, image: Tensor | None, model: nn.Module) -> st
     if _INFERENCE_TENSOR in str(error):
         made = any(parameter.is_inference() for parameter in model.parameters())
         return f". {_MADE_IN_INFERENCE_MODE if made else _IN_INFERENCE_MODE}"
+    if remedy := _suggest_channels(str(error), image):
+        return remedy
     axes = _CONVOLUTION_AXES.search(str(error))
     if axes is not None and axes[2].count(",") == int(axes[1]):
         return f". {_AXIS_TOO_MANY}"
@@ -117,6 +119,20 @@ def _find_remedy(error: Exception, image: Tensor | None, model: nn.Module) -> st
         return ". A part of the model is on the meta device and has no weights; load them first"
     has_several = image is not None and image.shape[:1] > (1,)
     return ". If it takes one image at a time, pass batch_size=1" if has_several else ""
+
+
+def _suggest_channels(reason: str, image: Tensor | None) -> str:
+    """Return the remedy if an image has three channels and the model takes one, or the other way round; else ""."""
+    numbers = _CHANNELS.search(reason)
+    if image is None or image.ndim != 4 or numbers is None:
+        return ""
+    wanted, given = (int(numbers[1]), int(numbers[2])) if numbers[1] else (int(numbers[4]), int(numbers[3]))
+    is_gray = image.shape[1] == 3 and given == 3 * wanted
+    if not is_gray and (image.shape[1] != 1 or wanted != 3 * given):
+        return ""
+    size = image.shape[2] if image.shape[2] == image.shape[3] else tuple(image.shape[2:])
+    kind, channels = ("one channel", "gray") if is_gray else ("three channels", "rgb")
+    return f'. It takes {kind}: pass a photo and transform=camtool.preprocessing(size={size}, channels="{channels}")'
 
 
 def _split_arguments(inputs: Mapping[Any, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -327,6 +343,7 @@ _MADE_IN_INFERENCE_MODE = (
 _INFERENCE_TENSOR = "nference tensor"
 """A part of torch's errors about tensors made in inference mode."""
 
+_CHANNELS = re.compile(r"to have (\d+) channels, but got (\d+) channels|multiplied \(\d+x(\d+) and (\d+)x")
 _CONVOLUTION_AXES = re.compile(r"or (\d)D \(batched\) input to conv\dd, but got input of size: \[([^]]*)\]")
 """Torch's error about an input of a convolution: the number of axes it takes, and the shape it got."""
 

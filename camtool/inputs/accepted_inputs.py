@@ -162,9 +162,7 @@ def _check_tensor(tensor: Tensor) -> None:
     if tensor.is_quantized:
         raise ImageError(f"img is a quantized tensor {tuple(tensor.shape)}; give tensor.dequantize().")
     if tensor.is_meta:
-        raise ImageError(
-            f"img is a tensor {tuple(tensor.shape)} on the meta device, without values; give one with data."
-        )
+        raise ImageError(f"img is a tensor {tuple(tensor.shape)} on the meta device; give one with data.")
     # The float8 types can be stored and converted, but not added or multiplied.
     if tensor.is_floating_point() and tensor.dtype not in _FLOATS:
         raise ImageError(f"img is a tensor of {tensor.dtype}, which has no arithmetic; give tensor.float().")

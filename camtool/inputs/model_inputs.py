@@ -100,9 +100,7 @@ class Inputs:
         for argument, key in named:
             if key not in entries:
                 hint = suggest_names(str(key), map(str, entries))
-                raise CamtoolError(
-                    f"{argument}={key!r} is none of the inputs, which are {_format_keys(entries)}.{hint}"
-                )
+                raise CamtoolError(f"{argument}={key!r} is none of the inputs: {_format_keys(entries)}.{hint}")
 
     def find_image_candidates(self) -> list[Key]:
         """Return the keys of the entries that may be the image.
@@ -193,9 +191,7 @@ def _score_alone(
     def select(tensor: Tensor) -> Tensor:
         return tensor[index : index + 1] if tensor.ndim and len(tensor) == count else tensor
 
-    alone = {
-        key: value if key in shared else nested_tensors.map_tensors(value, select) for key, value in entries.items()
-    }
+    alone = {key: one if key in shared else nested_tensors.map_tensors(one, select) for key, one in entries.items()}
     scores = _score(model, alone)
     return scores if scores is not None and len(scores) == 1 else None
 

@@ -156,9 +156,7 @@ def _check_names(
     paths = _count_paths(model, inputs, names, layer, call_index)
     for name in names:
         if name == layer.name or not paths[name]:
-            raise LayerError(
-                f"depths: layer {name!r} does not lead to the explained layer {layer.name!r}; name layers before it."
-            )
+            raise LayerError(f"depths: layer {name!r} does not lead to layer {layer.name!r}; name layers before it.")
     return list(names)
 
 

@@ -36,9 +36,7 @@ def check_depths(depths: Depths) -> None:
     is_count = isinstance(depths, Integral) and not isinstance(depths, bool) and int(depths) > 0
     is_names = isinstance(depths, (list, tuple)) and all(isinstance(name, str) for name in depths)
     if not is_count and not is_names:
-        raise MethodError(
-            f"depths must be a whole number of 1 or more, or a list of the names of layers, got {depths!r}."
-        )
+        raise MethodError(f"depths must be a whole number of 1 or more, or a list of names of layers, got {depths!r}.")
 
 
 def check_no_local_targets(evidence: Evidence, change: str) -> None:

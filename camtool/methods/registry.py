@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from numbers import Integral
@@ -32,6 +32,7 @@ from camtool.hooks.structures.modules import describe_unhookable, read_tree, run
 from camtool.layers.depths import Depths
 from camtool.methods.options import check_depths
 from camtool.methods.stored_maps import find_stored_maps
+from camtool.models.preprocessing import STATED, suggest_preprocessing
 
 MethodFunction: TypeAlias = Callable[..., Tensor]
 """``function(evidence, **options) -> (R, *grid)``: one raw map per row, not scaled."""
@@ -420,8 +421,13 @@ def _check_wrapping(outer: Wrapper, method: Method) -> None:
         )
 
 
-def check_options(methods: Sequence[Method], options: Iterable[str]) -> None:
+def check_options(methods: Sequence[Method], options: Mapping[str, Any], model: nn.Module | None = None) -> None:
     """Check that each option belongs to at least one of the methods.
+
+    Args:
+        methods: The methods.
+        options: Their options.
+        model: The model, if it is known, for the advice.
 
     Raises:
         MethodError: No method has the option; the message lists those that exist.
@@ -432,6 +438,8 @@ def check_options(methods: Sequence[Method], options: Iterable[str]) -> None:
             continue
         if foreign := describe_foreign_argument(option):
             raise MethodError(foreign)
+        if option in STATED:
+            raise MethodError(f"{option}= is no option of a method; pass {suggest_preprocessing(options, model)}.")
         names = ", ".join(repr(method.name) for method in methods)
         listed = ", ".join(sorted(known)) or "none"
         raise MethodError(
@@ -473,9 +481,7 @@ def _list_working(model: nn.Module) -> str:
     if not describe_unhookable(model):
         return ", ".join(name for name, method in METHODS.items() if _works_without_gradients(method))
     missing = _GRADIENTS if read_tree(model).structure.lacks_gradients else frozenset()
-    called = (
-        name for name, method in METHODS.items() if _needs_only_model_calls(method) and not method.needs & missing
-    )
+    called = (name for name, one in METHODS.items() if _needs_only_model_calls(one) and not one.needs & missing)
     return ", ".join(called)
 
 
@@ -498,9 +504,7 @@ def _compose(outer: WrapperFunction, method: Method) -> MethodFunction:
         evidence.refined.clear()  # that of a part of the maps
         return maps
 
-    keywords = [
-        option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in (inner_options | outer_options).values()
-    ]
+    keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (inner_options | outer_options).values()]
     evidence = inspect.Parameter("evidence", inspect.Parameter.POSITIONAL_ONLY)
     # The options of a method are read from its signature; `wraps` alone would show those of the wrapper only.
     run_wrapper.__signature__ = inspect.Signature([evidence, *keywords])  # type: ignore[attr-defined]

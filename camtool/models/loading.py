@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import mimetypes
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -28,6 +29,7 @@ from camtool.models.sources.python_factory import FactorySource
 from camtool.models.sources.source import get_first_line
 from camtool.models.two_towers import ImageTower, find_encoders
 from camtool.models.unwrapping import build_text_encoder
+from camtool.models.weights import FILE_KINDS, WeightsWarning, find_file_kind
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -55,7 +57,7 @@ def load(
             * a timm model, with or without a tag: ``"timm:convnext_tiny"``, ``"timm:resnet50.a1_in1k"``;
             * a Hugging Face model, by its name on the hub or by a folder: ``"hf:org/name"``, ``"hf:/a/folder"``;
             * an open_clip model and a tag of weights: ``"open_clip:ViT-B-32/openai"``;
-            * a file of Ultralytics, e.g. ``"ultralytics:yolo11n.pt"``;
+            * a file of Ultralytics, e.g. ``"ultralytics:yolo11n.pt"``; one that exists without the prefix, too;
             * a bundled model: ``"demo"``, ``"demo-cheat"``;
             * ``"package.module:factory"``: a function without arguments that returns a model, a pair of a model and its
               transform, or a :class:`Loaded`;
@@ -93,6 +95,8 @@ def load(
     check_settings(transform, labels, 1, None, None)
     where = None if device is None else parse_device(device)
     source, rest = _find_source(name)
+    if name == rest and source.prefix == "ultralytics":
+        warnings.warn(f"model {name!r} is a file of Ultralytics, ultralytics:{name}.", WeightsWarning, stacklevel=2)
     with _silence_retries():
         loaded = source.load(rest, weights, **calls) if source is MODEL_FILES else source.load(rest, weights)
     if labels is not None:
@@ -225,6 +229,11 @@ def _find_source(name: str) -> tuple[Source, str]:
             return source, plain
     if colon and not has_prefix:
         return FACTORY, name
+    if PurePath(plain).suffix.lower() in (".safetensors", ".pt", ".pth"):
+        kind = find_file_kind(Path(plain))
+        if kind == "ultralytics":
+            return next(source for source in SOURCES if source.prefix == kind), plain
+        raise ModelError(f"model {name!r} {FILE_KINDS[kind]}.")
     hint = _describe_file_hint(plain) or suggest_names(plain, _list_plain_names())
     *usages, last = (source.usage for source in SOURCES)
     raise ModelError(f"model {name!r} is unknown.{hint} Give {', '.join(usages)}, or {last}.")
@@ -241,9 +250,6 @@ def _list_plain_names() -> list[str]:
 
 def _describe_file_hint(name: str) -> str:
     """Return a hint for a file that was given as the name of a model; nothing if it does not look like a file."""
-    suffix = PurePath(name).suffix.lower()
-    if suffix in (".safetensors", ".pt", ".pth"):
-        return " It is a file of weights: give it as weights= (--weights), together with the name of its model."
     is_image = str(mimetypes.guess_type(name)[0]).startswith("image/")
     if is_image or PurePath(name).name != name:
         return " It looks like a photo or a path: give the name of a model here, and photos as the image to explain."

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 Channels: TypeAlias = Literal["rgb", "bgr", "gray"]
 """Order of the channels that a model takes; ``"gray"`` is one channel."""
 
+Fit: TypeAlias = Literal["crop", "stretch", "pad"]
+"""How a photo of other proportions becomes the size: covered and cropped, distorted, or whole between black bars."""
+
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _GRAY_WEIGHTS = (0.299, 0.587, 0.114)
 """Share of red, green and blue in a gray value, as in PIL's mode L (ITU-R 601-2)."""
@@ -53,6 +56,9 @@ _HUGGING_FACE, _TIMM = "preprocessor_config.json", "config.json"
 _MAX_BYTES = 2**24
 """Bytes of a file of settings; they have a few thousand."""
 
+STATED = ("size", "fit", "channels", "mean", "std")
+"""The arguments of :func:`preprocessing`."""
+
 _TRIAL_PHOTOS = (320, 256), (200, 300)
 """Sizes (W, H) of the photos with which two transforms are compared."""
 
@@ -61,8 +67,8 @@ _TRIAL_PHOTOS = (320, 256), (200, 300)
 class Preprocessing:
     """A transform from a PIL image to a tensor ``(C, h, w)``, made of a size, an order of channels and a normalization.
 
-    The photo is scaled (bilinear, antialiased) until it covers the size, and its center is cropped. A photo of the
-    size itself stays as it is.
+    The photo is scaled (bilinear, antialiased) until it covers the size, and its center is cropped; or as ``fit`` says.
+    A photo of the size itself stays as it is.
 
     Attributes:
         size: Height and width of the input in pixels.
@@ -70,6 +76,7 @@ class Preprocessing:
         std: What the values are then divided by.
         channels: The order of the channels.
         notes: What the user should know about the preprocessing, one sentence each.
+        fit: What becomes of a photo of other proportions, see :data:`Fit`.
     """
 
     size: tuple[int, int]
@@ -77,6 +84,7 @@ class Preprocessing:
     std: tuple[float, ...] = _IMAGENET[1]
     channels: Channels = "rgb"
     notes: tuple[MapWarning, ...] = ()
+    fit: Fit = "crop"
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -84,6 +92,7 @@ class Preprocessing:
             check_count("each side of size", side, error=ModelError)
         object.__setattr__(self, "size", tuple(map(int, self.size)))
         check_choice("channels", self.channels, get_args(Channels), error=ModelError)
+        check_choice("fit", self.fit, get_args(Fit), error=ModelError)
         for number in self.mean:
             check_number("each of mean", number, error=ModelError)
         for number in self.std:
@@ -102,16 +111,24 @@ class Preprocessing:
         scaled = self.compute_scaled_size(image.height, image.width)
         if scaled != (image.height, image.width):
             image = image.resize(scaled[::-1], Image.Resampling.BILINEAR)
-        top, left = (round((have - want) / 2) for have, want in zip(scaled, self.size, strict=True))
-        pixels = np.asarray(image)[top : top + self.size[0], left : left + self.size[1]]
-        values = torch.from_numpy(pixels.reshape(*self.size, -1).copy()).permute(2, 0, 1).float() / 255
+        # As torchvision's CenterCrop: half pixels of a crop are rounded to even, and the first bar is the narrower one.
+        top, left = (
+            round((have - want) / 2) if have > want else -((want - have) // 2)
+            for have, want in zip(scaled, self.size, strict=True)
+        )
+        pixels = np.array(image.crop((left, top, left + self.size[1], top + self.size[0])))
+        values = torch.from_numpy(pixels.reshape(*self.size, -1)).permute(2, 0, 1).float() / 255
         values = values.flip(0) if self.channels == "bgr" else values
         return (values - _to_column(self.mean, values)) / _to_column(self.std, values)
 
     def compute_scaled_size(self, height: int, width: int) -> tuple[int, int]:
-        """Return the size (h, w) that a photo is scaled to before the center is cropped."""
-        scale = max(self.size[0] / height, self.size[1] / width)
-        return max(self.size[0], round(height * scale)), max(self.size[1], round(width * scale))
+        """Return the size (h, w) that a photo is scaled to before the center is cropped, or bars are added."""
+        if self.fit == "stretch":
+            return self.size
+        choose = max if self.fit == "crop" else min
+        scale = choose(self.size[0] / height, self.size[1] / width)
+        rows, columns = (max(1, round(side * scale)) for side in (height, width))
+        return choose(self.size[0], rows), choose(self.size[1], columns)
 
 
 @dataclass(frozen=True)
@@ -152,6 +169,7 @@ class StatedPreprocessing:
         mean: Mean of each channel, or one for all.
         std: Standard deviation, as ``mean``.
         channels: The order of the channels.
+        fit: As :attr:`Preprocessing.fit`.
     """
 
     transform: str | None = None
@@ -159,6 +177,7 @@ class StatedPreprocessing:
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
     channels: Channels | None = None
+    fit: Fit | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -175,7 +194,7 @@ class StatedPreprocessing:
             return load_transform(self.transform)
         if self.size is None or self.mean is None:
             return None
-        return build_preprocessing(None, size=self.size, mean=self.mean, std=self.std, channels=self.channels)
+        return build_preprocessing(None, self.size, self.mean, self.std, self.channels, self.fit)
 
     def complete(self, loaded: Loaded) -> Loaded:
         """Return a model with its own preprocessing completed or changed by what the user stated.
@@ -191,14 +210,11 @@ class StatedPreprocessing:
             is_gray = self.channels is None and count_input_channels(loaded.model) == 1
             transform = build_preprocessing(
                 loaded.transform or find_transform(loaded.model),
-                size=self.size,
-                mean=self.mean,
-                std=self.std,
-                channels="gray" if is_gray else self.channels,
+                *(self.size, self.mean, self.std, "gray" if is_gray else self.channels, self.fit),
                 default_size=find_input_size(loaded.model) if self.size is None else self.size,
             )
         if self.transform is None:  # the user's own function may fail on anything but a real photo
-            check_fits_model(loaded.model, transform, "the preprocessing of --size, --mean, --std and --channels")
+            check_fits_model(loaded.model, transform, "the preprocessing of --size, --fit, --mean, --std, --channels")
         return replace(loaded, transform=transform)
 
 
@@ -208,14 +224,15 @@ def preprocessing(
     channels: Channels = "rgb",
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
+    fit: Fit = "crop",
 ) -> Preprocessing:
     """Return the transform for a model of one's own, which says what the model was trained with.
 
         prepare = camtool.preprocessing(size=28, channels="gray", mean=0.1307, std=0.3081)
         camtool.explain(lenet, "digit.png", transform=prepare)
 
-    The photo is scaled until it covers the size, and its center is cropped. For any other preparation, pass the
-    function of the training as ``transform``.
+    The photo is scaled until it covers the size, and its center is cropped; ``fit`` keeps what lies at the edge. For
+    any other preparation, pass the function of the training as ``transform``.
 
     Args:
         size: Side of the model's input in pixels, or its height and width.
@@ -224,6 +241,8 @@ def preprocessing(
             255 if a number is greater than 1. Without mean and std, those of ImageNet are assumed, and each explanation
             has a warning that says so. For plain values in [0, 1] give ``mean=0, std=1``.
         std: Standard deviation, on the scale of ``mean``.
+        fit: ``"crop"``; ``"stretch"`` distorts the whole photo to the size; ``"pad"`` keeps its proportions and adds
+            black bars. Take what the model was trained with.
 
     Raises:
         ModelError: A value is of another kind, or the values contradict each other.
@@ -233,17 +252,18 @@ def preprocessing(
     if len(sides) != 2:
         raise ModelError(f"size must be a side or (height, width), got {size!r}.")
     means, stds = (None if statistic is None else np.ravel(statistic).tolist() for statistic in (mean, std))
-    built = build_preprocessing(None, size=sides, mean=means, std=stds, channels=channels)
+    built = build_preprocessing(None, sides, means, stds, channels, fit)
     return cast("Preprocessing", built)
 
 
 def build_preprocessing(
     base: Transform | None,
-    *,
     size: tuple[int, int] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     channels: Channels | None = None,
+    fit: Fit | None = None,
+    *,
     default_size: tuple[int, int] = (224, 224),
 ) -> Transform:
     """Build a transform from what the user stated; the model's own transform decides the rest.
@@ -255,6 +275,7 @@ def build_preprocessing(
             is greater than 1.
         std: As :attr:`Preprocessing.std`, on the scale of ``mean``. Both are given, or neither.
         channels: The order of the channels, RGB by default.
+        fit: As :attr:`Preprocessing.fit`; None for ``base``, or the crop.
         default_size: The size if neither ``size`` nor ``base`` says it.
 
     Raises:
@@ -262,14 +283,28 @@ def build_preprocessing(
     """
     known = None if base is None else find_statistics(base)
     order: Channels = channels or ("gray" if known and len(known[0]) == 1 else "rgb")
-    if base is not None and size is None:
+    if base is not None and size is None and fit is None:
         return _renormalize(base, known, mean, std, order)
+    size = _find_made_size(base) if base is not None and size is None else size
     stated = _state_statistics(mean, std, order)
     if stated is None and known is not None:
         stated = _convert_statistics(known, order)
     notes = _describe_assumed(default_size if size is None else None, has_statistics=stated is not None)
     mean, std = stated or _convert_statistics(_IMAGENET, order)
-    return Preprocessing(size or default_size, tuple(mean), tuple(std), order, notes)
+    return Preprocessing(size or default_size, tuple(mean), tuple(std), order, notes, fit or "crop")
+
+
+def _find_made_size(base: Transform) -> tuple[int, int]:
+    """Return the size (h, w) of what a transform makes of any photo.
+
+    Raises:
+        ModelError: It makes several sizes.
+    """
+    photos = (Image.new("RGB", size, "gray") for size in _TRIAL_PHOTOS)
+    sizes = {tuple(torch.as_tensor(unwrap_image(base(photo))).shape[-2:]) for photo in photos}
+    if len(sizes) > 1:
+        raise ModelError("fit: the model's preprocessing makes inputs of several sizes; give the size too (--size).")
+    return cast("tuple[int, int]", sizes.pop())
 
 
 def _renormalize(
@@ -350,6 +385,14 @@ def _describe_assumed(size: tuple[int, int] | None, *, has_statistics: bool) -> 
     else:
         return ()
     return (MapWarning(text, "assumed-transform"),)
+
+
+def suggest_preprocessing(options: Mapping[str, Any], model: nn.Module | None) -> str:
+    """Return how to state what is given of a size, channels and the like, which are no options of a method."""
+    stated = {"size": "..."} | {name: repr(value) for name, value in options.items() if name in STATED}
+    if model is not None and count_input_channels(model) == 1:
+        stated.setdefault("channels", '"gray"')
+    return f"transform=camtool.preprocessing({', '.join(f'{name}={value}' for name, value in stated.items())})"
 
 
 def check_fits_model(model: nn.Module, transform: Transform, origin: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import pickletools
 import struct
 import warnings
+import zipfile
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence, Set
 from pathlib import Path
@@ -23,6 +25,23 @@ if TYPE_CHECKING:
 
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
 """Prefixes that wrappers leave in the names: those of DataParallel, torch.compile and Lightning."""
+
+
+_MAX_PICKLE = 2**24
+"""Bytes of a pickle beside its tensors that are looked at."""
+
+_OF_TENSORS = ("torch ", "torch._", "torch.storage", "torch.serialization", "collections ", "numpy")
+"""Beginnings of what a pickle of tensors names."""
+
+FILE_KINDS = {
+    "missing": "is the name of no file that exists; give the name of a model, and a file of weights as weights= "
+    "(--weights)",
+    "weights": "is a file of weights; give it as weights= (--weights), together with the name of its model",
+    "TorchScript": "is TorchScript; pass torch.jit.load(FILE), on the command line by package.module:factory",
+    "model": "is a pickle of a whole model, which could run any code; save its state_dict(), and give that as weights= "
+    "(--weights), together with the name of the model",
+}
+"""What a file is that is given as the name of a model → what to say of it."""
 
 
 class WeightsWarning(UserWarning):
@@ -53,6 +72,28 @@ def read_state(path: str | PathLike[str]) -> dict[str, Tensor]:
         kind = add_article(type(content).__name__)
         raise ModelError(f"weights {str(path)!r} hold {kind}, not tensors by name; save model.state_dict().")
     return state
+
+
+def find_file_kind(path: Path) -> str:
+    """Return what a file is that torch writes: a key of :data:`FILE_KINDS`. No code in it is run.
+
+    A file that cannot be read is taken for one of weights, whose reader says what is wrong with it.
+    """
+    if not path.is_file():
+        return "missing"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            folder, _, _ = archive.namelist()[0].partition("/")
+            if f"{folder}/constants.pkl" in archive.namelist():
+                return "TorchScript"
+            with archive.open(f"{folder}/data.pkl") as stream:
+                pickled = stream.read(_MAX_PICKLE)
+        names = [str(argument) for code, argument, _ in pickletools.genops(pickled) if code.name == "GLOBAL"]
+    except (zipfile.BadZipFile, LookupError, OSError, ValueError, RuntimeError, NotImplementedError):
+        return "weights"
+    if any(name.startswith("ultralytics.") for name in names):
+        return "ultralytics"
+    return "model" if any(not name.startswith(_OF_TENSORS) for name in names) else "weights"
 
 
 def match_names(

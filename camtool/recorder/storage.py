@@ -55,7 +55,7 @@ class Storage:
             raise CamtoolError(f"dtype must be a dtype of torch, e.g. torch.float16, not {dtype!r}.")
         if graph and self._reducer is not None:
             raise CamtoolError(
-                "graph=True keeps the graph of every forward pass, so it cannot go with a reducer; leave one out."
+                "graph=True keeps the graph of each pass, so it cannot go with a reducer; leave one out."
             )
 
     @property

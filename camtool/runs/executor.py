@@ -178,7 +178,8 @@ def _explain_photos(
             on_batch([photo.job for photo in batch], time.perf_counter() - started)
         for photo, result in zip(batch, results, strict=True):
             any_explained = any_explained or not isinstance(result, str)
-            if has_regions and not isinstance(result, str):
+            # Of a photo in which nothing was found there is no model to ask.
+            if has_regions and not isinstance(result, str) and result[0].checker is not None:
                 result = _add_regions(photo.job, result)
             yield _Explained(photo.job, photo.facts, result)
         results.clear()  # explanations that are written are not kept while the next batch is explained

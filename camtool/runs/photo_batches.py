@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from PIL.Image import Image
 
@@ -17,6 +18,7 @@ from camtool.arguments.checks import iterate_leaves
 from camtool.errors import ImageError, MethodError, NothingFoundError, TargetError, raise_interrupt
 from camtool.runs.process_settings import release_memory
 from camtool.runs.result_writer import describe_error
+from camtool.warning_codes import MapWarning
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -87,6 +89,8 @@ def explain_batch(
 ) -> list[list[Explanation] | str]:
     """Return each photo's explanations, or the reason why there are none.
 
+    A photo in which a detector finds nothing has a map of zeros, with the label "nothing found".
+
     Args:
         explainer: The explainer.
         names: The name of each photo in messages.
@@ -130,7 +134,8 @@ def _try_explaining(
         # Lists of methods and targets give nested lists, whose leaves are the explanations.
         results: list[Any] = explainer(photos, [target] * len(photos)) if photos else []
     except NothingFoundError as error:
-        return str(error)
+        # Of several photos each is tried by itself.
+        return [[_describe_nothing(explainer, photos[0], error)]] if len(photos) == 1 else str(error)
     except TargetError:
         raise
     except MethodError as error:
@@ -139,6 +144,15 @@ def _try_explaining(
         raise_interrupt(error)
         return describe_error(error)
     return results
+
+
+def _describe_nothing(explainer: Explainer[Any], photo: PreparedInput, error: NothingFoundError) -> Explanation:
+    """Return what a run writes of a photo in which a detector found nothing: an answer, and no failure."""
+    from camtool.explaining.explanation import Explanation
+
+    warnings = (*photo.notes, MapWarning(str(error), "nothing-found"))
+    raw, method = np.zeros((1,) * len(photo.view.size), np.float32), explainer.batches.methods[0].name
+    return Explanation(raw, photo.view, "nothing found", None, math.nan, None, method, "", warnings)
 
 
 def _to_result(name: str, explained: Any) -> list[Explanation] | str:

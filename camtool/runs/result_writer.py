@@ -138,7 +138,8 @@ class ResultWriter:
         self, job: Job, explanation: Explanation, stem: Path, true_class: TrueClass | None
     ) -> ManifestLine:
         line = build_line(str(job.source), explanation, true_class)
-        caption = build_caption(line) if self._output.has_captions else None
+        has_caption = self._output.has_captions or "nothing-found" in line.warning_codes
+        caption = build_caption(line) if has_caption else None
         heat_in = {name: self._measure(job, explanation, region) for name, region in self._output.regions.items()}
         return replace(line, files=self._write_files(explanation, stem, caption), heat_in=heat_in or None)
 

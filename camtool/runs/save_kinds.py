@@ -183,8 +183,12 @@ def _write_on_grid(
 
 
 def _write_region(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None) -> None:
-    """Write the photo with all but the part faded that is sufficient."""
-    if explanation.region is not None:
+    """Write the photo with all but the part faded that is sufficient; all of it if nothing was found."""
+    from camtool.rendering import image_writing
+
+    if explanation.region is None:
+        image_writing.write_image(path, explanation.photo)
+    else:
         explanation.region.save(path)
 
 

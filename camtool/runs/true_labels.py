@@ -85,7 +85,7 @@ def read_true_classes(
     by_photo: dict[Path | str, tuple[int, TrueClass]] = {}
     unused = 0
     for line, image, label in rows:
-        place = f"--labels-csv {path}, line {line}"
+        place = f"--truth {path}, line {line}"
         true_class = _prefix_errors(place, find_class, label)
         photo = _prefix_errors(place, find_photo, image)
         if photo is None:
@@ -98,7 +98,7 @@ def read_true_classes(
             )
     if not by_photo:
         raise CamtoolError(
-            f"--labels-csv {path}: no row is about a photo of the run; the column image holds paths relative to the "
+            f"--truth {path}: no row is about a photo of the run; the column image holds paths relative to the "
             "folder of the photos, or file names."
         )
     return TrueClasses(path, {photo: true_class for photo, (_, true_class) in by_photo.items()}, unused)
@@ -153,7 +153,7 @@ def _read_rows(path: Path) -> tuple[list[_Row], bool]:
     try:
         return _parse_rows(path, read_regular(path).decode("utf-8-sig"))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise CamtoolError(f"--labels-csv {path} cannot be read: {error}.") from error
+        raise CamtoolError(f"--truth {path} cannot be read: {error}.") from error
 
 
 def _parse_rows(path: Path, text: str) -> tuple[list[_Row], bool]:
@@ -167,7 +167,7 @@ def _parse_rows(path: Path, text: str) -> tuple[list[_Row], bool]:
     if _IMAGE not in header or not columns:
         missing = _IMAGE if _IMAGE not in header else _LABEL
         raise CamtoolError(
-            f"--labels-csv {path}, line 1: there is no column {missing!r}. The first line must name the columns image "
+            f"--truth {path}, line 1: there is no column {missing!r}. The first line must name the columns image "
             f"and label; found: {', '.join(map(repr, header)) or 'nothing'}."
         )
     image, label = header.index(_IMAGE), header.index(columns[0])
@@ -176,7 +176,7 @@ def _parse_rows(path: Path, text: str) -> tuple[list[_Row], bool]:
         if not any(cell.strip() for cell in row):
             continue
         if len(row) <= max(image, label) or not row[image].strip() or not row[label].strip():
-            raise CamtoolError(f"--labels-csv {path}, line {reader.line_num}: the row has no image or no label.")
+            raise CamtoolError(f"--truth {path}, line {reader.line_num}: the row has no image or no label.")
         rows.append((reader.line_num, row[image].strip(), row[label].strip()))
     return rows, columns[0] == _INDEX
 

@@ -142,9 +142,7 @@ def choose_scale(reader: SlideReader, level: int | None, mpp: float | None) -> f
             raise ImageError(f"level={level} does not exist; the slide has levels 0 to {count - 1}.")
         return reader.levels[level].downsample
     if reader.mpp is None:
-        raise ImageError(
-            f"mpp={mpp:g}: {reader.path} does not say how large its pixels are; choose a resolution with level=."
-        )
+        raise ImageError(f"mpp={mpp:g}: {reader.path} does not say how large its pixels are; choose a level=.")
     scale = mpp / reader.mpp
     if scale < 0.98:
         raise ImageError(f"mpp={mpp:g} is finer than the slide, which has {reader.mpp:.3g} micrometers per pixel.")

@@ -69,9 +69,7 @@ class Contrast(Target):
             shares, rivals = to_tuple(self.shares), len(self.rivals)
             are_weights = all(isinstance(share, Real) and float(share) >= 0 for share in shares)
             if not (len(shares) == rivals and are_weights and 0 < sum(shares) < inf):
-                raise TargetError(
-                    f"Contrast's shares {shares} do not fit its {rivals} rivals; pass a positive number each."
-                )
+                raise TargetError(f"Contrast's shares {shares} do not fit its {rivals} rivals; pass one above 0 each.")
             object.__setattr__(self, "shares", shares)
 
     def __call__(self, output: Any) -> Tensor:

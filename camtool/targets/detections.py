@@ -472,9 +472,7 @@ class Keypoint(Target):
             return torch.stack([self._score_person(of_image) for of_image in output])
         maps = find_logits(output)
         if maps.ndim != _HEATMAP_AXES or not 0 <= self.index < maps.shape[1]:
-            raise TargetError(
-                f"{self} needs heatmaps (N, K, h, w) with K > index; the model returned {(*maps.shape,)}."
-            )
+            raise TargetError(f"{self} needs heatmaps (N, K, h, w) with K > index; the model gave {(*maps.shape,)}.")
         if self.cell is not None:
             return maps[:, self.index, self.cell[0], self.cell[1]]
         return maps[:, self.index].flatten(1).amax(1)

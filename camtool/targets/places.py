@@ -199,7 +199,5 @@ class Point(ResolvedTarget):
             height, width = geometry.size
         relative_x, relative_y = x / width, y / height
         if not (0 <= relative_x < 1 and 0 <= relative_y < 1):
-            raise TargetError(
-                f"Point ({self.x:g}, {self.y:g}) is outside of the part of the photo that reaches the model."
-            )
+            raise TargetError(f"Point ({self.x:g}, {self.y:g}) is outside of the part of the photo the model sees.")
         return int(relative_y * size[0]), int(relative_x * size[1])

@@ -89,8 +89,8 @@ def resolve_targets(
       logits over the image. ``None`` is the class that covers most of the image, and the background only if nothing
       else is predicted. A class is background if its label says so; without labels it is class 0. Independent labels
       (sigmoids) are predicted where their probability is above 1/2, so they may overlap.
-    * detections: of those that the model's own post-processing reports, the most confident one of the class; ``None``
-      is the most confident of all. If it reports none, it is the surest candidate, with a warning.
+    * detections: of those that the model's own post-processing reports, the most confident one of the class; if it
+      reports none, the surest candidate, with a warning. ``None`` is the most confident of all that are reported.
 
     Args:
         request: See :data:`TargetLike`.
@@ -110,8 +110,6 @@ def resolve_targets(
         # A single score becomes two classes here, so that all that follows sees (K, ...) with K >= 2.
         prediction = compute_class_scores(prediction[None], link or "identity")[0]
     image = ImageOutput(prediction, labels, geometry, link, find_class_vectors)
-    if request is None and isinstance(prediction, Detections):
-        return [find_most_confident(None, image)]
     if request is None or isinstance(request, Top):
         return _rank(Top(1) if request is None else request, image)
     if isinstance(request, AllDetections):
@@ -140,8 +138,10 @@ def score_request(request: Any, labels: Sequence[str] | None, output: Any) -> Te
     Of several requests the first counts.
     """
     try:
-        prediction = get_predictions(output)[0]
-        return resolve_targets(_get_first(request), prediction, labels)[0](output)[0]
+        first, prediction = _get_first(request), get_predictions(output)[0]
+        if first is None and isinstance(prediction, Detections):  # a layer is chosen by candidates, too
+            return find_most_confident(None, ImageOutput(prediction, labels))(output)[0]
+        return resolve_targets(first, prediction, labels)[0](output)[0]
     # A function of the user may raise anything. Then it does so again when it is explained, with a better message.
     except Exception as error:  # noqa: BLE001
         raise_interrupt(error)

@@ -6,7 +6,15 @@ import math
 
 import pytest
 
-from camtool.arguments.messages import add_article, format_count, format_percent, format_points, merge_texts
+from camtool.arguments.messages import (
+    add_article,
+    format_count,
+    format_ends,
+    format_percent,
+    format_points,
+    merge_texts,
+    suggest_names,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +36,24 @@ def test_a_count_agrees_with_its_noun(number: int, thing: str, said: str) -> Non
 )
 def test_a_change_in_points_has_its_sign(share: float, said: str) -> None:
     assert format_points(share) == said
+
+
+def test_a_hint_never_repeats_the_name() -> None:
+    assert suggest_names("crane", ["crane", "crate", "Crane"]) == " Did you mean 'Crane' or 'crate'?"
+    assert suggest_names("crane", ["crane"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("ends", "digits", "sign", "said"),
+    [
+        ((0.402, 0.457), 2, "-", " (0.40 to 0.46)"),
+        ((-0.3, 6.6), 0, "-", " (0 to 7)"),
+        ((-3.4, 0.2), 0, "+", " (-3 to +0)"),
+        ((math.nan, math.nan), 0, "-", ""),
+    ],
+)
+def test_one_value_has_no_interval(ends: tuple[float, float], digits: int, sign: str, said: str) -> None:
+    assert format_ends(*ends, digits, sign) == said
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_masks_are_found_by_the_paths_of_the_photos(run_command, tmp_path):
     )
     (tmp_path / "empty").mkdir()
     finished = run_command("photos/arrow", *COMMON, "--masks", "empty")
-    assert "has no mask of any photo; name them as the photos are, e.g. 0.png" in finished.err
+    assert "fits no photo; name them as the photos are, e.g. 0.png" in finished.err
 
 
 def test_the_demo_ends_with_the_sentence_of_an_audit(monkeypatch, capsys, tmp_path):
@@ -340,6 +340,65 @@ def test_the_folders_of_all_photos_are_counted(run_command, monkeypatch, tmp_pat
     Image.new("RGB", (40, 40)).save(tmp_path / "photos/zebra/2019/0.png")
     method = ("--method", "gradcam")
     assert run_command(*args, *method, command=()).code == 0
+    if command == "audit":  # the folders name the classes
+        assert "'arrow' (" in json.loads((tmp_path / "audit/audit.json").read_text())["untested"]
+    if command == "diff":
+        images = json.loads((tmp_path / "diff/diff.json").read_text())["images"]
+        assert {image["label"] for image in images} <= {"arrow", "cross", "zebra"}
+        assert {answer for image in images for answer in image["answers"]} <= {"arrow", "cross", "zebra"}
+
+
+def test_folders_are_the_true_classes_of_a_run(run_command, tmp_path):
+    finished = run_command("photos", "--model", "demo", "--truth", "imagefolder", command=("run",))
+    assert finished.code == 0, finished.err
+    lines = [json.loads(line) for line in (tmp_path / "out/explanations.jsonl").read_text().splitlines()]
+    assert [line["true_label"] for line in lines] == [Path(line["image"]).parent.name for line in lines]
+    assert len(lines) == 4
+    assert "Accuracy" in finished.out
+    other = run_command(
+        "photos/arrow", "photos/cross", "--model", "demo", *("--truth", "imagefolder", "--out", "two"), command=("run",)
+    )
+    assert (other.code, "needs one folder" in " ".join(other.err.split())) == (2, True)
+    missing = run_command("photos", "--model", "demo", "--truth", "imagefoldr", command=("run",))
+    assert (missing.code, "Did you mean 'imagefolder'?" in " ".join(missing.err.split())) == (2, True)
+
+
+def test_folders_name_the_classes_of_a_model_without_names(run_command, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "nets_of_run.py").write_text(NETS.replace("Linear(4, 3)", "Linear(4, 2)"))
+    options = ("--model", "nets_of_run:make", "--truth", "imagefolder", "--no-report")
+    assert run_command("photos", *options, command=("run",)).code == 0
+    lines = [json.loads(line) for line in (tmp_path / "out/explanations.jsonl").read_text().splitlines()]
+    assert {line["predicted_label"] for line in lines} <= {"arrow", "cross"}
+    (tmp_path / "photos/zebra").mkdir()
+    Image.new("RGB", (40, 40)).save(tmp_path / "photos/zebra/0.png")
+    finished = run_command("photos", *options, "--out", "other", command=("run",))
+    assert (finished.code, "3 folders with photos, and the model 2" in " ".join(finished.err.split())) == (2, True)
+
+
+STARTS = {
+    "audit": ("photos", *COMMON, "--truth", "imagefolder"),
+    "diff": ("demo", "demo-cheat", "photos", "--method", "gradcam", "--passes", "100", "-r"),
+    "evaluate": ("photos", "--model", "demo", "--method", "gradcam", "--metric", "entropy", "-r"),
+}
+
+
+@pytest.mark.parametrize("command", STARTS)
+def test_overwrite_starts_anew_and_removes_nothing_of_the_user(run_command, tmp_path, command):
+    pytest.importorskip("matplotlib")
+    name = "checkpoint.jsonl" if command == "evaluate" else "state.jsonl"
+    start = (*STARTS[command], "--out", "results")
+    assert run_command(*start, command=(command,)).code == 0
+    state = tmp_path / "results" / name
+    before = state.read_bytes() if state.exists() else b""
+    state.write_bytes(before + b'\n{"key": "of an earlier start", "value": {"values": [1]}}\n')
+    assert run_command(*start, command=(command,)).code == 0
+    assert b"of an earlier start" in state.read_bytes()
+    assert run_command(*start, "--overwrite", command=(command,)).code == 0
+    assert not state.exists() or b"of an earlier start" not in state.read_bytes()
+    state.write_text("my notes\n")
+    assert run_command(*start, "--overwrite", command=(command,)).code == 2
+    assert state.read_text() == "my notes\n"
 
 
 def test_the_documentation_lists_the_tags_that_are_columns():

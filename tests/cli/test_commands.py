@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -284,6 +285,15 @@ def test_all_detections_above_a_confidence_and_the_surest_ones(camtool_, photos)
     assert "--target detections:2: the confidence must be a number from 0 to 1" in " ".join(result.err.split())
 
 
+def test_a_photo_in_which_a_detector_finds_nothing_is_no_failure(camtool_, photos):
+    Image.new("RGB", (96, 96)).save("photos/black.png")
+    result = camtool_("photos/black.png", "--model", "tests.targets.test_detections:SquareDetector", "--verbose")
+    assert result.code == 0
+    assert "black.png: 96x96 nothing found" in result.out
+    (line,) = read_lines()
+    assert Path("out", line["files"]["overlay"]).is_file()
+
+
 def test_layer_can_be_repeated(explained, photos):
     assert explained("photos/a.png", "--layer", "first").code == 0
     assert [line["layer"] for line in read_lines()] == ["first"]
@@ -361,6 +371,11 @@ def test_labels_come_from_a_file(explained, photos, name, content):
     assert [line["label"] for line in read_lines()] == ["Kätzchen", "Ameise"]
 
 
+def test_labels_may_be_given_by_name(explained, photos):
+    assert explained("photos/a.png", "--labels", "ant,bee, kitten,dog", "--target", "kitten").code == 0
+    assert [line["label"] for line in read_lines()] == ["kitten"]
+
+
 def test_results_inside_the_input_folder_are_not_explained_by_the_next_run(explained, photos):
     for _ in range(3):
         assert explained("photos", "-r", "--out", "photos/results").code == 0
@@ -404,6 +419,9 @@ def test_the_preprocessing_of_a_users_model_is_stated_by_numbers_or_by_a_functio
 
 def test_a_size_alone_warns_that_the_normalization_was_assumed(camtool_, photos):
     assert camtool_("photos/a.png", "--model", SMALL, "--size", "16", "--channels", "gray").code == 0
+    for fit in ("stretch", "pad"):
+        result = camtool_("photos/a.png", "--model", SMALL, *STATED, "--fit", fit, "--out", fit)
+        assert result.code == 0, result.err
     assert any("No mean and std" in warning for warning in read_lines()[0]["warnings"])
 
 
@@ -424,7 +442,7 @@ def test_the_warning_of_an_assumed_preprocessing_names_options_that_exist(camtoo
 @pytest.mark.parametrize("command", ["run", "evaluate", "features", "export"])
 def test_all_commands_that_load_a_model_take_the_preprocessing(on_screen, command):
     shown = on_screen(200)(command, "--help-all").out
-    assert [option for option in ("--transform", "--size", "--mean", "--std") if option not in shown] == []
+    assert [option for option in ("--transform", "--size", "--fit", "--mean", "--std") if option not in shown] == []
     assert re.search(r"--channels +<rgb\|bgr\|gray>", shown)  # and never a number of channels
     assert re.search(r"whose code is\s+then run", re.sub(r"[│\s]+", " ", shown))
 
@@ -683,7 +701,18 @@ def test_help_and_version(camtool_):
     assert "--colormap" in camtool_("run", "--help").out == camtool_("run", "-h").out
     short, long = (set(re.findall(r"--[\w-]+", camtool_("run", option).out)) for option in ("--help", "--help-all"))
     assert long - short == {
-        *("--labels", "--labels-csv", "--only-wrong", "--transform", "--size", "--mean", "--std", "--channels"),
+        *(
+            "--labels",
+            "--truth",
+            "--labels-csv",
+            "--only-wrong",
+            "--transform",
+            "--size",
+            "--fit",
+            "--mean",
+            "--std",
+            "--channels",
+        ),
         *("--bands", "--window", "--percentiles", "--slice", "--volume", "--axis", "--frame"),
     }
     assert "layers" in "".join([(result := camtool_()).out, result.err])
@@ -702,7 +731,10 @@ ALIKE = {
     "--engine": "run cluster video slide app audit",
     "--layer": "run cluster video slide features kernels evaluate export",
     "--method": "run cluster video slide evaluate audit diff export",
-    "--overwrite": "run cluster export",
+    "--overwrite": "run cluster evaluate audit diff export",
+    "--truth": "run cluster evaluate audit diff",
+    "--recursive": "run cluster evaluate audit diff",
+    "-r": "run cluster evaluate audit diff",
 }
 
 
@@ -710,6 +742,19 @@ def test_the_same_options_have_the_same_names_in_every_command():
     commands = typer.main.get_command(app.app).commands
     names = {command: {name for each in found.params for name in each.opts} for command, found in commands.items()}
     assert {option: " ".join(name for name in names if option in names[name]) for option in ALIKE} == ALIKE
+
+
+def test_the_documentation_lists_the_options_by_command():
+    listed = typer.main.get_command(app.app).commands
+    commands = defaultdict[str, list[str]](list)
+    for command, found in listed.items():
+        for each in found.params:
+            if each.param_type_name == "option" and each.expose_value:
+                commands[next(name for name in each.opts if name.startswith("--"))].append(command)
+    text = (Path(__file__).parents[2] / "docs/command-line.md").read_text(encoding="utf-8")
+    section = text.partition("## Options by command")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(--[\w-]+)` \| (.*) \|$", section, re.MULTILINE))
+    assert rows == {option: ", ".join(names) for option, names in commands.items() if len(names) > 1}
 
 
 def test_other_programs_can_read_what_commands_print(camtool_, photos):
@@ -753,6 +798,7 @@ def test_other_programs_can_read_what_commands_print(camtool_, photos):
         (["mobilenet_v2"], ["'mobilenet_v2' is the name of a model, not a photo; give it as --model mobilenet_v2"]),
         (["features", "timm:x"], ["'timm:x' is the name of a model, not a photo"]),
         (["--weights", "photos/a.png"], ["a.png", "damaged"]),
+        (["--labels", "none.txt"], ["--labels none.txt is no file", "--labels cat,dog"]),
         (["--labels", "half.json"], ["half.json", "cannot be read"]),
         (["--labels", "table.json"], ["table.json", "give a list of names"]),
         (["--labels", "latin.txt"], ["latin.txt", "cannot be read"]),

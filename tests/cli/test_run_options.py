@@ -131,7 +131,7 @@ def test_a_photo_without_a_predicted_class_is_neither_right_nor_wrong(camtool_, 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--only-wrong"], ["--only-wrong", "--labels-csv FILE"]),
+        (["--only-wrong"], ["--only-wrong", "--truth FILE"]),
         (["--labels-csv", "bad.csv"], ["bad.csv, line 2", "'wasp'"]),
         (["--labels-csv", "other.csv"], ["other.csv", "no row is about a photo"]),
         (["--sheet", "--save", "raw"], ["--sheet needs overlays", "raw"]),

@@ -273,7 +273,7 @@ def test_an_action_that_is_not_finite_is_told_with_what_was_replaced() -> None:
 
 
 def test_an_observation_is_a_dictionary() -> None:
-    with pytest.raises(ImageError, match="observation must be a dictionary of inputs by name, got a Tensor"):
+    with pytest.raises(ImageError, match="observation must be a dictionary of inputs, got a Tensor"):
         camtool.explain_policy(Product(), torch.rand(1, 3, 8, 8), Action(0))
 
 

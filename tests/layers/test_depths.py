@@ -115,9 +115,9 @@ def test_named_depths() -> None:
     net, x = staged(3, 3, 3)
     assert names(net, x, ["0", "1.1.inner"]) == ["0", "1.1.inner"]
     for wrong in ("2", "2.3", "2.2.inner.0"):
-        with pytest.raises(LayerError, match=f"depths: layer '{wrong}' does not lead to the explained layer '1'"):
+        with pytest.raises(LayerError, match=f"depths: layer '{wrong}' does not lead to layer '1'"):
             names(net, x, [wrong], "1")
-    with pytest.raises(LayerError, match="depths: layer '1' does not lead to the explained layer '1'"):
+    with pytest.raises(LayerError, match="depths: layer '1' does not lead to layer '1'"):
         names(net, x, ["1"], "1")
     with pytest.raises(LayerError, match=r"no layer '1\.9'"):
         names(net, x, ["1.9"])

@@ -674,7 +674,7 @@ def test_unknown_option_is_rejected_with_known_options() -> None:
     with pytest.raises(MethodError, match=r"method 'gradcam' has no option 'power'; known options: none\."):
         camtool.explain(pooled_net()[0], torch.rand(1, *IMAGES), method="gradcam", power=2)
     with pytest.raises(MethodError, match=r"'gradcam', 'mine' has no option 'powr'.* power\. Did you mean 'power'\?"):
-        check_options([find_method("gradcam"), find_method(mine)], ["power", "powr"])
+        check_options([find_method("gradcam"), find_method(mine)], {"power": 1, "powr": 2})
 
 
 def test_users_function_is_a_method_with_its_own_name() -> None:

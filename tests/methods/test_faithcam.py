@@ -395,9 +395,7 @@ def test_a_number_of_numpy_is_a_number_of_depths() -> None:
 
 @pytest.mark.parametrize("depths", [0, True, "fine", [3], 2.5])
 def test_wrong_depths_are_rejected_before_anything_runs(depths: Any) -> None:
-    with pytest.raises(
-        MethodError, match="depths must be a whole number of 1 or more, or a list of the names of layers"
-    ):
+    with pytest.raises(MethodError, match="depths must be a whole number of 1 or more, or a list of names of layers"):
         camtool.Explainer(deep(), "faithcam", depths=depths)
 
 

@@ -134,7 +134,7 @@ def test_unknown_option_is_rejected_with_options_of_both() -> None:
     with pytest.raises(
         MethodError, match=r"'noise:gradcam' has no option 'noise_sample'; .*Did you mean 'noise_samples'"
     ):
-        check_options([find_method("noise:gradcam")], ["noise_sample"])
+        check_options([find_method("noise:gradcam")], {"noise_sample": 2})
     assert suggest_names("noise_sample", find_method("noise:gradcam").options)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import zipfile
 
 import pytest
+import torch
+from torch import nn
 
 import camtool
 from camtool import ModelError
-from camtool.models import build_untrained, is_model_name
+from camtool.models import build_untrained, is_model_name, loading
 from tests.models.torchvision_nets import NAME, assert_one_line, build_net, save_weights
 
 
@@ -30,11 +34,58 @@ def test_the_error_for_a_url_shows_it_unchanged(url):
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("a/cat.jpg", "looks like a photo"), ("net.pth", "file of weights"), ("./resnet18", "a photo or a path")],
+    [("a/cat.jpg", "looks like a photo"), ("net.pth", "no file that exists"), ("./resnet18", "a photo or a path")],
 )
 def test_a_file_instead_of_a_name_gets_a_hint(name, hint):
     with pytest.raises(ModelError, match=hint):
         camtool.load(name)
+
+
+class RunsCode:
+    """An object that ends the process when it is unpickled."""
+
+    def __reduce__(self):
+        return os._exit, (1,)
+
+
+def write_file_of_ultralytics(path):
+    """Write a file as torch does whose pickle names a class of Ultralytics."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("best/data.pkl", b"\x80\x02cultralytics.nn.tasks\nDetectionModel\n.")
+
+
+@pytest.mark.parametrize(
+    ("save", "words"),
+    [
+        (lambda net, path: torch.save(net.state_dict(), path), "is a file of weights; give it as weights= (--weights)"),
+        (lambda net, path: torch.save({"epoch": 3, "model": net.state_dict()}, path), "is a file of weights"),
+        (lambda net, path: torch.save(net, path), "is a pickle of a whole model"),
+        (lambda net, path: torch.save(RunsCode(), path), "is a pickle of a whole model"),
+        (lambda net, path: torch.jit.save(torch.jit.trace(net, torch.rand(1, 3, 8, 8)), path), "is TorchScript"),
+        (lambda net, path: path.write_bytes(b"PK\x03\x04 no archive"), "is a file of weights"),
+        (lambda net, path: zipfile.ZipFile(path, "w").close(), "is a file of weights"),
+    ],
+    ids=["weights", "checkpoint", "model", "code", "TorchScript", "damaged", "empty"],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*jit")
+def test_a_file_of_torch_as_a_model_is_told_from_others_in_one_line(tmp_path, save, words):
+    path = tmp_path / "y11.pt"
+    save(nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten()).eval(), path)
+    with pytest.raises(ModelError) as error:
+        camtool.load(str(path))
+    assert str(error.value).startswith(f"model {str(path)!r} {words}")
+    assert str(error.value).count(str(path)) == 1
+    assert_one_line(error)
+
+
+def test_a_file_of_ultralytics_needs_no_prefix(tmp_path, monkeypatch):
+    path = tmp_path / "y11.pt"
+    write_file_of_ultralytics(path)
+    source, name = loading._find_source(str(path))
+    assert (source.prefix, name) == ("ultralytics", str(path))
+    monkeypatch.setattr(type(source), "load", lambda self, name, weights: camtool.Loaded(build_net()))
+    with pytest.warns(UserWarning, match=f"model '{path}' is a file of Ultralytics"):
+        assert camtool.load(str(path)).name == str(path)
 
 
 def test_the_name_of_a_library_may_stand_before_a_model_of_torchvision():

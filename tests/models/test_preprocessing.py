@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,11 +21,14 @@ from torchvision import transforms
 
 import camtool
 from camtool import ForwardError, ImageError, ModelError
+from camtool.app.web_page.building import _check_transform
 from camtool.geometry.measured_transforms import probe_geometry
+from camtool.geometry.plain_transforms import find_plain_transform
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import find_statistics
 from camtool.models import (
     Preprocessing,
+    StatedPreprocessing,
     build_default_transform,
     build_preprocessing,
     check_fits_model,
@@ -84,14 +88,122 @@ def test_channels_are_ordered_before_they_are_normalized(channels, mean, std, ex
     assert renormalized[:, 3, 3].tolist() == pytest.approx(expected, abs=0.01)
 
 
-@pytest.mark.parametrize("size", [(16, 16), (16, 48), (50, 20), (40, 60)])
+@pytest.mark.parametrize("fit", ["crop", "stretch", "pad"])
+@pytest.mark.parametrize("size", [(16, 16), (16, 48), (50, 20), (40, 60), (17, 17)])
 @pytest.mark.parametrize("photo", [(40, 60), (64, 33)])
-def test_the_geometry_is_read_as_it_is_measured(size: tuple[int, int], photo: tuple[int, int]) -> None:
-    transform = Preprocessing(size, MEAN, STD)
+def test_the_geometry_is_read_as_it_is_measured(size: tuple[int, int], photo: tuple[int, int], fit: Any) -> None:
+    if fit == "pad":  # few pixels between the bars cannot be measured
+        size = (3 * size[0], 3 * size[1])
+    transform = Preprocessing(size, MEAN, STD, fit=fit)
     read, probed = read_geometry(transform, photo), probe_geometry(transform, photo)
     assert read.size == probed.size == size
     assert read.box == pytest.approx(probed.box, abs=0.6)
     assert read_geometry(Renormalized(transform, MEAN, STD), photo) == read
+
+
+class Brightness(nn.Module):
+    """A network whose class 0 likes bright places; its layer has a cell for each 4 x 4 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 1, 4, 4, bias=False), nn.ReLU())
+        nn.init.constant_(self.body[0].weight, 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        score = self.body(x).mean((1, 2, 3))
+        return torch.stack([score, -score], 1)
+
+
+@pytest.mark.parametrize("fit", ["crop", "stretch", "pad"])
+@pytest.mark.parametrize("size", [(64, 64), (48, 80)])
+@pytest.mark.parametrize("spot", [(4, 20), (100, 20), (180, 44)])
+@pytest.mark.parametrize("is_high", [False, True])
+def test_a_spot_at_the_edge_is_where_it_is(
+    fit: Any, size: tuple[int, int], spot: tuple[int, int], is_high: bool
+) -> None:
+    """The photo is 64 x 192 pixels, or 192 x 64; a crop shows its middle alone."""
+    photo = np.zeros((64, 192, 3), np.uint8)
+    left, top = spot
+    photo[top : top + 12, left : left + 12] = 255
+    if is_high:
+        photo, left, top = photo.transpose(1, 0, 2), top, left
+    prepare = camtool.preprocessing(size, mean=0, std=1, fit=fit)
+    result = camtool.explain(Brightness().eval(), Image.fromarray(photo), 0, transform=prepare)
+    height, width = photo.shape[:2]
+    if fit == "crop" and spot[0] != 100:
+        assert result.heatmap.max() == 0
+        assert not result.seen.all()
+        return
+    assert result.seen.all() == (fit != "crop")
+    rows, columns = np.mgrid[:height, :width] + 0.5
+    # A cell is at most 4 pixels of an input to which the photo is reduced by 3 or 4.
+    assert (result.heatmap * columns).sum() / result.heatmap.sum() == pytest.approx(left + 6, abs=5)
+    assert (result.heatmap * rows).sum() / result.heatmap.sum() == pytest.approx(top + 6, abs=5)
+
+
+def test_bars_are_black_and_the_photo_keeps_its_proportions() -> None:
+    made = Preprocessing((16, 16), (0.0,) * 3, (1.0,) * 3, fit="pad")(Image.new("RGB", (40, 20), "white"))
+    assert made[:, 4:12].min() == 1
+    assert made[:, :4].max() == made[:, 12:].max() == 0
+    assert Preprocessing((8, 8), fit="pad")(Image.new("RGB", (1000, 1))).shape == (3, 8, 8)
+    stretched = Preprocessing((16, 16), MEAN, STD, fit="stretch")(PHOTO)
+    usual = transforms.Compose([transforms.Resize((16, 16)), transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
+    torch.testing.assert_close(stretched, usual(PHOTO))
+
+
+def test_a_fit_changes_the_preprocessing_of_the_model() -> None:
+    base = build_default_transform()
+    made = build_preprocessing(base, fit="pad")
+    assert isinstance(made, Preprocessing)
+    assert (made.size, made.fit, made.notes) == ((224, 224), "pad", ())
+    assert find_statistics(made) == find_statistics(base)
+    loaded = StatedPreprocessing(fit="stretch").complete(camtool.Loaded(*with_transform()))
+    assert (loaded.transform.size, loaded.transform.fit, loaded.transform.mean) == ((24, 24), "stretch", MEAN)
+    any_size = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
+    with pytest.raises(ModelError, match="several sizes; give the size too"):
+        build_preprocessing(any_size, fit="pad")
+
+
+def test_a_stretched_photo_is_described_in_numbers_and_a_padded_one_is_not() -> None:
+    plain = find_plain_transform(camtool.preprocessing(24, mean=0.5, std=0.5, fit="stretch"))
+    assert plain is not None
+    assert (plain.resized, plain.crop, plain.shorter_side) == ((24, 24), (24, 24), None)
+    padded = camtool.preprocessing(24, mean=0.5, std=0.5, fit="pad")
+    assert find_plain_transform(padded) is None
+    with pytest.raises(camtool.CamtoolError, match="fit='pad'"):
+        _check_transform(camtool.Loaded(net(), padded))
+
+
+@pytest.mark.parametrize(
+    ("channels", "options", "advice"),
+    [
+        (3, {"size": 96}, "transform=camtool.preprocessing(size=96)"),
+        (1, {"size": 96}, 'transform=camtool.preprocessing(size=96, channels="gray")'),
+        (3, {"mean": 0.5, "std": 0.5}, "transform=camtool.preprocessing(size=..., mean=0.5, std=0.5)"),
+        (1, {"fit": "pad", "size": (64, 96)}, "(size=(64, 96), fit='pad', channels=\"gray\")"),
+    ],
+)
+def test_what_belongs_to_the_preprocessing_is_no_option(channels: int, options: Any, advice: str) -> None:
+    for call in (
+        lambda: camtool.explain(net(channels), PHOTO, **options),
+        lambda: camtool.Explainer(net(channels), **options),
+    ):
+        with pytest.raises(camtool.MethodError, match=re.escape(advice)):
+            call()
+
+
+@pytest.mark.parametrize(
+    "model", [net(1), nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 16), nn.ReLU(), nn.Linear(16, 3)).eval()]
+)
+@pytest.mark.parametrize("img", [torch.rand(1, 3, 28, 28), torch.rand(3, 28, 28)])
+def test_a_gray_model_with_an_image_of_colors_names_the_transform(model: nn.Module, img: Tensor) -> None:
+    with pytest.raises(ForwardError, match=re.escape('transform=camtool.preprocessing(size=28, channels="gray")')):
+        camtool.explain(model, img)
+
+
+def test_a_model_of_colors_with_a_gray_image_names_the_transform() -> None:
+    with pytest.raises(ForwardError, match=re.escape('transform=camtool.preprocessing(size=(28, 36), channels="rgb")')):
+        camtool.explain(net(3), torch.rand(1, 1, 28, 36))
 
 
 def test_a_photo_of_the_size_stays_as_it_is() -> None:

@@ -190,7 +190,7 @@ def test_a_record_has_a_repr_even_if_it_cannot_be_concatenated() -> None:
     [
         ({"keep": "maen"}, r"no 'maen'; choose one of all, last, .*Did you mean 'mean'"),
         ({"keep": 3}, "keep must be a name, a reducer or a function, not 3"),
-        ({"keep": "mean", "graph": True}, "graph=True keeps the graph of every forward pass"),
+        ({"keep": "mean", "graph": True}, "graph=True keeps the graph of each pass"),
         ({"edit": {"": 0}}, "edit: 0 is no function"),
         ({"edit_inputs": ["0"]}, r"edit_inputs must map layers to functions, .* not \['0'\]"),
         ({"dtype": "half"}, "dtype must be a dtype of torch, e.g. torch.float16, not 'half'"),

@@ -364,7 +364,7 @@ def test_a_slide_of_glass_is_an_error(tmp_path: Path, demo) -> None:
     write_slide(tmp_path / "a.tif", np.full((256, 256, 3), 240, np.uint8), levels=1, mpp=None)
     with pytest.raises(ImageError, match=r"all 9 tiles are background; choose another rule with background="):
         camtool.explain_slide(demo, tmp_path / "a.tif", "star")
-    with open_slide(tmp_path / "a.tif") as reader, pytest.raises(ImageError, match="choose a resolution with level="):
+    with open_slide(tmp_path / "a.tif") as reader, pytest.raises(ImageError, match="choose a level="):
         choose_scale(reader, None, 0.5)
 
 

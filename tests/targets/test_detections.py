@@ -17,10 +17,12 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 import camtool
 from camtool.errors import MethodError, NothingFoundError, TargetError
 from camtool.geometry.crop_and_resize import Geometry
+from camtool.outputs.detections import Detections
+from camtool.outputs.post_processing import PostProcessing
 from camtool.rendering import overlay, regions
 from camtool.runs.executor import run_jobs
 from camtool.runs.job_list import plan_run
-from camtool.runs.result_writer import Failure, Success
+from camtool.runs.result_writer import Success
 from camtool.runs.save_kinds import OutputSettings
 from camtool.targets import (
     Box,
@@ -388,26 +390,44 @@ def test_empty_box_is_drawn_as_one_pixel() -> None:
 # ---------------------------------------------------------------------------------------------------------- folder runs
 
 
-def test_folder_run_saves_boxes_and_continues_after_photos_without_detections(tmp_path: Path) -> None:
+def run_folder(folder: Path, target: Any, **settings: Any) -> tuple[list[Success], list[dict[str, Any]]]:
+    """Return the outcomes of a run over the photos in a folder, none of which fails, and the lines of its manifest."""
+    output = OutputSettings(folder / "out", **settings)
+    outcomes = list(run_jobs(camtool.Explainer(SquareDetector()), plan_run([str(folder)]).jobs, target, output))
+    assert all(isinstance(each, Success) for each in outcomes)
+    lines = (folder / "out" / "explanations.jsonl").read_text().splitlines()
+    return outcomes, [json.loads(line) for line in lines]  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("target", [None, Top(2), [Top(1), Detection(0)]])
+def test_folder_run_saves_boxes_and_says_where_nothing_was_found(tmp_path: Path, target: Any) -> None:
     for name, photo in (("a", TWO), ("b", 0 * TWO), ("c", TWO.flip(1))):
         Image.fromarray((photo * 255).byte().movedim(0, -1).numpy()).save(tmp_path / f"{name}.png")
-    out = tmp_path / "out"
-    outcomes = list(
-        run_jobs(camtool.Explainer(SquareDetector()), plan_run([str(tmp_path)]).jobs, None, OutputSettings(out))
-    )
-    assert [type(each) for each in outcomes] == [Success, Failure, Success]
-    assert "found nothing in this image" in outcomes[1].reason  # type: ignore[union-attr]
-    lines = [json.loads(line) for line in (out / "explanations.jsonl").read_text().splitlines()]
-    assert [line["box"] for line in lines] == [pytest.approx([16, 32, 32, 48]), pytest.approx([16, 48, 32, 64])]
-    assert lines[0]["probability"] == pytest.approx(0.5, abs=0.01)
+    kinds = ("overlay", "heatmap", "npz")
+    _, lines = run_folder(tmp_path, target, kinds=kinds, regions={"center": regions.PhotoRegion.parse("center")})
+    by_photo: dict[str, list[dict[str, Any]]] = {name: [] for name in "abc"}
+    for line in lines:
+        by_photo[Path(line["image"]).stem].append(line)
+    assert by_photo["a"][0]["box"] == pytest.approx([16, 32, 32, 48])
+    assert by_photo["c"][0]["box"] == pytest.approx([16, 48, 32, 64])
+    assert by_photo["a"][0]["probability"] == pytest.approx(0.5, abs=0.01)
+    (nothing,) = by_photo["b"]
+    assert nothing["label"] == "nothing found"
+    assert nothing["warning_codes"][-1] == "nothing-found"
+    assert [nothing[name] for name in ("index", "score", "probability", "box", "correct")] == [None] * 5
+    assert nothing["heat_in"] == {"center": None}
+    assert [*nothing["files"]] == [*kinds]
+    picture = np.asarray(Image.open(tmp_path / "out" / nothing["files"]["overlay"]).convert("RGB"))
+    assert picture.shape[0] > picture.shape[1], "below it stands what it is"
+    assert not picture[: picture.shape[1]].any(), "the photo, which is black, without heat"
 
 
-def test_folder_run_reports_photos_without_the_class_as_failures(tmp_path: Path) -> None:
+def test_folder_run_says_which_class_was_not_found(tmp_path: Path) -> None:
     Image.fromarray((TWO * 255).byte().movedim(0, -1).numpy()).save(tmp_path / "a.png")
-    jobs = plan_run([str(tmp_path)]).jobs
-    (outcome,) = run_jobs(camtool.Explainer(SquareDetector()), jobs, 3, OutputSettings(tmp_path / "out"))
-    assert isinstance(outcome, Failure)
-    assert "found no class 3" in outcome.reason
+    _, (line,) = run_folder(tmp_path, 3, kinds=("mask", "sufficient"))
+    assert line["label"] == "nothing found"
+    assert "found no class 3" in line["warnings"][0]
+    assert [(tmp_path / "out" / name).is_file() for name in line["files"].values()] == [True, True]
 
 
 # ------------------------------------------------------------------------------------------------------------- warnings
@@ -425,9 +445,17 @@ def test_detection_with_saturated_confidence_gets_a_warning() -> None:
     assert "confidence in this detection is saturated" in warning
 
 
-def test_request_on_no_detections_raises_an_error() -> None:
-    from camtool.outputs.detections import Detections
+@pytest.mark.parametrize("request_", [None, Top(1), Detection(0)])
+def test_candidates_that_the_model_does_not_report_are_nothing(request_: Any) -> None:
+    rule = PostProcessing(threshold=0.25)
+    candidates = Detections(
+        torch.tensor([[0.0, 0, 8, 8]]), torch.tensor([[1e-4, 0]]), torch.tensor([[1e-4, 0]]), None, post_processing=rule
+    )
+    with pytest.raises(NothingFoundError, match=r"above 0\.25"):
+        resolve_targets(request_, candidates, None)
 
+
+def test_request_on_no_detections_raises_an_error() -> None:
     none = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.long))
     with pytest.raises(NothingFoundError, match="found nothing"):
         resolve_targets(None, none, None)

@@ -17,7 +17,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.hooks.model_call import apply_detector_transform
 from camtool.hooks.structures.modules import find_detector_transform
 from camtool.layers.selection import find_layers
-from camtool.targets import AllDetections, Top
+from camtool.targets import AllDetections, Detection, Top
 from tests.helpers.comparison import assert_same_raw
 from tests.targets.test_detections import SquareDetector
 
@@ -166,6 +166,10 @@ def make_tiny_detr(kind: str) -> nn.Module:
     return model
 
 
+SUREST = Detection(0, confidence=0)
+"""The surest candidate: nets of random weights are hardly sure enough to report one."""
+
+
 def compute_signed_hirescam(evidence: Evidence) -> Tensor:
     """Return HiResCAM without its ReLU, which would make some maps of random nets empty."""
     return (evidence.gradients * evidence.activations).sum(1)
@@ -176,7 +180,7 @@ def test_query_detectors_are_explained_unchanged(kind: str) -> None:
     # Of fewer than 16 cells it is not certain that they have places on the image.
     height, width = (64, 96) if kind == "Yolos" else (128, 192)
     model, photos = make_tiny_detr(kind), torch.randn(2, 3, height, width)
-    results = camtool.explain(model, photos, method=compute_signed_hirescam)
+    results = camtool.explain(model, photos, SUREST, method=compute_signed_hirescam)
     output = model(photos)
     has_no_object = kind != "ConditionalDetr"
     probabilities = output.logits.softmax(2)[..., :-1] if has_no_object else output.logits.sigmoid()
@@ -191,7 +195,7 @@ def test_query_detectors_are_explained_unchanged(kind: str) -> None:
         assert result.score == pytest.approx(output.logits[image, query, index].item(), abs=1e-4)
         assert result.heatmap.any()
         assert result.raw.shape == (4, 6), "the tokens of the image without the queries"
-        alone = camtool.explain(model, photos[image], method=compute_signed_hirescam)
+        alone = camtool.explain(model, photos[image], SUREST, method=compute_signed_hirescam)
         assert_same_raw(result.raw, alone.raw)
 
 
@@ -233,7 +237,7 @@ def test_anchor_detectors_are_explained_unchanged() -> None:
     model, photos = AnchorDetector(), torch.rand(2, 3, 48, 64)
     read = model(photos)[0]
     assert read.shape == (2, 4 + 3, 6 * 8 + 3 * 4)
-    for image, result in enumerate(camtool.explain(model, photos, method=compute_signed_hirescam)):
+    for image, result in enumerate(camtool.explain(model, photos, SUREST, method=compute_signed_hirescam)):
         assert result.layer == "body", "both levels depend on it"
         index, anchor = divmod(int(read[image, 4:].argmax()), read.shape[2])
         x, y, w, h = read[image, :4, anchor].tolist()
@@ -283,8 +287,8 @@ def test_a_wrapped_detector_gives_the_detections_of_the_detector_inside(kind: st
     model, photo = make_tiny_detr(kind), torch.randn(3, 64, 96)
     logits = model(photo[None])["logits"][0]
     probabilities = logits.softmax(1)[:, :-1] if kind == "Detr" else logits.sigmoid()
-    result = camtool.explain(Wrapped(model), photo, method=compute_signed_hirescam)
-    inside = camtool.explain(model, photo, method=compute_signed_hirescam)
+    result = camtool.explain(Wrapped(model), photo, SUREST, method=compute_signed_hirescam)
+    inside = camtool.explain(model, photo, SUREST, method=compute_signed_hirescam)
     assert result.probability == pytest.approx(probabilities.max().item(), rel=1e-5)
     assert result.index == inside.index == int(probabilities.amax(0).argmax())
     np.testing.assert_array_equal(result.raw, inside.raw)
@@ -302,7 +306,7 @@ def test_the_assumption_of_no_object_is_a_warning_until_the_class_count_is_set()
     model, photo = ThreeLogits().eval(), torch.randn(3, 64, 96)
     logits = model(photo[None])["logits"][0]
 
-    assumed = camtool.explain(model, photo, method=compute_signed_hirescam)
+    assumed = camtool.explain(model, photo, SUREST, method=compute_signed_hirescam)
     assert assumed.index == 1
     assert assumed.probability == pytest.approx(logits.softmax(1)[:, 1].max().item(), rel=1e-5)
     (warning,) = [each for each in assumed.warnings if has_assumption([each])]
@@ -314,12 +318,12 @@ def test_the_assumption_of_no_object_is_a_warning_until_the_class_count_is_set()
         assert all(has_assumption(each.warnings) for each in (found if isinstance(found, list) else [found]))
 
     model.num_classes = 3
-    sigmoids = camtool.explain(model, photo, method=compute_signed_hirescam)
+    sigmoids = camtool.explain(model, photo, SUREST, method=compute_signed_hirescam)
     assert sigmoids.index == 2
     assert sigmoids.probability == pytest.approx(logits.sigmoid()[:, 2].max().item(), rel=1e-5)
     assert not has_assumption(sigmoids.warnings)
 
     model.num_classes = 2
-    confirmed = camtool.explain(model, photo, method=compute_signed_hirescam)
+    confirmed = camtool.explain(model, photo, SUREST, method=compute_signed_hirescam)
     assert confirmed.probability == assumed.probability
     assert not has_assumption(confirmed.warnings)

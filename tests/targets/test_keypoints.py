@@ -80,8 +80,8 @@ def test_changed_images_are_scored_at_the_same_place() -> None:
 
 def test_refused_keypoints() -> None:
     for target, message in [
-        (Keypoint(2), "keypoint 2 needs heatmaps (N, K, h, w) with K > index; the model returned (1, 2, 4, 4)"),
-        (Keypoint(0, at=(9, 1)), "Point (9, 1) is outside of the part of the photo that reaches the model"),
+        (Keypoint(2), "keypoint 2 needs heatmaps (N, K, h, w) with K > index; the model gave (1, 2, 4, 4)"),
+        (Keypoint(0, at=(9, 1)), "Point (9, 1) is outside of the part of the photo the model sees"),
     ]:
         with pytest.raises(TargetError, match=re.escape(message)):
             camtool.explain(Pose(), make_image(), target, layer="heatmaps")

@@ -219,7 +219,7 @@ def test_point_is_mapped_from_the_photo_to_the_planes() -> None:
             (target,) = resolve_targets(requested, planes, None, geometry)
             assert (target.class_index, target.mask.nonzero().tolist()) == (2, [list(place)])  # type: ignore[union-attr]
     for point in ((1.9, 4), (10.1, 4), (5, 8.1), (5, -0.1)):
-        with pytest.raises(TargetError, match="outside of the part of the photo that reaches the model"):
+        with pytest.raises(TargetError, match="outside of the part of the photo the model sees"):
             resolve_targets(Point(*point), torch.zeros(3, 2, 2), None, geometry)
 
 

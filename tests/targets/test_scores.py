@@ -181,7 +181,7 @@ def test_error_of_a_function_says_what_it_gets() -> None:
         (lambda: Contrast(0, (1, 2), shares=(1.0,)), r"shares \(1\.0,\) do not fit its 2 rivals"),
         (lambda: Contrast(1, (1, 2)), "Contrast's of, class 1, is in against as well; leave it out there"),
         (lambda: Contrast(np.int64(1), torch.tensor(1)), "Contrast's of, class 1, is in against as well"),
-        (lambda: Contrast(0, 1, shares=(0.0,)), "pass a positive number each"),
+        (lambda: Contrast(0, 1, shares=(0.0,)), "pass one above 0 each"),
         (lambda: Negated(3), r"Negated takes a target such as ClassScore\(3\), .* got int"),
         (lambda: Negated(max), "got builtin_function_or_method"),
         (lambda: Finer(0)(PLANES), r"shape \(2, 2, 2\), not \(K,\)"),

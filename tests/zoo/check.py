@@ -131,7 +131,16 @@ def find_explained_layer(model: nn.Module, img: Tensor) -> Layer:
     """Return the layer of the map without a target; SSD's depends on the level of its surest detection."""
     if not find_level_layers(model, img):
         return find_layers(model, img)[0]
-    return find_layers(model, img, [camtool.explain(model, img)[0].layer])[0]
+    return find_layers(model, img, [explain_surest(model, img).layer])[0]
+
+
+def explain_surest(model: nn.Module, img: Tensor) -> camtool.Explanation:
+    """Return the explanation of an input ``(1, C, H, W)`` without a target, of a detector's surest candidate."""
+    try:
+        (result,) = camtool.explain(model, img)
+    except camtool.NothingFoundError:  # random weights are sure of nothing
+        (result,) = camtool.explain(model, img, camtool.targets.Detection(0, confidence=0))
+    return result
 
 
 def faults_of_layer(model: nn.Module, layer: Layer, img: Tensor) -> Iterator[str]:
@@ -160,8 +169,7 @@ def faults_of_maps(maps: Iterable[NDArray[Any]]) -> Iterator[str]:
 
 
 def _maps(model: nn.Module, img: Tensor) -> Iterator[NDArray[Any]]:
-    (result,) = camtool.explain(model, img)
-    yield result.raw
+    yield explain_surest(model, img).raw
     try:
         (results,) = camtool.explain(model, img, [camtool.targets.Top(_CLASSES)])
     except camtool.NothingFoundError:  # random weights are sure of nothing

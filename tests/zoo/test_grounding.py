@@ -74,7 +74,7 @@ def test_a_phrase_has_the_score_the_box_and_the_map_computed_by_hand(kind: str, 
     output = model(**inputs)
     logits, boxes = output.logits[0].detach(), output.pred_boxes[0].detach()
     explainer = camtool.Explainer(model, labels=[*PLACES])
-    (results,) = explainer(inputs, [["a cat", "a remote control", None]])
+    (results,) = explainer(inputs, [["a cat", "a remote control", Detection(0, confidence=0)]])
     surest = max(PLACES, key=lambda name: logits[:, PLACES[name]].max())
     is_map = False
     for name, result in zip([*PLACES, surest], results, strict=True):

@@ -130,7 +130,7 @@ def test_detections_have_the_confidence_the_box_and_the_map_computed_by_hand(nam
     else:
         ranked = confidences.flatten().argsort(descending=True)
         wanted = [divmod(int(pair), len(LABELS)) for pair in ranked[[0, 3]]]
-    (results,) = camtool.explain(model, img, [[None, Detection(3, confidence=0), "dog"]])
+    (results,) = camtool.explain(model, img, [[Detection(0, confidence=0), Detection(3, confidence=0), "dog"]])
     any_map = False
     for (query, index), result in zip([*wanted, dog], results, strict=True):
         x, y, width, height = boxes[query].tolist()
@@ -161,7 +161,7 @@ def test_a_box_is_in_pixels_of_the_photo() -> None:
         small = functional.resize(functional.center_crop(functional.pil_to_tensor(image), [256, 256]), [128, 128])
         return small.double() / 255
 
-    result = camtool.explain(camtool.Loaded(model, prepare), photo)
+    result = camtool.explain(camtool.Loaded(model, prepare), photo, Detection(0, confidence=0))
     output = model(prepare(photo)[None])
     query = int(output.logits[0].amax(1).argmax())
     x, y, width, height = (output.pred_boxes[0, query] * 256).tolist()

@@ -168,9 +168,7 @@ def halve_weights(path: Path) -> None:
     for one, other in zip(_run(path), before, strict=True):
         difference, peak = float(np.abs(one - other).max()), float(np.abs(other).max())
         if not difference <= _HALF_TOLERANCE * peak:
-            raise CamtoolError(
-                f"half: results differ by {difference:.2g} in half precision, where the largest is {peak:.2g}."
-            )
+            raise CamtoolError(f"half: results differ by {difference:.2g} where the largest is {peak:.2g}.")
 
 
 def _run(path: Path) -> list[NDArray[np.float32]]:
@@ -189,8 +187,9 @@ def _check_transform(loaded: Loaded) -> None:
         raise CamtoolError("model: a page prepares photos itself, so it needs a transform; use camtool.load(...).")
     if find_plain_transform(loaded.transform) is None:
         raise CamtoolError(
-            "model: its transform does more than resize, crop and normalize photos, or resizes them by another rule "
-            "than Pillow's bilinear, bicubic or Lanczos filter, which is all that a page can repeat."
+            "model: its transform does more than resize, crop and normalize photos, e.g. it pads them (fit='pad'), or "
+            "resizes them by another rule than Pillow's bilinear, bicubic or Lanczos filter, which is all that a page "
+            "can repeat."
         )
 
 

@@ -92,7 +92,7 @@ def find_methods(texts: list[str], settings: Mapping[str, Any], reserved: Collec
     if not names:
         raise CamtoolError(f"--method names no method. Known methods: {', '.join(methods.METHODS)}.")
     chosen = [methods.find_method(name) for name in names]
-    methods.check_options(chosen, settings.keys() - {*reserved})
+    methods.check_options(chosen, {name: value for name, value in settings.items() if name not in reserved})
     get_merge(settings["merge"])
     return list(dict.fromkeys(method.name for method in chosen))
 

@@ -65,7 +65,10 @@ class LabelOptions:
 
     panel: ClassVar[str] = "Labels"
 
-    labels: Annotated[Path | None, build_file_option("Class names: a text file, one a line, or a JSON list.")] = None
+    labels: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Class names: cat,dog; or a file: a text, one name a line, or a JSON list."),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class ModelOptions:
     device: Annotated[Device, typer.Option(help="Device the model runs on.")] = "auto"
 
     def load(
-        self, labels: Path | None = None, preprocessing: StatedPreprocessing | None = None, *, is_quiet: bool = False
+        self, labels: str | None = None, preprocessing: StatedPreprocessing | None = None, *, is_quiet: bool = False
     ) -> Loaded:
         """Load the model with its preprocessing, and show on standard error that it loads, and what decided about it.
 
@@ -144,22 +147,26 @@ def choose_device(asked: str) -> str:
     return asked
 
 
-def read_labels(path: Path) -> list[str]:
-    """Return the class names in a file: one a line, a JSON list, or a dictionary from the index or to the index.
+def read_labels(text: str) -> list[str]:
+    """Return the class names in ``"cat,dog"``, or in a file: one a line, a JSON list, a dictionary from or to indices.
 
     Raises:
-        CamtoolError: The file cannot be read as any of these.
+        CamtoolError: There is no such file, or it cannot be read as any of these.
     """
+    path = Path(text)
+    if not path.exists() and "," in text:
+        return [name.strip() for name in text.split(",")]
+    if not path.exists() or path.is_dir():
+        raise CamtoolError(f"--labels {text} is no file; give one, or the names with commas: --labels cat,dog.")
     try:
         # Editors on Windows put a byte order mark at the start of UTF-8 files.
-        text = read_regular(path, _MAX_LABELS_BYTES).decode("utf-8-sig").rstrip()
+        content = read_regular(path, _MAX_LABELS_BYTES).decode("utf-8-sig").rstrip()
         # ImageNet's names are often a dictionary as Python writes it.
-        is_python = path.suffix != ".json" and text.startswith("{") and text.endswith("}")
-        if is_python and len(text) > _MAX_PYTHON:
+        is_python = path.suffix != ".json" and content.startswith("{") and content.endswith("}")
+        if is_python and len(content) > _MAX_PYTHON:
             raise ValueError(f"it is a Python dictionary of more than {_MAX_PYTHON:,} characters; save it as .json")
-        labels = (
-            json.loads(text) if path.suffix == ".json" else ast.literal_eval(text) if is_python else text.splitlines()
-        )
+        read = json.loads if path.suffix == ".json" else ast.literal_eval if is_python else str.splitlines
+        labels = read(content)
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:  # not UTF-8, not JSON, no dictionary
         raise CamtoolError(f"--labels {path} cannot be read: {error}.") from error
     if isinstance(labels, dict):

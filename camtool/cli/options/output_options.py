@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Format: TypeAlias = Literal["png", "jpg", "webp", "npz"]
 """File format of the results: images, or arrays."""
 
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Remove what an earlier start left in the folder, and start anew.")
+]
 Out = Annotated[Path, typer.Option("--out", "--output", metavar="FOLDER", help="Folder for the results.")]
 
 
@@ -75,9 +78,7 @@ class OutputOptions:
             "npz.",
         ),
     ] = "png"
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Remove the run that is in the folder, and start anew.")
-    ] = False
+    overwrite: Overwrite = False
 
 
 @dataclass(frozen=True)

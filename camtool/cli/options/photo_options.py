@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from camtool.cli.options.model_options import LabelOptions, build_file_option
 from camtool.errors import CamtoolError
 from camtool.slides import SLIDE_SUFFIXES
 from camtool.videos import VIDEO_SUFFIXES
@@ -37,19 +36,6 @@ class PhotoOptions:
     limit: Limit = None
     shuffle: Annotated[bool, typer.Option("--shuffle", help="Explain in random order; with --limit a sample.")] = False
     seed: Annotated[int, typer.Option(metavar="N", help="Number that chooses the random order.")] = 0
-
-
-@dataclass(frozen=True)
-class TruthOptions(LabelOptions):
-    """Options for the names of the classes, and for the true class of each photo."""
-
-    labels_csv: Annotated[
-        Path | None,
-        build_file_option("True classes: a table with the columns image and label. Adds right or wrong."),
-    ] = None
-    only_wrong: Annotated[
-        bool, typer.Option("--only-wrong", help="Write only photos that are classified wrongly; needs --labels-csv.")
-    ] = False
 
 
 def check_no_model_names(paths: list[str]) -> None:

@@ -17,6 +17,10 @@ ChannelOrder: TypeAlias = Literal["rgb", "bgr", "gray"]
 """Order of the channels that a model takes."""
 
 
+Fit: TypeAlias = Literal["crop", "stretch", "pad"]
+"""What becomes of a photo of other proportions than the input."""
+
+
 @dataclass(frozen=True)
 class PreprocessingOptions:
     """Options that state how photos become the model's input; by default as the model's own preprocessing does."""
@@ -37,6 +41,10 @@ class PreprocessingOptions:
             help="Size of the model's input, e.g. 32 or 224x320 (height x width). Photos cover it, cropped.",
         ),
     ] = None
+    fit: Annotated[
+        Fit | None,
+        typer.Option(help="Photos of other proportions: cropped, stretched, or whole between black bars."),
+    ] = None
     mean: Annotated[
         str | None,
         typer.Option(metavar="NUMBERS", help="Mean of each channel or of all: 0.485,0.456,0.406, or of bytes: 127.5."),
@@ -54,8 +62,7 @@ class PreprocessingOptions:
         """
         from camtool.models import StatedPreprocessing, scale_statistics
 
-        parts = {"--size": self.size, "--mean": self.mean, "--std": self.std, "--channels": self.channels}
-        given = [name for name, value in parts.items() if value is not None]
+        given = [f"--{name}" for name in ("size", "fit", "mean", "std", "channels") if getattr(self, name) is not None]
         if self.transform is not None and given:
             raise CamtoolError(
                 f"--transform is the whole preprocessing, so {' and '.join(given)} cannot be given with it; do that in "
@@ -68,7 +75,7 @@ class PreprocessingOptions:
         if means is not None and stds is not None:
             scale_statistics(means, stds)
         size = None if self.size is None else parse_image_size(self.size)
-        return StatedPreprocessing(self.transform, size, means, stds, self.channels)
+        return StatedPreprocessing(self.transform, size, means, stds, self.channels, self.fit)
 
 
 def _parse_numbers(option: str, text: str | None, channels: ChannelOrder | None) -> list[float] | None:

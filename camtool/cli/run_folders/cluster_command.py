@@ -16,9 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options import model_options
+from camtool.cli.options.truth_options import read_true_classes
 from camtool.cli.progress import run_summary
 from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
-from camtool.cli.run_folders.local_run import describe_undrawable_labels, read_true_classes, select_photos
+from camtool.cli.run_folders.local_run import describe_undrawable_labels, select_photos
 from camtool.cli.run_folders.run_options import ClusterOptions, RunRequest, is_given
 from camtool.cli.terminal import escape, print_line
 from camtool.runs.run_folder.description import describe_command
@@ -56,7 +57,7 @@ def run_on_cluster(context: typer.Context, request: RunRequest, cluster: Cluster
     # On this machine, which may lack the device of the workers.
     model = replace(options.model, device="auto")
     loaded = model.load(options.truth.labels, request.preprocessing, is_quiet=is_quiet)
-    true_classes = read_true_classes(options.truth.labels_csv, listed.files, loaded)
+    true_classes, _ = read_true_classes(options.truth.labels_csv, listed.files, loaded)
     inputs = replace(listed, files=select_photos(options, listed.files, true_classes))
     notes = true_classes.describe_gaps(listed.files)
     if options.pictures.caption:
@@ -82,10 +83,9 @@ def _list_inputs(request: RunRequest, image_column: str | None) -> ClusterInputs
 
     photos, truth = request.options.photos, request.options.truth
     with terminal.show_activity("Listing photos", is_quiet=request.options.printed.hides_progress):
-        listed = list_inputs(
-            photos.paths, recursive=photos.recursive, out=request.output.folder, image_column=image_column
-        )
-    for name, value in (("labels-csv", truth.labels_csv), ("limit", photos.limit), ("shuffle", photos.shuffle)):
+        is_deep = photos.recursive or truth.has_folders
+        listed = list_inputs(photos.paths, recursive=is_deep, out=request.output.folder, image_column=image_column)
+    for name, value in (("truth", truth.labels_csv), ("limit", photos.limit), ("shuffle", photos.shuffle)):
         if value:
             listed.check_files_only(f"--{name}")
     return listed

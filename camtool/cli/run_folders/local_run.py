@@ -11,6 +11,7 @@ import typer
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options.output_options import PrintOptions
+from camtool.cli.options.truth_options import read_true_classes
 from camtool.cli.progress import run_summary
 from camtool.cli.run_folders import report_command
 from camtool.cli.run_folders.run_options import LocalOptions, RunOptions, RunRequest
@@ -41,14 +42,15 @@ def run_here(context: typer.Context, request: RunRequest, local: LocalOptions) -
     # Photos are listed before the model is loaded, which may take minutes.
     with terminal.show_activity("Listing photos", is_quiet=is_quiet):
         photos = options.photos
-        listed = job_list.plan_run(photos.paths, recursive=photos.recursive, out=out, as_volumes=local.volume)
+        is_deep = photos.recursive or options.truth.has_folders
+        listed = job_list.plan_run(photos.paths, recursive=is_deep, out=out, as_volumes=local.volume)
     folders = [region for region in request.output.regions.values() if isinstance(region, Path)]
     masks = {folder: match_masks(folder, listed, f"--region {folder}") for folder in folders}
     if not is_quiet:
         _tell_series(listed, is_joined=local.volume)
     loaded = options.model.load(options.truth.labels, request.preprocessing, is_quiet=is_quiet)
+    true_classes, loaded = read_true_classes(options.truth.labels_csv, listed, loaded)
     explainer = Explainer(loaded, request.methods, **request.settings)
-    true_classes = read_true_classes(options.truth.labels_csv, listed, loaded)
     planned, notes = select_photos(options, listed, true_classes), true_classes.describe_gaps(listed)
     if options.pictures.caption or local.sheet:
         notes += describe_undrawable_labels(loaded)
@@ -104,20 +106,6 @@ def select_photos(options: RunOptions, listed: Plan, true_classes: TrueClasses) 
         listed = replace(listed, jobs=[job for job in listed.jobs if job.source in true_classes.by_photo])
     photos = options.photos
     return job_list.select_jobs(listed, limit=photos.limit, shuffle=photos.shuffle, seed=photos.seed)
-
-
-def read_true_classes(path: Path | None, plan: Plan, loaded: Loaded) -> TrueClasses:
-    """Return the true classes of the photos; none without a table.
-
-    Raises:
-        CamtoolError: The table cannot be read, or names an unknown class.
-    """
-    from camtool.outputs.class_count import get_class_count
-    from camtool.runs import true_labels
-
-    if path is None:
-        return true_labels.TrueClasses(path, {}, 0)
-    return true_labels.read_true_classes(path, plan, loaded.labels, get_class_count(loaded.model))
 
 
 def describe_undrawable_labels(loaded: Loaded) -> list[str]:

@@ -16,6 +16,7 @@ from camtool.cli.options import (
     output_options,
     photo_options,
     preprocessing_options,
+    truth_options,
 )
 from camtool.errors import CamtoolError
 from camtool.runs.save_kinds import OutputSettings
@@ -42,7 +43,7 @@ class RunOptions:
 
     photos: photo_options.PhotoOptions
     model: model_options.ModelOptions
-    truth: photo_options.TruthOptions
+    truth: truth_options.TruthOptions
     preprocessing: preprocessing_options.PreprocessingOptions
     pixels: format_options.PixelOptions
     map: map_options.MapOptions
@@ -187,7 +188,7 @@ def _read_output(context: typer.Context, options: RunOptions, local: LocalOption
     has_sheet = local is not None and local.sheet
     output_options.check_overlays_are_saved(kinds, caption=pictures.caption, sheet=has_sheet, legend=pictures.legend)
     if options.truth.only_wrong and options.truth.labels_csv is None:
-        raise CamtoolError("--only-wrong needs the true classes; give them with --labels-csv FILE.")
+        raise CamtoolError("--only-wrong needs the true classes; give them with --truth FILE.")
     return OutputSettings(
         folder=output.out,
         kinds=kinds,

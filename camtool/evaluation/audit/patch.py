@@ -204,9 +204,7 @@ def _cut_patches(images: AuditImages, record: ImageRecord, layer: str, side: int
         row, column = divmod(int(sums.argmax()), sums.shape[1])
         sums[max(0, row - side + 1) : row + side, max(0, column - side + 1) : column + side] = -1
         # The margin may not leave the image; then the patch is not in the middle of the part.
-        top, left = (
-            min(max(start - _SHIFT, 0), length - wide) for start, length in zip((row, column), grid, strict=True)
-        )
+        top, left = (min(max(start - _SHIFT, 0), side - wide) for start, side in zip((row, column), grid, strict=True))
         parts.append(activations[:, top : top + wide, left : left + wide])
     return torch.stack(parts).cpu()
 

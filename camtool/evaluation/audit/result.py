@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from camtool.arguments.checks import check_choice
-from camtool.arguments.messages import format_count, suggest_names
+from camtool.arguments.messages import format_count, format_ends, suggest_names
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import MetricError
 from camtool.evaluation.audit.candidates import DECOYS
@@ -155,8 +155,8 @@ def _format_probability(effect: Effect) -> str:
     """Return the change of the probability where the answers alone do not show the effect."""
     if effect.changes_answers or not effect.is_large:
         return ""
-    mean, low, high = (f"{100 * number:.0f}" for number in effect.probability)
-    return f", and its probability by {mean} points ({low} to {high}) beyond the controls"
+    mean, low, high = (100 * number for number in effect.probability)
+    return f", and its probability by {mean:.0f} points{format_ends(low, high)} beyond the controls"
 
 
 def format_answers(effect: Effect) -> str:

@@ -23,7 +23,7 @@ from camtool.errors import ImageError, MetricError
 from camtool.evaluation.audit.images import AuditImages
 from camtool.evaluation.audit.split import group_images, split_in_halves
 from camtool.evaluation.audit.trials import LEAST_GROUPS
-from camtool.evaluation.leaderboard.measurement import Checkpoint, hash_tensors, hash_weights
+from camtool.evaluation.leaderboard.measurement import Checkpoint, hash_tensors, hash_weights, remove_checkpoint
 from camtool.evaluation.subject import Subject
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.image_files import read_image
@@ -77,9 +77,17 @@ def hold_folder(folder: Path | None) -> Iterator[None]:
                 folder.rmdir()
         if not isinstance(error, LockedError):
             raise
-        raise MetricError(
-            f"out: another audit works in {folder} ({error}); wait for its end, or give another folder."
-        ) from error
+        raise MetricError(f"out: another audit works in {folder} ({error}); wait, or give another folder.") from error
+
+
+def forget_state(folder: Path) -> None:
+    """Remove the numbers of earlier starts in a folder, so that all are computed again.
+
+    Raises:
+        CamtoolError: Another audit works in it, or its state file is not camtool's.
+    """
+    with hold_folder(folder):
+        remove_checkpoint(folder, _STATE_NAME)
 
 
 class State:

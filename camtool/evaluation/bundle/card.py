@@ -100,11 +100,11 @@ def _list_warnings(evidence: Mapping[str, Any]) -> Iterator[str]:
 
 def _list_measurements(measurements: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if not measurements:
-        yield "Nothing was measured: `--labels-csv` gives the accuracy, `camtool evaluate` compares maps with chance."
+        yield "Nothing was measured: `--truth` gives the accuracy, `camtool evaluate` compares maps with chance."
         return
     rows = [
         (
-            *(_name_source(one), _format(one["mean"]), f"{_format(one['low'])} to {_format(one['high'])}"),
+            *(_name_source(one), _format(one["mean"]), _format_ends(one)),
             *(f"{one['photos']:,}", _format(one["chance"]), one["chance_text"]),
         )
         for one in measurements
@@ -156,6 +156,11 @@ def _format_table(header: Sequence[str], rows: Any) -> Iterator[str]:
 def _escape(text: str) -> str:
     """Return text on one line that Markdown shows as it is."""
     return _MARKUP.sub(r"\\\1", escape_hidden(text))
+
+
+def _format_ends(measurement: Mapping[str, Any]) -> str:
+    low, high = _format(measurement["low"]), _format(measurement["high"])
+    return low if low == "-" else f"{low} to {high}"
 
 
 def _format(number: float | None) -> str:

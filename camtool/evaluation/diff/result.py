@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from camtool.arguments.messages import format_count, format_points
+from camtool.arguments.messages import format_count, format_ends, format_points
 from camtool.evaluation.audit.report.page import PAGE_NAME, check_results
 from camtool.evaluation.audit.result import encode_json, format_answers, list_sections, write_files
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, Effect
@@ -238,4 +238,4 @@ def _format_answers(effect: Effect) -> str:
 
 def _format_change(effect: Effect) -> str:
     mean, low, high = effect.probability  # by how much it falls
-    return f"{format_points(-mean)} ({round(-100 * high)} to {round(-100 * low)})"
+    return f"{format_points(-mean)}{format_ends(-100 * high, -100 * low)}"

@@ -50,7 +50,8 @@ def draw_chart(
     across = balance_columns(len(intervals), _ACROSS)
     bands = -(-len(intervals) // across)
     height = _HEAD + len(names) * _ROW + _FOOT
-    notes = (f"Mean and 95 % interval, {image_count} images.", "Dashed: random, whose weights are drawn.")
+    values = "Values of 1 image, no" if image_count == 1 else f"Mean of {image_count} images, 95 %"
+    notes = (f"{values} interval.", "Dashed: random, whose weights are drawn.")
     widest_note = max(canvas.measure_text(note, TEXT_SIZE) for note in notes)
     width = max(margin + across * (panel + _GAP), widest_note + 2 * _EDGE)
     figure: Figure = canvas.create_figure(width, bands * height + len(notes) * LINE_HEIGHT + _EDGE)
@@ -91,7 +92,7 @@ def _draw_panel(
 
 def _find_limits(intervals: NDArray[np.floating[Any]]) -> tuple[float, float]:
     """Return the ends of an axis that holds all intervals, with some space on both sides."""
-    known = intervals[np.isfinite(intervals).all(1)]
+    known = intervals[np.isfinite(intervals)]
     if not len(known):
         return 0.0, 1.0
     low, high = float(known.min()), float(known.max())

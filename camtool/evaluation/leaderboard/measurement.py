@@ -37,6 +37,7 @@ from camtool.explaining.types import Model
 from camtool.hooks.structures.nested_tensors import get_bytes
 from camtool.models import Transform
 from camtool.progress import PassCounter, Stage, follow_loop
+from camtool.rendering.written_files import check_inside
 from camtool.trust.checks.input_checks import FolderTrials
 from camtool.trust.metrics import METRICS
 
@@ -337,6 +338,17 @@ class Checkpoint:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         append_json_lines(self._path, ({"key": key, "value": value} for key, value in results.items()))
+
+
+def remove_checkpoint(folder: Path, name: str) -> None:
+    """Remove the results of earlier starts in a folder, so that all are computed again.
+
+    Raises:
+        CamtoolError: The file holds something else, or a link leads out of the folder.
+    """
+    check_inside(folder, Path(name))
+    Checkpoint(folder / name)  # refuses another file
+    (folder / name).unlink(missing_ok=True)
 
 
 def hash_tensors(tensors: Sequence[Tensor], *settings: object) -> str:

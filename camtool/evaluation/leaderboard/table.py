@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camtool.arguments.libraries import import_library
-from camtool.arguments.messages import format_count, suggest_names
+from camtool.arguments.messages import format_count, format_ends, suggest_names
 from camtool.errors import MetricError
 from camtool.rendering.image_writing import open_atomically
 from camtool.rendering.written_files import replace_files
@@ -30,12 +30,18 @@ NAMES = ("leaderboard.csv", "leaderboard.json", "leaderboard.md", "leaderboard.p
 """The files of a folder."""
 
 _DRAWS = 2000
+_LEAST_PAIRS = 6
+"""Differences that a claim needs: of five all have one sign by chance in 1 of 16 cases, which is more than 5 %."""
+
 _UP, _DOWN = "↑", "↓"
 _FIGURE_SUFFIXES = (".pdf", ".svg", ".png")
 
 
 class Interval(NamedTuple):
-    """The mean of a metric over the images, and its 95 % bootstrap interval. NaN if there is no value."""
+    """The mean of a metric over the images, and its 95 % bootstrap interval.
+
+    All are NaN if there is no value, ``low`` and ``high`` if there is one: a single image has no interval.
+    """
 
     mean: float
     low: float
@@ -146,18 +152,23 @@ class Evaluation:
         return _write(json.dumps(content, indent=1, allow_nan=False) + "\n", path)
 
     def to_markdown(self) -> str:
-        """Return the table as Markdown: each metric's mean with its interval, the best mean in bold."""
+        """Return the table as Markdown: each metric's mean with its interval, and a caption.
+
+        A mean is bold if it is measurably better than those of all other rows: the 95 % bootstrap interval of the
+        paired difference excludes 0, for six images or more. ``random`` is never bold.
+        """
         header, *rows = self._list_cells("**{}**")
         lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
         lines.insert(1, f"|---|{'---:|' * (len(header) - 1)}")
-        return "\n".join(lines) + "\n"
+        return "\n".join([*lines, "", self._caption]) + "\n"
 
     def to_latex(self) -> str:
-        """Return the table as a LaTeX ``tabular`` that needs no package: as :meth:`to_markdown`."""
+        """Return the table as a LaTeX ``table`` with a caption, which needs no package: as :meth:`to_markdown`."""
         header, *rows = [[_escape_latex(cell) for cell in cells] for cells in self._list_cells("\\textbf{{{}}}")]
-        lines = [f"\\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\hline"]
+        lines = [r"\begin{table}", r"\centering", f"\\caption{{{_escape_latex(self._caption)}}}"]
+        lines += [f"\\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\hline"]
         lines += [f"{' & '.join(header)} \\\\", r"\hline", *(f"{' & '.join(cells)} \\\\" for cells in rows)]
-        return "\n".join([*lines, r"\hline", r"\end{tabular}"]) + "\n"
+        return "\n".join([*lines, r"\hline", r"\end{tabular}", r"\end{table}"]) + "\n"
 
     def figure(self) -> Figure:
         """Return a figure: one panel for each metric, with the mean and the interval of each method.
@@ -216,14 +227,28 @@ class Evaluation:
     def _repr_markdown_(self) -> str:
         return self.to_markdown()
 
+    @property
+    def _caption(self) -> str:
+        if self.image_count == 1:
+            return "n = 1 image, so there are no intervals, and no mean is measurably better than another."
+        return (
+            f"Mean and 95 % bootstrap interval over n = {format_count(self.image_count, 'image')}. Bold: measurably "
+            "better than every other row (the 95 % interval of the paired difference excludes 0)."
+        )
+
     def _find_best(self, metric: str) -> str:
+        """Return the name of the row, not ``random``, that is measurably better than all others; "" if none is."""
         sign = 1 if METRICS[metric].higher_is_better else -1
-        means = {row.name: sign * bootstrap_mean(row.values[metric], self.seed).mean for row in self.rows}
-        known = {name: mean for name, mean in means.items() if not np.isnan(mean)}
-        return max(known, key=known.__getitem__, default="")
+        known = {row: row.values[metric] for row in self.rows if np.isfinite(row.values[metric]).any()}
+        means = {row: sign * values[np.isfinite(values)].mean() for row, values in known.items()}
+        best = max((row for row in known if row.method != "random"), key=means.__getitem__, default=None)
+        others = [values for row, values in known.items() if row is not best]
+        if best is None or not others:
+            return ""
+        return best.name if all(_is_positive(sign * (known[best] - other), self.seed) for other in others) else ""
 
     def _list_cells(self, bold: str) -> list[list[str]]:
-        """Return the cells of the table, its header first; ``bold`` is the format of the best mean."""
+        """Return the cells of the table, its header first; ``bold`` is the format of a mean that is the best."""
         best = {metric: self._find_best(metric) for metric in self.metrics}
         arrows = {name: _UP if METRICS[name].higher_is_better else _DOWN for name in self.metrics}
         rows = [["method", *(f"{name} {arrow}" for name, arrow in arrows.items()), "ms/image"]]
@@ -236,17 +261,24 @@ class Evaluation:
         mean, low, high = bootstrap_mean(row.values[metric], self.seed)
         if np.isnan(mean):
             return "-"
-        return f"{style.format(f'{mean:.2f}')} ({low:.2f} to {high:.2f})"
+        count = np.isfinite(row.values[metric]).sum()
+        fewer = f" [n = {count}]" if count < self.image_count else ""
+        return f"{style.format(f'{mean:.2f}')}{format_ends(low, high, 2)}{fewer}"
 
 
 def bootstrap_mean(values: NDArray[np.float64], seed: int = 0) -> Interval:
-    """Return the mean of the numbers that are finite, and its 95 % percentile bootstrap interval."""
+    """Return the mean of the finite numbers, and its 95 % percentile bootstrap interval if there are two or more."""
     known = values[np.isfinite(values)]
-    if not len(known):
-        return Interval(np.nan, np.nan, np.nan)
+    if len(known) < 2:
+        return Interval(float(known[0]) if len(known) else np.nan, np.nan, np.nan)
     drawn = np.random.default_rng(seed).integers(0, len(known), (_DRAWS, len(known)))
     low, high = np.quantile(known[drawn].mean(1), (0.025, 0.975))
     return Interval(float(known.mean()), float(low), float(high))
+
+
+def _is_positive(differences: NDArray[np.float64], seed: int) -> bool:
+    """Return True if paired differences are above 0, by the interval of their mean."""
+    return np.isfinite(differences).sum() >= _LEAST_PAIRS and bootstrap_mean(differences, seed).low > 0
 
 
 def _format_time(milliseconds: float) -> str:

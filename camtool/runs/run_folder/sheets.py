@@ -113,9 +113,7 @@ def write_sheets(
     names = [f"{SHEET}.png"] if pages == 1 else [f"{SHEET}-{number + 1:03}.png" for number in range(pages)]
     pictures = _iterate_pictures(folder, wanted)
     for name in names:
-        page = (
-            (_load_picture(path, has_caption=has_captions), caption) for path, caption in islice(pictures, per_page)
-        )
+        page = ((_load_picture(path, has_caption=has_captions), text) for path, text in islice(pictures, per_page))
         _write_sheet(folder / name, draw_picture_sheet(page, columns=_COLUMNS))
     for path in old:
         if path.name not in names:

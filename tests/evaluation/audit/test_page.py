@@ -15,6 +15,8 @@ from PIL import Image
 from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.audit import read_audit, read_verdicts, running
 from camtool.evaluation.audit.report.pictures import find_picture, read_pictures, resize
+from camtool.evaluation.audit.trials import Effect
+from camtool.evaluation.leaderboard.table import Interval
 from tests.evaluation.audit.results import build_audit, build_finding, write_pictures
 from tests.evaluation.audit.test_audit import RED, SIDE, build_net, draw_images, run_audit, to_tensor
 
@@ -190,6 +192,15 @@ def test_decoys_without_a_test_are_one_sentence(tmp_path):
     assert "untested decoy" not in page
     assert "tested decoy" in page
     assert "9 of them are not listed" in page
+
+
+def test_one_group_of_images_has_no_interval_of_the_probability(tmp_path):
+    effect = Effect(20, 1, Interval(0.75, 0.2, 0.9), 0.1, Interval(0.4, math.nan, math.nan), 0.0002)
+    audit = build_audit(build_finding(removal=effect))
+    page = (audit.save(tmp_path) / "index.html").read_text(encoding="utf-8")
+    assert "+40 points<" in page
+    assert "nan" not in audit.to_markdown() + re.sub("<script.*?</script>", "", page, flags=re.DOTALL)
+    assert read_audit(tmp_path).to_markdown() == audit.to_markdown()
 
 
 def test_a_page_says_that_nothing_was_tested(tmp_path):

@@ -69,12 +69,10 @@ def test_values_are_those_of_the_metrics_on_the_maps_of_explain(net):
             np.testing.assert_allclose(table[method].values[name], expected, atol=1e-5)
 
 
-def test_rows_are_sorted_by_the_first_metric_and_the_best_is_bold(net):
+def test_rows_are_sorted_by_the_first_metric(net):
     table = camtool.evaluate(net, IMAGES, METHODS, metrics=["deletion", "sparsity"])
     means = [table.compute_interval(row.name, "deletion").mean for row in table.rows]
     assert means == sorted(means)
-    line = table.to_markdown().splitlines()[2]
-    assert line.startswith(f"| {table.rows[0].name} | **{means[0]:.2f}** (")
     assert "deletion ↓ | sparsity ↑" in table.to_markdown()
 
 
@@ -368,12 +366,12 @@ def test_tables_and_files_hold_the_same_numbers(net, tmp_path):
     kept = json.loads((tmp_path / "leaderboard.json").read_text())
     np.testing.assert_allclose(kept["values"]["gradcam"]["deletion"], table["gradcam"].values["deletion"])
     assert (tmp_path / "leaderboard.md").read_text() == str(table)
-    starts = {".tex": b"\\begin{tabular}{lrrr}", ".md": b"| method", ".csv": b"name,", ".json": b"{", ".pdf": b"%PDF"}
+    starts = {".tex": b"\\begin{table}", ".md": b"| method", ".csv": b"name,", ".json": b"{", ".pdf": b"%PDF"}
     for suffix, start in {**starts, ".png": b"\x89PNG", ".svg": b"<?xml"}.items():
         assert table.save(tmp_path / "new" / f"my_table{suffix}").read_bytes().startswith(start)
     latex = table.to_latex()
-    assert f"\\textbf{{{table.compute_interval(table.rows[0].name, 'deletion').mean:.2f}}}" in latex
     assert r"deletion $\downarrow$" in latex
+    assert r"\begin{tabular}{lrrr}" in latex
     assert table.save(tmp_path / "folder").is_dir()
     with pytest.raises(
         MetricError, match=r"t\.xlsx': the suffix must be one of \.csv, \.json, \.md, \.tex, \.pdf, \.svg"
@@ -393,8 +391,82 @@ def test_what_is_infinite_counts_as_no_value(tmp_path):
     kept = json.loads((tmp_path / "leaderboard.json").read_text())
     assert [row["max-sensitivity"] for row in kept["rows"]] == [1, None, 2.5]
     assert kept["values"]["one"]["max-sensitivity"] == [1, None]
-    assert "| one | **1.00** (1.00 to 1.00) |" in table.to_markdown()
+    assert "| one | 1.00 [n = 1] |" in table.to_markdown()
     assert "| none | - |" in table.to_markdown()
+
+
+def make_table(values, image_count, metric="deletion"):
+    """Return a table of rows with one metric; a row's method is the first word of its name."""
+    rows = [EvaluationRow(name, name.split()[0], "", 1.0, {metric: np.array(own)}) for name, own in values.items()]
+    return Evaluation((*rows,), (metric,), {}, {}, (), image_count, 0)
+
+
+def find_bold(table):
+    """Return the names of the rows that are bold in Markdown; LaTeX has the same number of them."""
+    lines = [line.split("|") for line in table.to_markdown().splitlines() if line.startswith("|")]
+    bold = [cells[1].strip() for cells in lines if "**" in cells[2]]
+    assert table.to_latex().count(r"\textbf{") == len(bold)
+    return bold
+
+
+NOISE = np.random.default_rng(0).normal(size=40)
+
+
+@pytest.mark.parametrize(
+    ("values", "bold"),
+    [
+        # Photos differ much more than the methods do: the intervals overlap, and the paired difference is clear.
+        ({"a": NOISE, "b": NOISE + 0.1 + 0.01 * NOISE[::-1], "random": NOISE + 1}, ["a"]),
+        ({"a": NOISE, "b": NOISE[::-1] + 1e-3, "random": NOISE + 5}, []),
+        ({"a": NOISE, "b": NOISE, "random": NOISE + 1}, []),
+        ({"a": NOISE, "b": NOISE + 1, "random": NOISE - 1}, []),
+        ({"a": NOISE, "b": NOISE + 1, "random at x": NOISE + 2, "random at y": NOISE - 1}, []),
+        ({"a": NOISE, "b": NOISE * np.nan, "random": NOISE + 1}, ["a"]),
+        ({"a": NOISE}, []),
+        ({"random": NOISE}, []),
+        ({"a": NOISE * np.nan, "random": NOISE * np.nan}, []),
+        # All five have one sign in 1 of 16 cases by chance.
+        ({"a": [1, 2, 3, 4, 5], "b": [2, 3, 4, 5, 6.0]}, []),
+        ({"a": [1.0], "b": [2.0]}, []),
+    ],
+)
+def test_only_what_is_measurably_better_than_all_others_is_bold(values, bold):
+    table = make_table(values, len(next(iter(values.values()))))
+    assert find_bold(table) == bold
+    # The same values of a metric of which more is better, negated.
+    negated = {name: -np.array(own) for name, own in values.items()}
+    assert find_bold(make_table(negated, table.image_count, "insertion")) == bold
+
+
+def test_one_image_has_no_interval_anywhere(tmp_path):
+    table = make_table({"a": [0.43], "random": [0.5]}, 1)
+    assert np.isnan([*table.compute_interval("a", "deletion")][1:]).all()
+    assert "| a | 0.43 |" in table.to_markdown()
+    assert "a & 0.43 &" in table.to_latex()
+    for text in (table.to_markdown(), table.to_latex()):
+        assert "n = 1" in text
+        assert "95" not in text
+        assert "(0.43" not in text
+    record = json.loads(table.to_json())["rows"][0]
+    assert (record["deletion"], record["deletion low"], record["deletion high"]) == (0.43, None, None)
+    texts = [text.get_text() for text in table.figure().findobj(Text)]
+    assert not any("95 %" in text for text in texts)
+    assert any("1 image" in text for text in texts)
+    points = [line.get_xdata() for axes in table.figure().axes for line in axes.lines if line.get_marker() == "o"]
+    low, high = table.figure().axes[0].get_xlim()
+    assert all(low <= x <= high for line in points for x in line)
+
+
+def test_captions_tell_the_count_and_the_level(net):
+    table = make_table({"a": NOISE, "b": [*NOISE[:39], np.nan]}, 40)
+    markdown, latex = table.to_markdown(), table.to_latex()
+    assert "n = 40 images" in markdown
+    assert "95 %" in markdown
+    assert r"\caption{" in latex
+    assert "n = 40 images" in latex
+    assert r"95 \%" in latex
+    # Where fewer images have a value, the cell says so.
+    assert markdown.count("[n = 39]") == latex.count("[n = 39]") == 1
 
 
 def test_intervals_hold_the_mean_and_shrink_with_more_images():
@@ -406,7 +478,7 @@ def test_intervals_hold_the_mean_and_shrink_with_more_images():
     # The interval of a mean is 2 * 1.96 standard deviations over the root of the count.
     assert many.high - many.low == pytest.approx(2 * 1.96 / np.sqrt(4000), rel=0.1)
     assert np.isnan(bootstrap_mean(np.array([np.nan])).mean)
-    assert bootstrap_mean(np.array([1.0, np.nan])) == (1, 1, 1)
+    np.testing.assert_equal(bootstrap_mean(np.array([1.0, np.nan])), (1, np.nan, np.nan))
 
 
 def test_on_scenes_with_truth_good_methods_are_separated_from_random(scenes):

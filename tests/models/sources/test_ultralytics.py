@@ -166,7 +166,7 @@ def compute_gradcam(model: nn.Module, layer: str, images: Tensor, index: int) ->
 @pytest.mark.parametrize("name", MODELS)
 def test_gradcam_of_the_surest_detection(name: str) -> None:
     whole, images = build(name), torch.rand(1, 3, 96, 128)
-    result = camtool.explain(whole, images, method=compute_signed_gradcam)[0]
+    result = camtool.explain(whole, images, Detection(0, confidence=0), method=compute_signed_gradcam)[0]
     logits = get_logits(whole.model(images))
     assert result.index == int(logits.amax(1).argmax()), "the class of the surest anchor"
     expected, score = compute_gradcam(whole.model, result.layer, images, result.index)
@@ -261,7 +261,7 @@ def test_a_classifier_that_returns_probabilities_and_logits() -> None:
 
 def test_queries_of_rtdetr() -> None:
     whole, images = build("rtdetr-l"), torch.rand(1, 3, 128, 160)
-    result = camtool.explain(whole, images)[0]
+    result = camtool.explain(whole, images, Detection(0, confidence=0))[0]
     boxes, logits = whole.model(images)[1][:2]
     query, index = divmod(int(logits[-1, 0].argmax()), logits.shape[-1])
     assert result.index == index

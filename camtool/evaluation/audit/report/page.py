@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from camtool.arguments.messages import format_count, map_json
+from camtool.arguments.messages import format_count, format_ends, map_json
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, PROBABILITY_FLOOR
 from camtool.rendering.written_files import check_inside, check_replaceable
 from camtool.runs.report.page import read_template, render_template
@@ -155,7 +156,7 @@ def _describe(finding: Mapping[str, Any], pictures: list[dict[str, Any]]) -> dic
 
 def _describe_effect(title: str, verb: str, effect: Mapping[str, Any]) -> dict[str, Any]:
     mean, low, high = (100 * share for share in effect["answers"])
-    shift, least, most = (100 * share for share in effect["probability"])
+    shift, least, most = (math.nan if share is None else 100 * share for share in effect["probability"])
     controls = 100 * effect["controls"]
     return {
         "title": title,
@@ -169,7 +170,7 @@ def _describe_effect(title: str, verb: str, effect: Mapping[str, Any]) -> dict[s
         "interval": f"{low:.0f} to {high:.0f}",
         "of_controls": f"{controls:.0f} %",
         "images": _count_images(effect),
-        "probability": f"{shift:+.0f} points ({least:+.0f} to {most:+.0f})",
+        "probability": f"{shift:+.0f} points{format_ends(least, most, sign='+')}",
     }
 
 
@@ -186,9 +187,7 @@ def _list_numbers(finding: Mapping[str, Any], effects: Sequence[Mapping[str, Any
     if finding["area"] is not None:
         numbers.append(("Share of the input", format_percent(finding["area"])))
     if finding["smallest_share"] is not None:
-        numbers.append(
-            ("Smallest effect that would have shown", f"{format_percent(finding['smallest_share'])} of answers")
-        )
+        numbers.append(("Smallest effect that would show", f"{format_percent(finding['smallest_share'])} of answers"))
     return numbers
 
 
