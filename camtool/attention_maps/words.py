@@ -162,9 +162,7 @@ def _find_grid(cells: int, size: tuple[int, int]) -> tuple[int, int]:
     while rows * columns > cells:
         rows, columns = -(-rows // 2), -(-columns // 2)
     if rows * columns != cells:
-        raise LayerError(
-            f"an attention has {cells} queries, which are no grid of a latent image {size[0]} x {size[1]}."
-        )
+        raise LayerError(f"an attention has {cells} queries, no grid of the latent image {size[0]} x {size[1]}.")
     return rows, columns
 
 
