@@ -127,11 +127,13 @@ def _suggest_channels(reason: str, image: Tensor | None) -> str:
     if image is None or image.ndim != 4 or numbers is None:
         return ""
     wanted, given = (int(numbers[1]), int(numbers[2])) if numbers[1] else (int(numbers[4]), int(numbers[3]))
-    is_gray = image.shape[1] == 3 and given == 3 * wanted
-    if not is_gray and (image.shape[1] != 1 or wanted != 3 * given):
+    if image.shape[1] == 3 and given == 3 * wanted:
+        kind, channels = "one channel", "gray"
+    elif image.shape[1] == 1 and wanted == 3 * given:
+        kind, channels = "three channels", "rgb"
+    else:
         return ""
     size = image.shape[2] if image.shape[2] == image.shape[3] else tuple(image.shape[2:])
-    kind, channels = ("one channel", "gray") if is_gray else ("three channels", "rgb")
     return f'. It takes {kind}: pass a photo and transform=camtool.preprocessing(size={size}, channels="{channels}")'
 
 

@@ -83,16 +83,14 @@ def load(
             do not fit the model, or a library is missing.
     """
     _check_calls(name, calls)
+    check_settings(transform, labels, 1, None, None)
     if is_function(name):
-        check_settings(transform, labels, 1, None, None)
         names = None if labels is None else list(labels)
         return Loaded(FunctionModel(cast("Any", name), **cast("Any", calls)), transform, names)
     if not isinstance(name, str):
         raise ModelError(f"name: a model is loaded by its name, a string, or is a function; got {type(name).__name__}.")
-    _check_calls(name, calls)
     if weights is not None and not isinstance(weights, (str, os.PathLike)):
         raise ModelError(f"weights: a file of weights is given by its path; {type(weights).__name__} came.")
-    check_settings(transform, labels, 1, None, None)
     where = None if device is None else parse_device(device)
     source, rest = _find_source(name)
     if name == rest and source.prefix == "ultralytics":
@@ -102,10 +100,8 @@ def load(
     if labels is not None:
         loaded = replace(loaded, labels=list(labels))
     loaded = replace(loaded, model=_move(_set_evaluation_mode(loaded.model), where), name=name)
-    if transform is not None:
-        loaded = replace(loaded, transform=transform)
-    elif weights is not None and not (isinstance(source, FactorySource) and loaded.transform is not None):
-        loaded = _use_transform_beside(loaded, weights)
+    has_own = isinstance(source, FactorySource) and loaded.transform is not None
+    loaded = _set_transform(loaded, transform, None if has_own else weights)
     if find_encoders(loaded.model) is None:
         return loaded
     return replace(loaded, model=ImageTower(loaded.model), text=loaded.text or build_text_encoder(loaded.model))
@@ -134,6 +130,13 @@ def _silence_retries() -> Iterator[None]:
         yield
     finally:
         log.setLevel(before)
+
+
+def _set_transform(loaded: Loaded, transform: Transform | None, weights: str | PathLike[str] | None) -> Loaded:
+    """Return a model with the preprocessing that was given, or else with that beside its weights."""
+    if transform is not None:
+        return replace(loaded, transform=transform)
+    return loaded if weights is None else _use_transform_beside(loaded, weights)
 
 
 def _use_transform_beside(loaded: Loaded, weights: str | PathLike[str]) -> Loaded:
@@ -230,13 +233,22 @@ def _find_source(name: str) -> tuple[Source, str]:
     if colon and not has_prefix:
         return FACTORY, name
     if PurePath(plain).suffix.lower() in (".safetensors", ".pt", ".pth"):
-        kind = find_file_kind(Path(plain))
-        if kind == "ultralytics":
-            return next(source for source in SOURCES if source.prefix == kind), plain
-        raise ModelError(f"model {name!r} {FILE_KINDS[kind]}.")
+        return _find_source_of_file(plain, name), plain
     hint = _describe_file_hint(plain) or suggest_names(plain, _list_plain_names())
     *usages, last = (source.usage for source in SOURCES)
     raise ModelError(f"model {name!r} is unknown.{hint} Give {', '.join(usages)}, or {last}.")
+
+
+def _find_source_of_file(path: str, name: str) -> Source:
+    """Return the source that reads a file of torch.
+
+    Raises:
+        ModelError: None does: it holds weights alone, or what needs code.
+    """
+    kind = find_file_kind(Path(path))
+    if kind == "ultralytics":
+        return next(source for source in SOURCES if source.prefix == kind)
+    raise ModelError(f"model {name!r} {FILE_KINDS[kind]}.")
 
 
 def _has_known_prefix(name: str) -> bool:

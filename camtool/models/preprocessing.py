@@ -282,7 +282,7 @@ def build_preprocessing(
         ModelError: The values contradict each other or the model's transform.
     """
     known = None if base is None else find_statistics(base)
-    order: Channels = channels or ("gray" if known and len(known[0]) == 1 else "rgb")
+    order = channels or _choose_channels(known)
     if base is not None and size is None and fit is None:
         return _renormalize(base, known, mean, std, order)
     size = _find_made_size(base) if base is not None and size is None else size
@@ -363,6 +363,10 @@ def scale_statistics(mean: Sequence[float], std: Sequence[float]) -> tuple[list[
             "0.485 and 0.229, or both for values from 0 to 255, e.g. 123.675 and 58.395."
         )
     return [number / 255 for number in mean], [number / 255 for number in std]
+
+
+def _choose_channels(known: tuple[Sequence[float], Sequence[float]] | None) -> Channels:
+    return "gray" if known and len(known[0]) == 1 else "rgb"
 
 
 def _convert_statistics(

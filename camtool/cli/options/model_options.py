@@ -158,6 +158,15 @@ def read_labels(text: str) -> list[str]:
         return [name.strip() for name in text.split(",")]
     if not path.exists() or path.is_dir():
         raise CamtoolError(f"--labels {text} is no file; give one, or the names with commas: --labels cat,dog.")
+    labels = _parse_labels(path)
+    if isinstance(labels, dict):
+        labels = _order_labels(path, labels)
+    if not isinstance(labels, list):
+        raise CamtoolError(f"--labels {path} holds {add_article(type(labels).__name__)}; give a list of names.")
+    return [str(label) for label in labels]
+
+
+def _parse_labels(path: Path) -> Any:
     try:
         # Editors on Windows put a byte order mark at the start of UTF-8 files.
         content = read_regular(path, _MAX_LABELS_BYTES).decode("utf-8-sig").rstrip()
@@ -166,14 +175,9 @@ def read_labels(text: str) -> list[str]:
         if is_python and len(content) > _MAX_PYTHON:
             raise ValueError(f"it is a Python dictionary of more than {_MAX_PYTHON:,} characters; save it as .json")
         read = json.loads if path.suffix == ".json" else ast.literal_eval if is_python else str.splitlines
-        labels = read(content)
+        return read(content)
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:  # not UTF-8, not JSON, no dictionary
         raise CamtoolError(f"--labels {path} cannot be read: {error}.") from error
-    if isinstance(labels, dict):
-        labels = _order_labels(path, labels)
-    if not isinstance(labels, list):
-        raise CamtoolError(f"--labels {path} holds {add_article(type(labels).__name__)}; give a list of names.")
-    return [str(label) for label in labels]
 
 
 def _order_labels(path: Path, labels: dict[Any, Any]) -> list[Any]:

@@ -275,7 +275,7 @@ class _Run:
         if all(candidate.method == _CHANCE for candidate in measured) and self.refused:
             candidate, reason = next(iter(self.refused.items()))
             raise MetricError(f"methods: none can explain this model. {candidate}: {reason}")
-        sign = -1 if METRICS[metrics[0]].higher_is_better else 1
+        sign = -METRICS[metrics[0]].sign
         rows = [self._make_row(candidate, metrics) for candidate in measured]
         rows.sort(key=lambda row: np.nan_to_num(sign * bootstrap_mean(row.values[metrics[0]]).mean, nan=np.inf))
         refused = {str(candidate): reason for candidate, reason in self.refused.items()}

@@ -238,14 +238,13 @@ class Evaluation:
 
     def _find_best(self, metric: str) -> str:
         """Return the name of the row, not ``random``, that is measurably better than all others; "" if none is."""
-        sign = 1 if METRICS[metric].higher_is_better else -1
-        known = {row: row.values[metric] for row in self.rows if np.isfinite(row.values[metric]).any()}
-        means = {row: sign * values[np.isfinite(values)].mean() for row, values in known.items()}
-        best = max((row for row in known if row.method != "random"), key=means.__getitem__, default=None)
-        others = [values for row, values in known.items() if row is not best]
-        if best is None or not others:
+        sign = METRICS[metric].sign
+        known = {row: sign * row.values[metric] for row in self.rows if np.isfinite(row.values[metric]).any()}
+        best = max((row for row in known if row.method != "random"), key=lambda row: _average(known[row]), default=None)
+        if best is None or len(known) == 1:
             return ""
-        return best.name if all(_is_positive(sign * (known[best] - other), self.seed) for other in others) else ""
+        is_best = all(row is best or _is_positive(known[best] - known[row], self.seed) for row in known)
+        return best.name if is_best else ""
 
     def _list_cells(self, bold: str) -> list[list[str]]:
         """Return the cells of the table, its header first; ``bold`` is the format of a mean that is the best."""
@@ -274,6 +273,11 @@ def bootstrap_mean(values: NDArray[np.float64], seed: int = 0) -> Interval:
     drawn = np.random.default_rng(seed).integers(0, len(known), (_DRAWS, len(known)))
     low, high = np.quantile(known[drawn].mean(1), (0.025, 0.975))
     return Interval(float(known.mean()), float(low), float(high))
+
+
+def _average(values: NDArray[np.float64]) -> float:
+    """Return the mean of what could be measured."""
+    return float(values[np.isfinite(values)].mean())
 
 
 def _is_positive(differences: NDArray[np.float64], seed: int) -> bool:

@@ -95,6 +95,11 @@ class Metric:
     paper: str = ""
 
     @property
+    def sign(self) -> int:
+        """1 if higher is better, otherwise -1: a value times it is the higher, the better."""
+        return 1 if self.higher_is_better else -1
+
+    @property
     def summary(self) -> str:
         """The first line of the function's docstring."""
         return (inspect.getdoc(self.function) or "").split("\n", 1)[0]
