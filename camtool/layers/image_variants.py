@@ -19,7 +19,7 @@ ALL_VARIANTS = 5
 _BANDS = 4
 """Number of bands along each axis that :func:`nudge_bands` changes one after the other."""
 
-_NUDGE = 0.05
+NUDGE = 0.05
 """Noise of :func:`nudge_bands`, relative to the largest pixel. Networks that mix positions respond to a large change
 everywhere: with 1 instead, DETR and LeViT with random weights do not show their places."""
 
@@ -150,11 +150,11 @@ def _change_halves(several: Tensor) -> None:
     left.add_(noise[..., : several.shape[-1] // 2])
 
 
-def nudge_bands(inputs: ModelInputs) -> ModelInputs:
-    """Return the inputs with the first image, then variants with a little noise in one of the bands of each axis."""
+def nudge_bands(inputs: ModelInputs, nudge: float = NUDGE) -> ModelInputs:
+    """Return the inputs with the first image, then variants with some noise in one of the bands of each axis."""
 
     def vary(several: Tensor) -> None:
-        noise = _NUDGE * _draw_noise(several)
+        noise = nudge * _draw_noise(several)
         for axis, pixels in enumerate(several.shape[2:]):
             band = torch.arange(pixels, device=several.device) * _BANDS // pixels
             for number in range(_BANDS):

@@ -408,11 +408,12 @@ def lies_elsewhere(maps: Tensor) -> bool:
     """Check that the cells respond to other bands of the image than their own: it was mirrored, turned or rolled.
 
     Args:
-        maps: As for :func:`follows_image`. Of few cells, nothing is known.
+        maps: As for :func:`follows_image`. Of few cells that respond, nothing is known.
     """
     change = _measure_bands(maps)
     axes = [axis for axis, cells in enumerate(maps.shape[2:]) if cells > 1]
-    if maps[0, 0].numel() < FEWEST_CELLS:
+    responding = find_responding_cells(maps).sum()
+    if responding < FEWEST_CELLS:
         return False
     own = [_correlate_with_places(change[axis], axis) for axis in axes]
     best = [
@@ -424,9 +425,14 @@ def lies_elsewhere(maps: Tensor) -> bool:
         )
         for axis in axes
     ]
-    by_chance = _PLACED_BY_CHANCE.get(len(axes), 0.0) / math.sqrt(maps[0, 0].numel())
+    by_chance = _PLACED_BY_CHANCE.get(len(axes), 0.0) / math.sqrt(responding)
     gain = max(there - here for there, here in zip(best, own, strict=True))
     return gain > _ELSEWHERE and min(best) >= max(_PLACED, _OF_MANY * by_chance)
+
+
+def find_responding_cells(maps: Tensor) -> Tensor:
+    """Return booleans ``(*grid)``: which cells respond to any band; a ReLU may leave the others at zero."""
+    return _measure_bands(maps).flatten(0, 1).any(0)
 
 
 def _measure_bands(maps: Tensor) -> Tensor:
@@ -452,8 +458,8 @@ def _correlate_with_places(change: Tensor, axis: int, *, is_mirrored: bool = Fal
     near = (-((bands[:, None] - cells) / _REACH).square()).exp()
     near = near.reshape(len(bands), *(-1 if other == axis else 1 for other in range(change.ndim - 1)))
     response = change.clamp_min(torch.finfo(change.dtype).tiny).log()
-    # A band that holds no pixel of a tiny image changes nothing.
-    pair = torch.stack([response, near.expand_as(response)])[:, change.flatten(1).any(1)].flatten(2)
+    # A band that holds no pixel of a tiny image changes nothing, and a cell behind a ReLU may respond to none.
+    pair = torch.stack([response, near.expand_as(response)])[:, change.flatten(1).any(1)][..., change.any(0)]
     pair = pair - pair.mean(1, keepdim=True) - pair.mean(2, keepdim=True) + pair.mean((1, 2), keepdim=True)
     norms = pair.norm(dim=(1, 2)).prod()
     return float(pair.prod(0).sum() / norms.clamp_min(torch.finfo(norms.dtype).tiny))
