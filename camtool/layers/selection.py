@@ -11,9 +11,9 @@ from camtool.errors import LayerError
 from camtool.hooks.model_call import apply_detector_transform, describe_missing_gradient
 from camtool.hooks.observation import get_call
 from camtool.hooks.structures.caches import remember_for_model
-from camtool.hooks.structures.modules import find_detector_transform, find_module, read_tree, runs_outside_torch
+from camtool.hooks.structures.modules import find_detector_transform, find_module, runs_outside_torch
 from camtool.hooks.structures.nested_tensors import ModelInputs, describe_shapes
-from camtool.hooks.tracing import TracedCall, trace
+from camtool.hooks.tracing import TracedCall, ran_no_layer, trace
 from camtool.layers.candidate_rules import NOT_REACHED, OTHER_FRAMES, OTHER_VIEWS
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import (
@@ -153,7 +153,7 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
         )
     calls = trace(model, select_first_image(inputs))
     if not candidates:
-        if _has_direct_calls(model, calls):
+        if ran_no_layer(model, calls):
             raise LayerError(
                 "no layer of the model can carry a map: the model calls .forward(...) of its modules, which runs no "
                 "hooks. Let it call the modules themselves, self.layer(x), or use method='occlusion', which needs no "
@@ -179,16 +179,6 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
             "(target_class=) or from another call of these layers (call_index=)?"
         )
     raise LayerError(f"no layer of the model can carry a map ({misses}).{hint} Name a layer with layer=.")
-
-
-def _has_direct_calls(model: nn.Module, calls: Sequence[TracedCall]) -> bool:
-    """Check that the model calls none of its modules, though some have weights: it may call their ``forward``."""
-    modules = [
-        module
-        for module in read_tree(model).modules[1:]
-        if not isinstance(module, (nn.ParameterDict, nn.ParameterList))
-    ]
-    return len(calls) == 1 and any(list(module.parameters(recurse=False)) for module in modules)
 
 
 def _describe_last_outputs(calls: Sequence[TracedCall]) -> str:
