@@ -24,6 +24,10 @@ NUDGE = 0.05
 everywhere: with 1 instead, DETR and LeViT with random weights do not show their places."""
 
 
+_WHOLE_RANGES = ((0, 255), (-128, 127), (0, 65535), (-32768, 32767))
+"""Ranges of whole numbers, the first that holds an image counts: files of models may take no other numbers."""
+
+
 def get_image_input(inputs: ModelInputs) -> Tensor:
     """Return the batch of images ``(N, C, *size)`` among the inputs of a model.
 
@@ -172,13 +176,22 @@ def _draw_noise(several: Tensor) -> Tensor:
 
 
 def _repeat_first_image(inputs: ModelInputs, vary: Callable[[Tensor], None], count: int = VARIANTS) -> ModelInputs:
-    """Return the inputs with copies of the first image, of which ``vary`` changes the last ones in place."""
+    """Return the inputs with copies of the first image, of which ``vary`` changes the last ones in place.
+
+    Of an image of whole numbers, e.g. of bytes, these are whole numbers of the same range.
+    """
     images = get_image_input(inputs)
 
     def repeat(tensor: Tensor) -> Tensor:
         several = torch.cat([tensor[:1].detach()] * count)
         if tensor is images:
             vary(several)
+            if several.is_floating_point() and bool((several[0] == several[0].round()).all()):
+                low, high = several[0].min(), several[0].max()
+                limits = next(
+                    (limits for limits in _WHOLE_RANGES if limits[0] <= low and high <= limits[1]), (low, high)
+                )
+                several.round_().clamp_(*limits)
         return several
 
     return map_batch(inputs, repeat)
