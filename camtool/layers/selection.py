@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from camtool.errors import LayerError
-from camtool.hooks.model_call import apply_detector_transform, describe_missing_gradient
+from camtool.hooks.model_call import MAKES_SPECTROGRAM, apply_detector_transform, describe_missing_gradient
 from camtool.hooks.observation import get_call
 from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.modules import find_detector_transform, find_module, runs_outside_torch
@@ -160,9 +160,10 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
                 "layer."
             )
         when = "" if call_index in (0, -1) else f" at call_index={call_index}, which many layers do not reach"
+        size = find_image_size(inputs)
         raise LayerError(
             f"no layer of the model can carry a map: no output is a grid over the "
-            f"{_format_size(find_image_size(inputs))} input{when}{_describe_last_outputs(calls)}"
+            f"{_format_size(size)} input{when}{_describe_last_outputs(calls, size)}"
         )
     misses = "; ".join(f"{candidate.name} {candidate.shape}: {candidate.verdict}" for candidate in candidates[-5:])
     is_untrained = all(candidate.verdict == NOT_REACHED for candidate in candidates)
@@ -181,17 +182,19 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
     raise LayerError(f"no layer of the model can carry a map ({misses}).{hint} Name a layer with layer=.")
 
 
-def _describe_last_outputs(calls: Sequence[TracedCall]) -> str:
+def _describe_last_outputs(calls: Sequence[TracedCall], size: Sequence[int]) -> str:
     """Return, for a message, the last outputs with more axes than a batch of vectors, and what to do."""
     outputs = [call for call in calls if len(call.shape or ()) > 2][-3:]
     shapes = f" (last outputs: {', '.join(f'{call.name} {call.shape}' for call in outputs)})" if outputs else ""
-    joined = _describe_joined_batch(outputs[-1].shape) if outputs else ""
+    reason = _describe_shape(outputs[-1].shape, size) if outputs else ""
     remedy = "add a module that returns it as (N, C, h, w) and name that module with layer=."
-    return shapes + (joined or f". If a layer has a layout of its own, {remedy} method='occlusion' needs no layer.")
+    return shapes + (reason or f". If a layer has a layout of its own, {remedy} method='occlusion' needs no layer.")
 
 
-def _describe_joined_batch(shape: tuple[int, ...] | None) -> str:
-    """Return, for a message, that an output has several rows for one image; an empty string if it has one."""
+def _describe_shape(shape: tuple[int, ...] | None, size: Sequence[int]) -> str:
+    """Return, for a message, that an output is the image of a signal, or has several rows for one image; else ""."""
+    if shape is not None and len(shape) == 4 and len(size) == 1:
+        return f". {MAKES_SPECTROGRAM}."
     if shape is None or len(shape) < 3 or shape[0] < 2:
         return ""
     return (
@@ -224,7 +227,7 @@ def _find_named(
             near = ", ".join(output.name for output in group_grid_outputs(calls, reader, call_index)[-5:]) or "none"
             raise LayerError(
                 f"layer {name!r} returned {call.shape or 'no tensor'}, which is no grid over the {_format_size(size)} "
-                f"input{_describe_joined_batch(call.shape) or f'. Layers near the output that return one: {near}.'}"
+                f"input{_describe_shape(call.shape, size) or f'. Layers near the output that return one: {near}.'}"
             )
         layouts = keep_views(model, inputs, {name: layouts}, call_index)[name]
         if not layouts:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def load(
-    name: str | Callable[[Tensor], Any],
+    name: str | PathLike[str] | Callable[[Tensor], Any],
     weights: str | PathLike[str] | None = None,
     *,
     labels: Sequence[str] | None = None,
@@ -80,6 +80,7 @@ def load(
         ModelError: The name is unknown, the weights cannot be downloaded or read, they or the preprocessing beside them
             do not fit the model, or a library is missing.
     """
+    name = os.fspath(name) if isinstance(name, os.PathLike) else name
     _check_calls(name, calls)
     if is_function(name):
         check_settings(transform, labels, 1, None, None)
@@ -87,7 +88,6 @@ def load(
         return Loaded(FunctionModel(cast("Any", name), **cast("Any", calls)), transform, names)
     if not isinstance(name, str):
         raise ModelError(f"name: a model is loaded by its name, a string, or is a function; got {type(name).__name__}.")
-    _check_calls(name, calls)
     if weights is not None and not isinstance(weights, (str, os.PathLike)):
         raise ModelError(f"weights: a file of weights is given by its path; {type(weights).__name__} came.")
     check_settings(transform, labels, 1, None, None)

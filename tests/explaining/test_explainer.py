@@ -295,6 +295,15 @@ def test_layers_are_selected_by_name_or_module(model, photo) -> None:
     assert not np.allclose(both.raw, explain(model, photo, layer=["1", "3"], merge="max").raw)
 
 
+class Compose:
+    """A stand-in for the class of Albumentations, whose transforms take arrays by name."""
+
+    __module__ = "albumentations.core.composition"
+
+    def __call__(self, **arrays: np.ndarray) -> dict[str, np.ndarray]:
+        return arrays
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -307,6 +316,7 @@ def test_layers_are_selected_by_name_or_module(model, photo) -> None:
         ({"device": "foo"}, camtool.CamtoolError, "device='foo' is not a device of torch"),
         ({"method": None}, camtool.MethodError, "method=None is neither a name nor a function"),
         ({"transform": 3}, camtool.CamtoolError, "transform=3 cannot be called"),
+        ({"transform": Compose()}, camtool.CamtoolError, r"compose\(image=np.asarray\(photo\)\)\[\"image\"\]"),
         ({"labels": 3}, camtool.TargetError, "labels=3 is no list of names"),
         ({"labels": "dog"}, camtool.TargetError, "labels='dog' is no list of names"),
         ({"batch_size": "2"}, camtool.CamtoolError, "batch_size must be a whole number of 1 or more, or None, got '2'"),

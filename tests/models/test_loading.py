@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,17 @@ def test_the_error_for_a_url_shows_it_unchanged(url):
 def test_a_file_instead_of_a_name_gets_a_hint(name, hint):
     with pytest.raises(ModelError, match=hint):
         camtool.load(name)
+
+
+@pytest.mark.parametrize("name", ["a/cat.jpg", "net.pth", "absent.onnx", "demo"])
+def test_a_name_may_be_a_path(name):
+    def describe(given):
+        try:
+            return camtool.load(given).name
+        except ModelError as error:
+            return str(error)
+
+    assert describe(Path(name)) == describe(name)
 
 
 def test_the_name_of_a_library_may_stand_before_a_model_of_torchvision():
