@@ -366,7 +366,7 @@ class Explanation:
         enlarge: bool = True,
         legend: bool = False,
     ) -> Path:
-        """Write the overlay to a file, atomically; the suffix decides the format (png, jpg, webp, pdf).
+        """Write the overlay to a file, atomically; the suffix decides the format (png, jpg, webp, pdf, svg).
 
         With the suffix .nii or .nii.gz for an image of a NIfTI file, or .tif for that of a TIFF, the heatmap is written
         instead, as float32 numbers in [0, 1] on the grid of that file, with its affine, or its coordinate reference
