@@ -295,6 +295,18 @@ def test_layers_are_selected_by_name_or_module(model, photo) -> None:
     assert not np.allclose(both.raw, explain(model, photo, layer=["1", "3"], merge="max").raw)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ({}, "gradcam at the layer of its choice"),
+        ({"method": ["gradcam", "layercam"], "layer": ["1", "3"]}, "gradcam, layercam at 1, 3"),
+        ({"method": "auto"}, "auto at the layer of its choice"),
+    ],
+)
+def test_an_explainer_tells_its_settings(model, arguments, shown) -> None:
+    assert repr(camtool.Explainer(model, **arguments)) == f"<Explainer of a Net: {shown}>"
+
+
 class Compose:
     """A stand-in for the class of Albumentations, whose transforms take arrays by name."""
 
