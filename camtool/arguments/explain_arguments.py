@@ -176,9 +176,7 @@ def match_targets(target_class: Any, count: int | None) -> list[Any]:
         )
     for position, request in enumerate(requests):
         if isinstance(request, (list, tuple)) and not request:
-            raise TargetError(
-                f"target_class: entry {position} is empty; give a class, or None for the model's own top class."
-            )
+            raise TargetError(f"target_class: entry {position} is empty; give a class, or None for the top class.")
     return list(requests)
 
 

@@ -250,9 +250,7 @@ def _explain_choice(choice: Tried, best: Tried, tried: Sequence[Tried], count: i
         but = f"takes {best.milliseconds / choice.milliseconds:.1f} times as long"
     else:
         but = "less of its heat is in the right place"
-    return (
-        f"{facts} {best.method} has {best.quality.mean():.2f} in {measure}, which is not measurably better, and {but}."
-    )
+    return f"{facts} {best.method} has {best.quality.mean():.2f} in {measure}, not measurably better, and {but}."
 
 
 def _describe_deletion(choice: Tried, reference: Tried) -> str:

@@ -452,6 +452,4 @@ def _check_maps(method: Method, evidence: Evidence, raw: object) -> None:
 
 def _flatten(results: Any) -> list[Explanation]:
     """Return the explanations of nested lists."""
-    return (
-        [explanation for part in results for explanation in _flatten(part)] if isinstance(results, list) else [results]
-    )
+    return [result for part in results for result in _flatten(part)] if isinstance(results, list) else [results]

@@ -308,9 +308,7 @@ class _Preparation:
         prepared = dict(self.processor(images=image, text=self.text, return_tensors="pt"))
         del prepared["input_ids"]
         joined = self.reader.join_to_images(prepared, self.tiled)
-        return {
-            name: value for name, value in joined.items() if isinstance(value, Tensor) and value.is_floating_point()
-        }
+        return {key: value for key, value in joined.items() if isinstance(value, Tensor) and value.is_floating_point()}
 
 
 def _find_tiled_image(

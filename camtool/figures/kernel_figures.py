@@ -249,7 +249,6 @@ def _number_tiles(name: str, count: int, size: int, spacing: float) -> TileNumbe
     decade = 10 ** max(0, ceil(log10(spacing)) - 1)
     step = next(step * decade for step in (1, 2, 5, 10) if step * decade >= spacing)
     numbers = range(0, count, step)
-    tiles: TileNumbers = load_canvas().TileNumbers(
-        name, numbers, [number * size + (size - 1) / 2 for number in numbers]
-    )
+    middles = [number * size + (size - 1) / 2 for number in numbers]
+    tiles: TileNumbers = load_canvas().TileNumbers(name, numbers, middles)
     return tiles

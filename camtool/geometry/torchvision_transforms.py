@@ -64,20 +64,10 @@ def _sides(padding: int | Sequence[int]) -> tuple[int, int, int, int]:
     return left, top, right, bottom
 
 
-def _flip(geometry: Geometry, probability: float) -> Geometry | None:
-    """Return the geometry after a random flip that always or never happens, else None."""
-    return {0.0: geometry, 1.0: geometry.flip()}.get(float(probability))
-
-
 def _letterbox(geometry: Geometry, part: Any) -> Geometry:
     """Return the geometry after the preparation of YOLO models."""
     size, padding = part.plan(*geometry.size)
     return geometry.resize(size).pad(*padding)
-
-
-def _read_all(geometry: Geometry | None, parts: Sequence[object]) -> Geometry | None:
-    """Return the geometry after all parts of a composed transform."""
-    return reduce(_read, parts, geometry)
 
 
 def _resize_keeping_ratio(geometry: Geometry, part: Any) -> Geometry | None:
@@ -127,7 +117,7 @@ _KEEP_POSITIONS = frozenset(
 _READERS: dict[str, Callable[[Geometry, Any], Geometry | None]] = {
     "CenterCrop": lambda geometry, part: geometry.center_crop(part.size),
     "CenterCropOrPad": lambda geometry, part: geometry.center_crop(part.size),
-    "Compose": lambda geometry, part: _read_all(geometry, part.transforms),
+    "Compose": lambda geometry, part: reduce(_read, part.transforms, geometry),
     "ImageClassification": lambda geometry, part: geometry.resize(part.resize_size).center_crop(part.crop_size),
     "Letterbox": _letterbox,
     "Pad": lambda geometry, part: geometry.pad(*_sides(part.padding)),
@@ -136,7 +126,7 @@ _READERS: dict[str, Callable[[Geometry, Any], Geometry | None]] = {
         part.size
     ),
     "ProcessorTransform": lambda geometry, part: _read(geometry, part.processor),
-    "RandomHorizontalFlip": lambda geometry, part: _flip(geometry, part.p),
+    "RandomHorizontalFlip": lambda geometry, part: {0.0: geometry, 1.0: geometry.flip()}.get(float(part.p)),
     "Renormalized": lambda geometry, part: _read(geometry, part.base),
     "Resize": lambda geometry, part: geometry.resize(part.size, part.max_size),
     "ResizeKeepRatio": _resize_keeping_ratio,

@@ -107,10 +107,7 @@ def _trace(model: nn.Module, inputs: ModelInputs) -> list[TracedCall]:
         )
         latest.append((tensor, content))
 
-    with (
-        guard(model) as cleanup,
-        torch.no_grad(),
-    ):
+    with guard(model) as cleanup, torch.no_grad():
         for name, module in iterate_hookable_modules(model):
             add_forward_pre_hook(cleanup, module, partial(find_source, name))
             add_forward_hook(cleanup, module, partial(add_call, name))

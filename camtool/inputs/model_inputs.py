@@ -100,9 +100,7 @@ class Inputs:
         for argument, key in named:
             if key not in entries:
                 hint = suggest_names(str(key), map(str, entries))
-                raise CamtoolError(
-                    f"{argument}={key!r} is none of the inputs, which are {_format_keys(entries)}.{hint}"
-                )
+                raise CamtoolError(f"{argument}={key!r} is none of the inputs: {_format_keys(entries)}.{hint}")
 
     def find_image_candidates(self) -> list[Key]:
         """Return the keys of the entries that may be the image.

@@ -188,9 +188,7 @@ def _repeat_first_image(inputs: ModelInputs, vary: Callable[[Tensor], None], cou
             vary(several)
             if several.is_floating_point() and bool((several[0] == several[0].round()).all()):
                 low, high = several[0].min(), several[0].max()
-                limits = next(
-                    (limits for limits in _WHOLE_RANGES if limits[0] <= low and high <= limits[1]), (low, high)
-                )
+                limits = next((pair for pair in _WHOLE_RANGES if pair[0] <= low and high <= pair[1]), (low, high))
                 several.round_().clamp_(*limits)
         return several
 

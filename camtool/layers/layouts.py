@@ -375,13 +375,9 @@ def is_in_order(maps: Tensor) -> bool | None:
     """
     if maps.shape[2:].numel() < FEWEST_CELLS:
         return None
-    judgments = [_judge_half(contrast, agreement) for contrast, agreement in measure_order(maps)]
+    # None for a half where all cells respond alike.
+    judgments = [share > _AGREEMENT if contrast >= _CONTRAST else None for contrast, share in measure_order(maps)]
     return False if False in judgments else None if None in judgments else True
-
-
-def _judge_half(contrast: float, agreement: float) -> bool | None:
-    """Return whether the cells that respond are those of the half; None if all cells respond alike."""
-    return agreement > _AGREEMENT if contrast >= _CONTRAST else None
 
 
 def follows_image(maps: Tensor) -> bool:

@@ -98,9 +98,7 @@ def resolve_labels(model: nn.Module, given: Sequence[str] | None, classes: int |
     if classes == 1 and len(given) in (1, 2):
         return given if len(given) == 2 else (f"not {given[0]}", given[0])
     if classes is not None and len(given) != classes:
-        raise TargetError(
-            f"labels has {format_count(len(given), 'name')}, but the model has {format_count(classes, 'class')}."
-        )
+        raise TargetError(f"labels has {format_count(len(given), 'name')}, the model {format_count(classes, 'class')}.")
     return given
 
 
@@ -174,9 +172,7 @@ def _infer_input_size(model: nn.Module) -> tuple[int, int] | None:
 
 def _run_on_size(model: nn.Module, height: int, width: int) -> str | None:
     """Return None if a model runs on an image of a size, else its error without that size."""
-    weight = next(
-        (tensor for tensor in list_weights(model) if tensor.is_floating_point()), torch.zeros(0, device="cpu")
-    )
+    weight = next(filter(torch.is_floating_point, list_weights(model)), torch.zeros(0, device="cpu"))
     image = torch.zeros(1, count_input_channels(model), height, width, device=weight.device, dtype=weight.dtype)
     try:
         with guard(model), enable_gradients():

@@ -324,9 +324,7 @@ def _arrange_packed(
     count = side // vision.patch_size  # cells along a side of a tile
     packed = _pack_coordinates(inner, inputs, grid, count)
     if len(packed) != len(text.positions):
-        raise UnknownTilesError(
-            f"the text has {len(text.positions)} tokens for them, and the model makes {len(packed)}"
-        )
+        raise UnknownTilesError(f"the text has {len(text.positions)} tokens for them, the model makes {len(packed)}")
     of_thumbnail, of_tiles = text.positions[: count**2], packed[count**2 :]
     is_cell = ~of_tiles.isnan().any(1)
     edges, shape = _read_coordinates(of_tiles[is_cell])

@@ -143,7 +143,7 @@ def choose_scale(reader: SlideReader, level: int | None, mpp: float | None) -> f
         return reader.levels[level].downsample
     if reader.mpp is None:
         raise ImageError(
-            f"mpp={mpp:g}: {reader.path} does not say how large its pixels are; choose a resolution with level=."
+            f"mpp={mpp:g}: {reader.path} does not tell the size of its pixels; choose a level with level=."
         )
     scale = mpp / reader.mpp
     if scale < 0.98:

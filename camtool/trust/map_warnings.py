@@ -61,9 +61,7 @@ def _explain_zero_gradient(used: Sequence[Evidence], row: int) -> Iterator[MapWa
             "cells-not-read",
         )
     else:
-        yield MapWarning(
-            "The score's gradient at the layer is zero everywhere, so the map says nothing.", "zero-gradient"
-        )
+        yield MapWarning("The score's gradient is zero everywhere at the layer: the map says nothing.", "zero-gradient")
 
 
 def find_value_warnings(raw: NDArray[Any]) -> Iterator[MapWarning]:

@@ -44,7 +44,7 @@ def test_the_quickest_of_those_that_are_not_measurably_worse_is_chosen():
     all_of_them = [gradcam, best, close, below]
     found = recommendation._decide(all_of_them, all_of_them, 10)
     assert found.method == "close"
-    assert "best has 0.60 in faithfulness, which is not measurably better, and takes 10.0 times as long" in found.reason
+    assert "best has 0.60 in faithfulness, not measurably better, and takes 10.0 times as long" in found.reason
     assert "faithfulness is 0.59 on 10 images (gradcam at the default layer: 0.15), single deletion 0.25" in str(found)
     assert found.tried[0] is best
     assert {each.method for each in found.front} == {"best", "close", "below", "gradcam"}
@@ -65,7 +65,7 @@ def test_of_those_that_are_as_faithful_the_quickest_that_is_as_well_localized_is
     quick = tried("best", [0.5, 0.7], 2, localization=0.6)
     found = recommendation._decide([gradcam, quick, sharp], [gradcam, quick, sharp], 10)
     assert found.method == "sharp"
-    assert found.reason.endswith("which is not measurably better, and less of its heat is in the right place.")
+    assert found.reason.endswith("not measurably better, and less of its heat is in the right place.")
     unknown = [tried(each.method, each.faithfulness, each.milliseconds) for each in all_of_them]
     found = recommendation._decide(unknown, unknown, 10)
     assert found.method == "blurred"
@@ -273,7 +273,7 @@ def test_wrong_arguments_are_errors():
         ({"target_class": [1]}, "target_class has 1 entries for 10 images"),
         ({"target_class": 9}, "9"),
         ({"truth": []}, "truth has 0 entries for 10 images"),
-        ({"truth": 5}, "truth must be a list with one entry for each image, got an int"),
+        ({"truth": 5}, "truth must be a list with an entry for each image, got an int"),
     ):
         with pytest.raises(CamtoolError, match=message):
             camtool.recommend(net, IMAGES, **arguments)

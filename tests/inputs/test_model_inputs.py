@@ -431,7 +431,7 @@ def test_the_same_tensor_twice_is_two_inputs(siamese) -> None:
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
-        (camtool.Inputs(torch.zeros(1, 3, 8, 8)), {"image": 3}, "image=3 is none of the inputs, which are 0"),
+        (camtool.Inputs(torch.zeros(1, 3, 8, 8)), {"image": 3}, "image=3 is none of the inputs: 0"),
         ({"image": torch.zeros(1, 3, 8, 8)}, {"image": "imgae"}, "Did you mean 'image'"),
         ({"ids": torch.zeros(1, 3, dtype=torch.long)}, {}, "none of 'ids' is an image"),
         ({"ids": torch.zeros(1, 3, dtype=torch.long)}, {"image": "ids"}, "'ids' holds no floating tensor"),
@@ -443,7 +443,7 @@ def test_the_same_tensor_twice_is_two_inputs(siamese) -> None:
         ),
         (torch.zeros(1, 3, 8, 8), {"call_index": "first"}, "call_index='first' is no integer"),
         ({3: torch.zeros(1, 3, 8, 8)}, {}, "img has the key 3"),
-        (UserDict({"a": torch.zeros(2, 5)}), {"image": "b"}, "image='b' is none of the inputs, which are 'a'"),
+        (UserDict({"a": torch.zeros(2, 5)}), {"image": "b"}, "image='b' is none of the inputs: 'a'"),
     ],
 )
 def test_invalid_inputs_raise_an_error(given, options, message) -> None:

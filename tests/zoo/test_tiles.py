@@ -261,7 +261,7 @@ def test_markers_that_contradict_the_thumbnail_are_refused() -> None:
 
 def test_wrong_sizes_of_the_photo_are_refused() -> None:
     _, model, _, inputs = build("llava_next")
-    with pytest.raises(ImageError, match="the text has 268 tokens for them, and the model makes"):
+    with pytest.raises(ImageError, match="the text has 268 tokens for them, the model makes"):
         explain(model, inputs | {"image_sizes": torch.tensor([[100, 100]])})
     with pytest.raises(ImageError, match="the model expects 1 x 3 tiles of 64 pixels"):
         explain(model, inputs | {"image_sizes": torch.tensor([[60, 180]])})
