@@ -222,11 +222,7 @@ class BatchExplainer:
 
     def find_labels(self, forward_pass: ForwardPass) -> list[Sequence[str] | None]:
         """Return the names of the classes for each image; those of an open vocabulary are the phrases of its text."""
-        phrases = [
-            prediction.phrases
-            for prediction in forward_pass.predictions
-            if isinstance(prediction, Detections) and prediction.phrases
-        ]
+        phrases = [one.phrases for one in forward_pass.predictions if isinstance(one, Detections) and one.phrases]
         if phrases:
             return [resolve_phrases(self.model, self.labels, of_image) for of_image in phrases]
         return [resolve_labels(self.model, self.labels, forward_pass.class_count)] * len(forward_pass.predictions)

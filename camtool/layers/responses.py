@@ -210,9 +210,8 @@ def locate_tokens(
     names = [layer.name, *before[: -_NEAREST - 1 : -1]]
     run = observe_in_parts if is_language_model(model, inputs) else observe_variants
     calls, select = run(model, [*names, *origins], vary_halves(inputs)), layer.layout.select_view
-    located = place_prefix(
-        layer.layout, [*(select(calls[name][0]) for name in origins), select(calls[layer.name][call_index])]
-    )
+    outputs = [*(calls[name][0] for name in origins), calls[layer.name][call_index]]
+    located = place_prefix(layer.layout, [*map(select, outputs)])
     layer = Layer(layer.name, located or layer.layout)
     own, *shown = (find_order(layer.layout, select(calls[name][call_index])) for name in names)
     is_unknown = own is None and located is not None and False not in shown

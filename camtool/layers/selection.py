@@ -147,10 +147,7 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
     candidates = find_candidates(model, inputs, call_index=call_index, score=score)
     chosen = [candidate for candidate in candidates if candidate.chosen]
     if chosen:
-        return tuple(
-            Layer(candidate.name, candidate.layout)
-            for candidate in (*chosen, *(one for one in candidates if one.is_level))
-        )
+        return tuple(Layer(one.name, one.layout) for one in (*chosen, *(one for one in candidates if one.is_level)))
     calls = trace(model, select_first_image(inputs))
     if not candidates:
         if ran_no_layer(model, calls):
@@ -218,11 +215,7 @@ def _find_named(
         # The prefix of a ViT does not change with the image's size, its grid does.
         if like is not None:
             fixed = like.kind, like.prefix + like.suffix, like.views, like.view
-            layouts = [
-                possible
-                for possible in layouts
-                if (possible.kind, possible.prefix + possible.suffix, possible.views, possible.view) == fixed
-            ]
+            layouts = [one for one in layouts if (one.kind, one.prefix + one.suffix, one.views, one.view) == fixed]
         if not layouts:
             near = ", ".join(output.name for output in group_grid_outputs(calls, reader, call_index)[-5:]) or "none"
             raise LayerError(
