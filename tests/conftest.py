@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -56,6 +57,8 @@ def _commands_print_no_lines_of_progress() -> Iterator[None]:
     """On a machine under load commands that run in this process would add them to what they say on standard error."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("camtool.cli.terminal.SECONDS_BEFORE_FIRST_LINE", 3600.0)
+        patch.setattr("camtool.cli.run_folders.cluster_command._SECONDS_BETWEEN_LINES", 3600.0)
+        patch.setattr("camtool.cli.progress.estimate._LONG_RUN", math.inf)
         yield
 
 

@@ -54,8 +54,10 @@ def list_imports(file: Path) -> tuple[str, ...]:
             assert node.level == 0, f"{file.name}: imports are absolute"
             inside = [f"{node.module}.{alias.name}" for alias in node.names]
             names += [name for name in inside if name in MODULES] or [str(node.module)]
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_library":
-            names += [name.value for name in node.args[:1] if isinstance(name, ast.Constant)]
+        elif isinstance(node, ast.Call):
+            function = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            given = [name.value for name in node.args[:1] if isinstance(name, ast.Constant)]
+            names += given if function in ("import_library", "import_module") else []
     return tuple(names)
 
 

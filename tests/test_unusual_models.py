@@ -448,6 +448,58 @@ def test_spectrograms_without_channels_get_advice() -> None:
     assert camtool.explain(Wrapped(*layers).eval(), torch.rand(1, 1, 100, 64), 1)
 
 
+def test_spectrograms_whose_tokens_run_over_frequencies_first_get_advice() -> None:
+    class Transformer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches, self.head = nn.Conv2d(1, 16, 8, 8), nn.Linear(16, 3)
+            self.blocks = nn.Sequential(*(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            tokens = self.patches(x[:, None].mT).flatten(2).mT
+            return self.head(self.blocks(tokens).mean(1))  # type: ignore[no-any-return]
+
+    class Wrapped(Transformer):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.squeeze(1).mT)
+
+    with pytest.raises(
+        camtool.ForwardError, match=r"as in AST, pass \(N, 1, F, T\) and call it with x.squeeze\(1\).mT"
+    ):
+        camtool.explain(Transformer().eval(), torch.rand(1, 64, 32), 1)
+    assert camtool.explain(Wrapped().eval(), torch.rand(1, 1, 32, 64), 1)[0].raw.shape == (4, 8)
+
+
+@pytest.mark.parametrize("options", [{}, {"kind": "signal"}, {"kind": "signal", "layer": "net.0"}], ids=str)
+def test_a_model_that_makes_its_own_spectrogram_gets_advice(options: dict[str, Any]) -> None:
+    class Listener(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.ReLU())
+
+        def forward(self, x: Tensor) -> Tensor:
+            spectrum = torch.stft(x[:, 0], 32, 16, window=torch.hann_window(32), return_complex=True).abs()
+            return self.net(spectrum[:, None]).mean((2, 3))  # type: ignore[no-any-return]
+
+    with pytest.raises(camtool.CamtoolError, match="make the spectrogram the input"):
+        camtool.explain(Listener().eval(), torch.rand(1, 1, 512), 1, **options)
+
+
+def test_a_model_that_writes_to_its_own_activations_gets_a_way_out() -> None:
+    class Detector(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            output = super().forward(x).sigmoid()
+            output[:, :2] = output[:, :2] * 2
+            return output.mean((2, 3))  # type: ignore[no-any-return]
+
+    model, image = Detector(nn.Conv2d(3, 4, 3, 2, 1)).eval(), torch.rand(1, 3, 16, 16)
+    with pytest.raises(camtool.ForwardError, match=r"allow_mutation_on_saved_tensors\(\), or use method='ablationcam'"):
+        camtool.explain(model, image, 1, layer="0")
+    assert camtool.explain(model, image, 1, layer="0", method="ablationcam")
+    with torch.autograd.graph.allow_mutation_on_saved_tensors():
+        assert camtool.explain(model, image, 1, layer="0")
+
+
 # ------------------------------------------------------------------------------------------------------ life of a model
 
 

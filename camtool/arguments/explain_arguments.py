@@ -120,8 +120,8 @@ def check_settings(transform: object, labels: object, batch_size: object, image:
         MethodError: ``image`` is an image, as in libraries that name their first argument so.
         CamtoolError: Another setting has the wrong type.
     """
-    if transform is not None and not callable(transform):
-        raise CamtoolError(f"transform={transform!r} cannot be called; give a function from PIL image to tensor.")
+    if transform is not None:
+        _check_transform(transform)
     if labels is not None and (isinstance(labels, (str, Mapping)) or not hasattr(labels, "__getitem__")):
         raise TargetError(f"labels={labels!r} is no list of names; give one name for each class, in their order.")
     check_count("batch_size", batch_size, optional=True)
@@ -130,6 +130,16 @@ def check_settings(transform: object, labels: object, batch_size: object, image:
     is_integer = isinstance(call_index, Integral) and not isinstance(call_index, bool)
     if call_index is not None and not is_integer:
         raise CamtoolError(f"call_index={call_index!r} is no integer; 0 is a layer's first call, -1 its last.")
+
+
+def _check_transform(transform: object) -> None:
+    if not callable(transform):
+        raise CamtoolError(f"transform={transform!r} cannot be called; give a function from PIL image to tensor.")
+    if type(transform).__module__.partition(".")[0] == "albumentations":
+        raise CamtoolError(
+            "transform: Albumentations takes arrays by name; pass transform=lambda photo: "
+            'compose(image=np.asarray(photo))["image"], with ToTensorV2() as the last part of compose.'
+        )
 
 
 def read_by_position(values: Any) -> Any:

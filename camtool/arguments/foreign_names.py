@@ -31,7 +31,7 @@ METHOD_NAMES = {
         "integrated-gradients",
     ),
     **dict.fromkeys(("deeplift", "deepliftshap", "layerdeeplift", "layerdeepliftshap"), "liftcam"),
-    **dict.fromkeys(("lrp", "layerlrp", "transformerattribution", "transformerexplainability"), "chefer"),
+    **dict.fromkeys(("transformerattribution", "transformerexplainability"), "chefer"),
     **dict.fromkeys(("featureablation", "featurepermutation"), "occlusion"),
     **dict.fromkeys(
         ("layerfeatureablation", "ablationlayer", "ablationlayervit", "ablationlayerfasterrcnn"), "ablationcam"
@@ -45,6 +45,10 @@ METHOD_NAMES = {
 """A name of another library → the method that computes the same, or what comes closest."""
 
 _FINER = "target_class=camtool.targets.Finer(index), with any method"
+_LRP = (
+    '"chefer" for transformers or "conservative:inputxgradient", which come closest. camtool has no LRP: '
+    "https://camtool.github.io/camtool/reference/formulas.html#methods-that-are-not-included-and-why"
+)
 _CONCEPTS = "camtool.concepts(model, images)"
 _ATTENTION = 'method="rollout", "legrad" or "chefer"; camtool.attention(model, img) shows the attention itself'
 _PREPARED = "not needed: give the photo, and transform= if the model is your own; see camtool.preprocessing"
@@ -65,6 +69,7 @@ _OTHERS = {
         _CONCEPTS,
     ),
     **dict.fromkeys(("attention", "attentionmap", "attentionmaps", "attentionrollout", "gradientrollout"), _ATTENTION),
+    **dict.fromkeys(("lrp", "layerlrp", "attnlrp", "cplrp", "epsilonlrp"), _LRP),
     "refinecam": "several layers: layer=[...], merge=...",
     **dict.fromkeys(("classifieroutputtarget", "rawscoresoutputtarget"), "target_class=index, or targets.ClassScore"),
     **dict.fromkeys(("classifieroutputsoftmaxtarget", "softmaxoutputtarget"), "camtool.targets.Probability(index)"),

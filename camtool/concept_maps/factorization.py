@@ -115,10 +115,8 @@ def _choose_starts(points: Tensor, n: int, seed: int) -> list[Tensor]:
     active = points[points.any(1)]
     generator = torch.Generator().manual_seed(seed)
     count = _STARTS - 1 if len(active) > n else 0
-    samples = [
-        torch.randperm(len(active), generator=generator, device="cpu")[:n].to(points.device) for _ in range(count)
-    ]
-    return [_choose_corners(points, n), *(active[chosen] for chosen in samples)]
+    orders = [torch.randperm(len(active), generator=generator, device="cpu") for _ in range(count)]
+    return [_choose_corners(points, n), *(active[order[:n].to(points.device)] for order in orders)]
 
 
 def _choose_corners(points: Tensor, n: int) -> Tensor:

@@ -78,7 +78,7 @@ def check_truth(truth: Any, count: int) -> None:
     """
     if truth is not None and not hasattr(truth, "__len__"):
         raise MetricError(
-            f"truth must be a list with one entry for each image, got {add_article(type(truth).__name__)}."
+            f"truth must be a list with an entry for each image, got {add_article(type(truth).__name__)}."
         )
     if truth is not None and len(truth) != count:
         raise MetricError(f"truth has {len(truth)} entries for {count} images; give one for each.")

@@ -231,9 +231,8 @@ class AttentionEvidence:
             tokens = torch.stack([block.output[image] for block in blocks])
             inputs = evidence.forward_pass.select_inputs(image)
             with evidence.forward_pass.restore_autocast():
-                output = resume(
-                    evidence.model, blocks[-1].name, tokens, inputs, call_index=blocks[-1].call_index, grad=True
-                )
+                last = blocks[-1]
+                output = resume(evidence.model, last.name, tokens, inputs, call_index=last.call_index, grad=True)
                 output = predictions.to_batch(output, len(tokens))
                 by_row.update({row: evidence.targets[row](output) for row in rows})
         return list(torch.stack([by_row[row] for row in range(len(self._images))], 1))

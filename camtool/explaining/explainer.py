@@ -33,6 +33,7 @@ from camtool.arguments.explain_arguments import (
     read_by_position,
     to_list,
 )
+from camtool.arguments.messages import add_article
 from camtool.engines.observers import list_engines
 from camtool.errors import CamtoolError, MethodError, TargetError
 from camtool.explaining.device_maps import ClassMaps, read_classes, to_device_pixels
@@ -439,6 +440,11 @@ class Explainer(Generic[Result]):
             depths=next((reader.read_depths({}) for reader in methods if reader.reads_depths), 0),
             notes=(),
         )
+
+    def __repr__(self) -> str:
+        names = "auto" if self._recommend else ", ".join(method.name for method in self.batches.methods)
+        layers = ", ".join(self.batches.layers or ["the layer of its choice"])
+        return f"<Explainer of {add_article(type(self._whole).__name__)}: {names} at {layers}>"
 
     def prepare(self, img: OneImage | Tensor | NDArray[Any]) -> PreparedInput:
         """Prepare one image for the model: read, crop, resize and normalize it. It may be given in place of the image.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +54,8 @@ class Explanation:
         centers: Where the cells of ``raw`` lie in the model's input; ``None`` for a grid that is stretched over the
             input.
         checker: What :meth:`check` runs; ``None`` after pickling. It holds the model and the input.
+        searcher: What :meth:`sufficient` and :meth:`necessary` run with this explanation and their arguments; ``None``
+            if :func:`camtool.explain` did not make it.
         predicted_index: The index of the model's top class for the image. The explained target may be another.
             ``None`` if the model is no classifier, or if its scores are not finite.
         predicted_label: The label of that class; ``None`` if there is none.
@@ -79,6 +80,7 @@ class Explanation:
     box: tuple[float, float, float, float] | None = None
     centers: CellCenters | None = None
     checker: Callable[[Explanation], CheckReport] | None = field(default=None, repr=False)
+    searcher: Callable[..., VerifiedRegion] | None = field(default=None, repr=False)
     predicted_index: int | None = None
     predicted_label: str | None = None
     uncertainty: NDArray[np.float32] | None = None
@@ -352,10 +354,9 @@ class Explanation:
         return {**facts, "warning_codes": tuple(warning.code for warning in self.warnings)}
 
     def _find_regions(self, kind: str, *arguments: Any) -> VerifiedRegion:
-        # The search makes explanations, so it lies above them, and is imported when it is asked for.
-        search = import_module("camtool.explaining.refining")
-        region: VerifiedRegion = search.find_regions(self, kind, *arguments)
-        return region
+        if self.searcher is None:
+            raise CamtoolError(describe_unknown_source(f"{kind}()"))
+        return self.searcher(self, kind, *arguments)
 
     def save(
         self,
@@ -366,7 +367,7 @@ class Explanation:
         enlarge: bool = True,
         legend: bool = False,
     ) -> Path:
-        """Write the overlay to a file, atomically; the suffix decides the format (png, jpg, webp, pdf).
+        """Write the overlay to a file, atomically; the suffix decides the format (png, jpg, webp, pdf, svg).
 
         With the suffix .nii or .nii.gz for an image of a NIfTI file, or .tif for that of a TIFF, the heatmap is written
         instead, as float32 numbers in [0, 1] on the grid of that file, with its affine, or its coordinate reference
@@ -414,10 +415,7 @@ class Explanation:
             CamtoolError: The explanation was loaded from a pickle, refined or trimmed, so its model is unknown.
         """
         if self.checker is None:
-            raise CamtoolError(
-                "this explanation has no model to check: it was pickled, refined or trimmed, or was not made by "
-                "explain(). Call check() on what explain() returned."
-            )
+            raise CamtoolError(describe_unknown_source("check()"))
         return self.checker(self)
 
     def trim_border(self, cells: int = 1) -> Explanation:
@@ -457,3 +455,11 @@ class Explanation:
             certain = format_percent(float((self.raw > self.uncertainty).mean()), 0)
             refined = f", refined by {self.passes} passes, {certain} of the cells above their uncertainty"
         return f"<Explanation of {self.label!r}{probability}: {self.method}{where}{refined}{warned}>"
+
+
+def describe_unknown_source(call: str) -> str:
+    """Return the message of a call that needs the model, on an explanation that does not hold it."""
+    return (
+        "this explanation holds no model: it was pickled, changed, refined or trimmed, or was not made by explain(). "
+        f"Call {call} on what explain() returned."
+    )

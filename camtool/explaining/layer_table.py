@@ -59,9 +59,7 @@ class Candidates(tuple[Candidate, ...]):
 
     def _repr_html_(self) -> str:
         head = _format_html_row(HEADINGS, "th")
-        body = "".join(
-            _format_html_row(describe_candidate(candidate), "td", _choose_html_style(candidate)) for candidate in self
-        )
+        body = "".join(_format_html_row(describe_candidate(one), "td", _choose_html_style(one)) for one in self)
         return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
@@ -168,12 +166,12 @@ def _assign_marks(candidates: Iterable[Candidate]) -> dict[str, str]:
     for candidate in candidates:
         if _describe_verdict(candidate) not in marks:
             marks[_describe_verdict(candidate)] = (
-                ">" if candidate.chosen else "" if _is_good(candidate) else next(letters)
+                ">" if candidate.chosen else "" if is_good(candidate) else next(letters)
             )
     return marks
 
 
-def _is_good(candidate: Candidate) -> bool:
+def is_good(candidate: Candidate) -> bool:
     """Check that no rule excludes a candidate."""
     return candidate.chosen or candidate.verdict in ("", LEVEL, NOT_DEEPEST)
 
@@ -189,7 +187,7 @@ def _describe_grid(candidate: Candidate) -> str:
 
 def _format_candidate(candidate: Candidate, mark: str, output: str, column: int) -> list[StyledLine]:
     """Return the line of a candidate, or two lines if its name exceeds the column."""
-    style = "bold green" if candidate.chosen else "" if _is_good(candidate) else "dim"
+    style = "bold green" if candidate.chosen else "" if is_good(candidate) else "dim"
     names = [f"{mark:<2}{candidate.name}"] if len(candidate.name) > column else []
     last = f"{'':{column + 2}}  {output}" if names else f"{mark:<2}{candidate.name:<{column}}  {output}"
     return [(line, style) for line in (*names, last)]
@@ -233,7 +231,7 @@ def _prepare_several(
 
 def _choose_html_style(candidate: Candidate) -> str:
     """Return the style of a candidate's row: bold if chosen, dim if excluded."""
-    return "font-weight: bold" if candidate.chosen else "" if _is_good(candidate) else "opacity: 0.6"
+    return "font-weight: bold" if candidate.chosen else "" if is_good(candidate) else "opacity: 0.6"
 
 
 def _format_html_row(texts: Iterable[str], tag: str, style: str = "") -> str:

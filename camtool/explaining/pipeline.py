@@ -26,6 +26,7 @@ from camtool.evidence.evidence import Evidence, gather_evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.explaining.device_maps import ClassMaps, compute_class_maps
 from camtool.explaining.explanation import Explanation
+from camtool.explaining.refining import find_regions
 from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.hooks.observation import Observe, observe
 from camtool.hooks.state.cleanup import Cleanup
@@ -221,11 +222,7 @@ class BatchExplainer:
 
     def find_labels(self, forward_pass: ForwardPass) -> list[Sequence[str] | None]:
         """Return the names of the classes for each image; those of an open vocabulary are the phrases of its text."""
-        phrases = [
-            prediction.phrases
-            for prediction in forward_pass.predictions
-            if isinstance(prediction, Detections) and prediction.phrases
-        ]
+        phrases = [one.phrases for one in forward_pass.predictions if isinstance(one, Detections) and one.phrases]
         if phrases:
             return [resolve_phrases(self.model, self.labels, of_image) for of_image in phrases]
         return [resolve_labels(self.model, self.labels, forward_pass.class_count)] * len(forward_pass.predictions)
@@ -264,7 +261,7 @@ class BatchExplainer:
         wanted, images = [row.target for row in rows], [row.image for row in rows]
         if method.ignores_layer or self.layers is not None or len(forward_pass.layers) < 2:
             evidence = gather_evidence(forward_pass, wanted, images, at_input=method.ignores_layer)
-            return self._explain_evidence(method, evidence, forward_pass, batch, rows)
+            return [*self._explain_evidence(method, evidence, forward_pass, batch, rows)]
         # No layer was named, so several are those of a detector's feature levels: each row has its own.
         by_row: dict[int, Explanation] = {}
         for places, at_level in gather_evidence_by_level(forward_pass, wanted, images):
@@ -280,8 +277,8 @@ class BatchExplainer:
         forward_pass: ForwardPass,
         batch: InputBatch,
         rows: Sequence[Row],
-    ) -> list[Explanation]:
-        """Return one explanation for each row, from the evidence about these rows at one or more layers."""
+    ) -> Iterator[Explanation]:
+        """Yield one explanation for each row, from the evidence about these rows at one or more layers."""
         merged, centers = self._compute_maps(method, evidence)
         # Single numbers are read from here on, which arrays give several times faster than tensors.
         maps, scores = merged.float().cpu().numpy(), evidence[0].scores.tolist()
@@ -290,11 +287,10 @@ class BatchExplainer:
         is_resized = forward_pass.plan.is_detector and not method.ignores_layer
         detector = find_detector_transform(self.model) if is_resized else None
         layers, link = [of_layer.layer for of_layer in evidence], forward_pass.find_link().link
-        explanations = []
         for index, (raw, score, (image, target, labels)) in enumerate(zip(maps, scores, rows, strict=True)):
             item, top = batch.items[image], predicted[image]
             context = targets.ScoreContext(score, probabilities[image], link)
-            explanation = Explanation(
+            yield Explanation(
                 raw=raw,
                 view=item.view if detector is None else item.view.for_detector(detector),
                 label=target.describe(labels),
@@ -307,13 +303,12 @@ class BatchExplainer:
                 box=target.get_box(),
                 centers=centers,
                 checker=partial(self.check, method, layers, batch, image, target),
+                searcher=find_regions,
                 predicted_index=top,
                 predicted_label=None if top is None else targets.get_class_label(top, labels),
                 groups=target.list_groups(labels) if target.traits.is_group else (),
                 **evidence[0].refined.get(index, {}),
             )
-            explanations.append(explanation)
-        return explanations
 
     def _find_warnings(
         self,

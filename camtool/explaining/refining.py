@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from camtool.arguments.checks import check_choice, check_count, check_number
 from camtool.arguments.messages import format_percent
@@ -20,8 +20,7 @@ from camtool.engines.comparison import ComparedOutput, run_by_engines
 from camtool.errors import CamtoolError
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.rescoring import run_forward, score_inputs
-from camtool.explaining.explanation import Explanation
-from camtool.explaining.pipeline import BatchExplainer
+from camtool.explaining.explanation import Explanation, describe_unknown_source
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
 from camtool.hooks.chunks import iterate_chunks
@@ -41,6 +40,15 @@ from camtool.warning_codes import MapWarning
 
 _SAME_SCORE = 0.02
 """Share of a score by which engines and precisions may differ."""
+
+
+class _Explainer(Protocol):
+    """What is needed of :class:`camtool.explaining.pipeline.BatchExplainer`, which imports this module."""
+
+    @property
+    def model(self) -> nn.Module: ...
+    @property
+    def engines(self) -> Sequence[str]: ...
 
 
 def refine(result: Explanation, passes: int = 64) -> Explanation:
@@ -98,21 +106,19 @@ def refine(result: Explanation, passes: int = 64) -> Explanation:
     )
 
 
-def _get_explainer(result: Explanation, caller: str) -> BatchExplainer:
+def _get_explainer(result: Explanation, caller: str) -> _Explainer:
     """Return the explainer that made a result; it holds the model.
 
     Raises:
         CamtoolError: The result holds none.
     """
     if result.checker is None:
-        raise CamtoolError(
-            f"this explanation was pickled, changed or not made by explain(); call {caller} on what explain() returns."
-        )
+        raise CamtoolError(describe_unknown_source(caller))
     # The checker is a method of the explainer of the batch, with the arguments that say which row of it this is.
-    return cast("BatchExplainer", cast("Any", result.checker).func.__self__)
+    return cast("_Explainer", cast("Any", result.checker).func.__self__)
 
 
-def _gather_again(result: Explanation, explainer: BatchExplainer) -> tuple[Evidence, PreparedInput]:
+def _gather_again(result: Explanation, explainer: _Explainer) -> tuple[Evidence, PreparedInput]:
     """Return the evidence of a result at the input, from a new forward pass of its image, and the image.
 
     Raises:
@@ -120,7 +126,7 @@ def _gather_again(result: Explanation, explainer: BatchExplainer) -> tuple[Evide
     """
     _, _, batch, image, target = cast("partial[object]", result.checker).args
     alone = batch.select(slice(image, image + 1))
-    forward_pass = replace(explainer, methods=(), engines=()).run_forward_pass(observe, alone)
+    forward_pass = replace(cast("Any", explainer), methods=(), engines=()).run_forward_pass(observe, alone)
     (evidence,) = gather_evidence(forward_pass, [target], [0], at_input=True)
     _check_score(float(evidence.scores[0]), result.score)
     return evidence, alone.items[0]
@@ -233,7 +239,7 @@ class _Trial:
 
     def __init__(
         self,
-        explainer: BatchExplainer,
+        explainer: _Explainer,
         evidence: Evidence,
         fills: dict[str, Removal],
         cells: int,

@@ -15,6 +15,7 @@ from camtool.arguments.explain_arguments import get_module
 from camtool.errors import CamtoolError
 from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation
+from camtool.explaining.layer_table import candidate_layers, is_good
 from camtool.figures.image_grid import GAP, MARGIN, Caption, ColorKey, GridCell, GridRow, draw_grid
 from camtool.figures.paper_style import (
     SCALES,
@@ -163,7 +164,7 @@ def methods_grid(
 def layers_sweep(
     model: nn.Module | Loaded,
     images: Images,
-    layers: LayerSelection | Mapping[str, str | nn.Module],
+    layers: LayerSelection | Mapping[str, str | nn.Module] | None = None,
     target_class: Any = None,
     *,
     method: str | MethodFunction = "gradcam",
@@ -178,7 +179,8 @@ def layers_sweep(
         model: As for :func:`camtool.explain`.
         images: One image or several.
         layers: Names, patterns, types or functions, as for :func:`camtool.recorder.select`; or a mapping with titles as
-            keys: ``{"stage 4": "layer4"}``.
+            keys: ``{"stage 4": "layer4"}``. By default the deepest of each grid, of those that
+            :func:`camtool.candidate_layers` does not exclude.
         target_class: One target for all images, or a list with one for each.
         method: Method for all layers.
         width: ``"single"``, ``"double"`` or inches.
@@ -190,6 +192,10 @@ def layers_sweep(
         CamtoolError: There are no images, or an argument is invalid.
     """
     inches, style, shown = to_inches(width), _OverlayStyle(alpha, colormap), _to_list(model, images, settings)
+    if layers is None:
+        options = {name: settings[name] for name in ("transform", "image", "call_index", "kind") if name in settings}
+        good = filter(is_good, candidate_layers(model, shown[0], **options))
+        layers = [*{candidate.layout.grid: candidate.name for candidate in good}.values()]
     if not isinstance(layers, Mapping):
         layers = {name: name for name in select(model, layers)}
     if not layers:
@@ -202,7 +208,7 @@ def layers_sweep(
 def classes_grid(
     model: nn.Module | Loaded,
     images: Images,
-    k: int = 5,
+    k: int | Sequence[Any] = 5,
     *,
     method: str | MethodFunction = "gradcam",
     scale: Scale = "each",
@@ -211,12 +217,12 @@ def classes_grid(
     colormap: Colormap = DEFAULT_COLORMAP,
     **settings: Any,
 ) -> Figure:
-    """Draw explanations of the most probable classes of each image, one image after another.
+    """Draw explanations of the most probable classes of each image, or of given ones, one image after another.
 
     Args:
         model: As for :func:`camtool.explain`.
         images: One image or several.
-        k: Number of classes.
+        k: Number of classes, or the classes, e.g. their names.
         method: Method for all classes.
         scale: ``"each"``, or ``"shared"`` by the classes of an image; see :func:`gallery`.
         width: ``"single"``, ``"double"`` or inches.
@@ -227,10 +233,13 @@ def classes_grid(
     Raises:
         CamtoolError: There are no images, or an argument is invalid.
     """
-    check_count("k", k)
-    inches, style = to_inches(width), _OverlayStyle(alpha, colormap, scale)
+    several, inches, style = _to_list(model, images, settings), to_inches(width), _OverlayStyle(alpha, colormap, scale)
     rows: list[GridRow] = []
-    for shown in Explainer(model, method, **settings)(_to_list(model, images, settings), Top(k)):
+    asked: Any = [k] * len(several)
+    if isinstance(k, int):
+        check_count("k", k)
+        asked = Top(k)
+    for shown in Explainer(model, method, **settings)(several, asked):
         cells = [_build_plain_cell(shown[0]), *map(GridCell, style.draw_overlays(shown), map(_describe_target, shown))]
         rows += _split_rows(cells, _count_fitting(inches, _choose_width(shown, _CAPTIONED_WIDTH)))
     return draw_grid(rows, inches, style.build_key(whose="each image" if scale == "shared" else "each map"))

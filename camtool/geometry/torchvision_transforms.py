@@ -64,11 +64,6 @@ def _sides(padding: int | Sequence[int]) -> tuple[int, int, int, int]:
     return left, top, right, bottom
 
 
-def _flip(geometry: Geometry, probability: float) -> Geometry | None:
-    """Return the geometry after a random flip that always or never happens, else None."""
-    return {0.0: geometry, 1.0: geometry.flip()}.get(float(probability))
-
-
 def _letterbox(geometry: Geometry, part: Any) -> Geometry:
     """Return the geometry after the preparation of YOLO models."""
     size, padding = part.plan(*geometry.size)
@@ -136,7 +131,7 @@ _READERS: dict[str, Callable[[Geometry, Any], Geometry | None]] = {
         part.size
     ),
     "ProcessorTransform": lambda geometry, part: _read(geometry, part.processor),
-    "RandomHorizontalFlip": lambda geometry, part: _flip(geometry, part.p),
+    "RandomHorizontalFlip": lambda geometry, part: {0.0: geometry, 1.0: geometry.flip()}.get(float(part.p)),
     "Renormalized": lambda geometry, part: _read(geometry, part.base),
     "Resize": lambda geometry, part: geometry.resize(part.size, part.max_size),
     "ResizeKeepRatio": _resize_keeping_ratio,

@@ -351,7 +351,12 @@ _CONVOLUTION_AXES = re.compile(r"or (\d)D \(batched\) input to conv\dd, but got 
 
 _AXIS_TOO_MANY = (
     "A convolution gets one axis too many: an input of 3 axes is a single image (C, H, W) here, and gets a batch axis. "
-    "For a model of spectrograms (N, T, F), pass (N, 1, T, F) and a module that calls the model with x.squeeze(1)"
+    "For a model of spectrograms (N, T, F), pass (N, 1, T, F) and a module that calls the model with x.squeeze(1); if "
+    "its tokens run over frequencies first, as in AST, pass (N, 1, F, T) and call it with x.squeeze(1).mT"
+)
+
+MAKES_SPECTROGRAM = (
+    "The model makes a spectrogram of the signal: make the spectrogram the input, and explain the module behind it"
 )
 
 _REASONS = (
@@ -360,7 +365,8 @@ _REASONS = (
         (
             "a tensor that it needs was changed in place after the forward pass. If optimizer.step() did, explain "
             "before it. If another thread trains the model, explain a copy of it, copy.deepcopy(model), or let the "
-            "thread wait; else the model writes to its own activations."
+            "thread wait; else the model writes to its own activations: call camtool within "
+            "torch.autograd.graph.allow_mutation_on_saved_tensors(), or use method='ablationcam', without gradients."
         ),
     ),
     (

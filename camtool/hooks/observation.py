@@ -257,10 +257,7 @@ def observe_with_trunk(
         leaves.append(images.tensors)
         return output
 
-    with (
-        guard(model) as cleanup,
-        torch.enable_grad(),
-    ):
+    with guard(model) as cleanup, torch.enable_grad():
         first = map_batch(inputs, lambda tensor: tensor[:1].detach())
         transform = find_detector_transform(model)
         if transform is not None:

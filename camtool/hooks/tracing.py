@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from camtool.hooks.private_torch import get_write_count, is_in_transform
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
-from camtool.hooks.structures.modules import iterate_hookable_modules
+from camtool.hooks.structures.modules import iterate_hookable_modules, iterate_queues, read_tree
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
 
 _LATEST = 8
@@ -61,13 +61,19 @@ def trace(model: nn.Module | HasModel, inputs: ModelInputs) -> list[TracedCall]:
     Only shapes are kept, so this takes the time and the memory of inference. The state of the model is preserved.
 
     Raises:
-        ForwardError: The model fails on these inputs.
+        ForwardError: The model fails on these inputs, or returns what an earlier forward pass kept in a queue.
     """
     model = get_module(model)
     try:
         return _trace(model, inputs)
     except ForwardError:
         return retry_with_gradients(model, partial(_trace, model, inputs))
+
+
+def ran_no_layer(model: nn.Module, calls: Sequence[TracedCall]) -> bool:
+    """Check that the model called none of its modules, though some have weights: it may call their ``forward``."""
+    modules = [one for one in read_tree(model).modules[1:] if not isinstance(one, (nn.ParameterDict, nn.ParameterList))]
+    return len(calls) == 1 and any(list(module.parameters(recurse=False)) for module in modules)
 
 
 def _trace(model: nn.Module, inputs: ModelInputs) -> list[TracedCall]:
@@ -97,16 +103,19 @@ def _trace(model: nn.Module, inputs: ModelInputs) -> list[TracedCall]:
         )
         latest.append((tensor, content))
 
-    with (
-        guard(model) as cleanup,
-        torch.no_grad(),
-    ):
+    with guard(model) as cleanup, torch.no_grad():
         for name, module in iterate_hookable_modules(model):
             add_forward_pre_hook(cleanup, module, partial(find_source, name))
             add_forward_hook(cleanup, module, partial(add_call, name))
+        queue = next((name for name, entries in iterate_queues(model) if entries), None)
         output = run_model(model, inputs)
     if not calls:
         add_call("", model, output)
+    if queue is not None and ran_no_layer(model, calls):
+        raise ForwardError(
+            f"no layer of the model ran, as it returns what an earlier forward pass kept in its queue {queue!r}. Empty "
+            "the queue before, e.g. by the policy's reset(), or explain the module that computes the entries."
+        )
     return calls
 
 

@@ -180,14 +180,10 @@ def _find_links(calls: Sequence[TracedCall]) -> list[list[_Link]]:
     for index, call in enumerate(calls):
         if call.passes_through and index:
             _link(links, index - 1, index, _find_permutation(calls[index - 1].strides, call.strides))
-        if call.source is not None and _is_elementwise(call):
+        has_same_axes = isinstance(call.module, _ELEMENTWISE) and len(call.strides) == len(call.source_strides)
+        if call.source is not None and has_same_axes:
             _link(links, call.source, index, _find_permutation(calls[call.source].strides, call.source_strides))
     return links
-
-
-def _is_elementwise(call: TracedCall) -> bool:
-    """Check that a call's output has the axes of its input."""
-    return isinstance(call.module, _ELEMENTWISE) and len(call.strides) == len(call.source_strides)
 
 
 def _link(links: list[list[_Link]], one: int, other: int, order: tuple[int, ...] | None) -> None:

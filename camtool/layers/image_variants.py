@@ -19,9 +19,13 @@ ALL_VARIANTS = 5
 _BANDS = 4
 """Number of bands along each axis that :func:`nudge_bands` changes one after the other."""
 
-_NUDGE = 0.05
+NUDGE = 0.05
 """Noise of :func:`nudge_bands`, relative to the largest pixel. Networks that mix positions respond to a large change
 everywhere: with 1 instead, DETR and LeViT with random weights do not show their places."""
+
+
+_WHOLE_RANGES = ((0, 255), (-128, 127), (0, 65535), (-32768, 32767))
+"""Ranges of whole numbers, the first that holds an image counts: files of models may take no other numbers."""
 
 
 def get_image_input(inputs: ModelInputs) -> Tensor:
@@ -150,11 +154,11 @@ def _change_halves(several: Tensor) -> None:
     left.add_(noise[..., : several.shape[-1] // 2])
 
 
-def nudge_bands(inputs: ModelInputs) -> ModelInputs:
-    """Return the inputs with the first image, then variants with a little noise in one of the bands of each axis."""
+def nudge_bands(inputs: ModelInputs, nudge: float = NUDGE) -> ModelInputs:
+    """Return the inputs with the first image, then variants with some noise in one of the bands of each axis."""
 
     def vary(several: Tensor) -> None:
-        noise = _NUDGE * _draw_noise(several)
+        noise = nudge * _draw_noise(several)
         for axis, pixels in enumerate(several.shape[2:]):
             band = torch.arange(pixels, device=several.device) * _BANDS // pixels
             for number in range(_BANDS):
@@ -172,13 +176,20 @@ def _draw_noise(several: Tensor) -> Tensor:
 
 
 def _repeat_first_image(inputs: ModelInputs, vary: Callable[[Tensor], None], count: int = VARIANTS) -> ModelInputs:
-    """Return the inputs with copies of the first image, of which ``vary`` changes the last ones in place."""
+    """Return the inputs with copies of the first image, of which ``vary`` changes the last ones in place.
+
+    Of an image of whole numbers, e.g. of bytes, these are whole numbers of the same range.
+    """
     images = get_image_input(inputs)
 
     def repeat(tensor: Tensor) -> Tensor:
         several = torch.cat([tensor[:1].detach()] * count)
         if tensor is images:
             vary(several)
+            if several.is_floating_point() and bool((several[0] == several[0].round()).all()):
+                low, high = several[0].min(), several[0].max()
+                limits = next((pair for pair in _WHOLE_RANGES if pair[0] <= low and high <= pair[1]), (low, high))
+                several.round_().clamp_(*limits)
         return several
 
     return map_batch(inputs, repeat)

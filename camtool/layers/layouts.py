@@ -375,13 +375,9 @@ def is_in_order(maps: Tensor) -> bool | None:
     """
     if maps.shape[2:].numel() < FEWEST_CELLS:
         return None
-    judgments = [_judge_half(contrast, agreement) for contrast, agreement in measure_order(maps)]
+    # None for a half where all cells respond alike.
+    judgments = [share > _AGREEMENT if contrast >= _CONTRAST else None for contrast, share in measure_order(maps)]
     return False if False in judgments else None if None in judgments else True
-
-
-def _judge_half(contrast: float, agreement: float) -> bool | None:
-    """Return whether the cells that respond are those of the half; None if all cells respond alike."""
-    return agreement > _AGREEMENT if contrast >= _CONTRAST else None
 
 
 def follows_image(maps: Tensor) -> bool:
@@ -408,11 +404,12 @@ def lies_elsewhere(maps: Tensor) -> bool:
     """Check that the cells respond to other bands of the image than their own: it was mirrored, turned or rolled.
 
     Args:
-        maps: As for :func:`follows_image`. Of few cells, nothing is known.
+        maps: As for :func:`follows_image`. Of few cells that respond, nothing is known.
     """
     change = _measure_bands(maps)
     axes = [axis for axis, cells in enumerate(maps.shape[2:]) if cells > 1]
-    if maps[0, 0].numel() < FEWEST_CELLS:
+    responding = find_responding_cells(maps).sum()
+    if responding < FEWEST_CELLS:
         return False
     own = [_correlate_with_places(change[axis], axis) for axis in axes]
     best = [
@@ -424,9 +421,14 @@ def lies_elsewhere(maps: Tensor) -> bool:
         )
         for axis in axes
     ]
-    by_chance = _PLACED_BY_CHANCE.get(len(axes), 0.0) / math.sqrt(maps[0, 0].numel())
+    by_chance = _PLACED_BY_CHANCE.get(len(axes), 0.0) / math.sqrt(responding)
     gain = max(there - here for there, here in zip(best, own, strict=True))
     return gain > _ELSEWHERE and min(best) >= max(_PLACED, _OF_MANY * by_chance)
+
+
+def find_responding_cells(maps: Tensor) -> Tensor:
+    """Return booleans ``(*grid)``: which cells respond to any band; a ReLU may leave the others at zero."""
+    return _measure_bands(maps).flatten(0, 1).any(0)
 
 
 def _measure_bands(maps: Tensor) -> Tensor:
@@ -452,8 +454,8 @@ def _correlate_with_places(change: Tensor, axis: int, *, is_mirrored: bool = Fal
     near = (-((bands[:, None] - cells) / _REACH).square()).exp()
     near = near.reshape(len(bands), *(-1 if other == axis else 1 for other in range(change.ndim - 1)))
     response = change.clamp_min(torch.finfo(change.dtype).tiny).log()
-    # A band that holds no pixel of a tiny image changes nothing.
-    pair = torch.stack([response, near.expand_as(response)])[:, change.flatten(1).any(1)].flatten(2)
+    # A band that holds no pixel of a tiny image changes nothing, and a cell behind a ReLU may respond to none.
+    pair = torch.stack([response, near.expand_as(response)])[:, change.flatten(1).any(1)][..., change.any(0)]
     pair = pair - pair.mean(1, keepdim=True) - pair.mean(2, keepdim=True) + pair.mean((1, 2), keepdim=True)
     norms = pair.norm(dim=(1, 2)).prod()
     return float(pair.prod(0).sum() / norms.clamp_min(torch.finfo(norms.dtype).tiny))
@@ -478,11 +480,7 @@ def place_prefix(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
     outputs = [output for output in outputs if len(output) > 1]
     # What attention has not mixed yet decides alone: behind it, registers respond to everything, as any cell may.
     shown = next(([output] for output in outputs if _has_unchanged_tokens(output)), outputs)
-    fits = (
-        candidate
-        for candidate in (layout, *others)
-        if any(_is_exact(candidate, x) or _leaves_unchanged(candidate, x) for x in shown)
-    )
+    fits = (one for one in (layout, *others) if any(_is_exact(one, x) or _leaves_unchanged(one, x) for x in shown))
     return next(fits, None)
 
 

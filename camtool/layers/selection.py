@@ -8,12 +8,12 @@ from dataclasses import replace
 from torch import nn
 
 from camtool.errors import LayerError
-from camtool.hooks.model_call import apply_detector_transform, describe_missing_gradient
+from camtool.hooks.model_call import MAKES_SPECTROGRAM, apply_detector_transform, describe_missing_gradient
 from camtool.hooks.observation import get_call
 from camtool.hooks.structures.caches import remember_for_model
-from camtool.hooks.structures.modules import find_detector_transform, find_module, read_tree, runs_outside_torch
+from camtool.hooks.structures.modules import find_detector_transform, find_module, runs_outside_torch
 from camtool.hooks.structures.nested_tensors import ModelInputs, describe_shapes
-from camtool.hooks.tracing import TracedCall, trace
+from camtool.hooks.tracing import TracedCall, ran_no_layer, trace
 from camtool.layers.candidate_rules import NOT_REACHED, OTHER_FRAMES, OTHER_VIEWS
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import (
@@ -147,22 +147,20 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
     candidates = find_candidates(model, inputs, call_index=call_index, score=score)
     chosen = [candidate for candidate in candidates if candidate.chosen]
     if chosen:
-        return tuple(
-            Layer(candidate.name, candidate.layout)
-            for candidate in (*chosen, *(one for one in candidates if one.is_level))
-        )
+        return tuple(Layer(one.name, one.layout) for one in (*chosen, *(one for one in candidates if one.is_level)))
     calls = trace(model, select_first_image(inputs))
     if not candidates:
-        if _has_direct_calls(model, calls):
+        if ran_no_layer(model, calls):
             raise LayerError(
                 "no layer of the model can carry a map: the model calls .forward(...) of its modules, which runs no "
                 "hooks. Let it call the modules themselves, self.layer(x), or use method='occlusion', which needs no "
                 "layer."
             )
         when = "" if call_index in (0, -1) else f" at call_index={call_index}, which many layers do not reach"
+        size = find_image_size(inputs)
         raise LayerError(
             f"no layer of the model can carry a map: no output is a grid over the "
-            f"{_format_size(find_image_size(inputs))} input{when}{_describe_last_outputs(calls)}"
+            f"{_format_size(size)} input{when}{_describe_last_outputs(calls, size)}"
         )
     misses = "; ".join(f"{candidate.name} {candidate.shape}: {candidate.verdict}" for candidate in candidates[-5:])
     is_untrained = all(candidate.verdict == NOT_REACHED for candidate in candidates)
@@ -181,27 +179,19 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
     raise LayerError(f"no layer of the model can carry a map ({misses}).{hint} Name a layer with layer=.")
 
 
-def _has_direct_calls(model: nn.Module, calls: Sequence[TracedCall]) -> bool:
-    """Check that the model calls none of its modules, though some have weights: it may call their ``forward``."""
-    modules = [
-        module
-        for module in read_tree(model).modules[1:]
-        if not isinstance(module, (nn.ParameterDict, nn.ParameterList))
-    ]
-    return len(calls) == 1 and any(list(module.parameters(recurse=False)) for module in modules)
-
-
-def _describe_last_outputs(calls: Sequence[TracedCall]) -> str:
+def _describe_last_outputs(calls: Sequence[TracedCall], size: Sequence[int]) -> str:
     """Return, for a message, the last outputs with more axes than a batch of vectors, and what to do."""
     outputs = [call for call in calls if len(call.shape or ()) > 2][-3:]
     shapes = f" (last outputs: {', '.join(f'{call.name} {call.shape}' for call in outputs)})" if outputs else ""
-    joined = _describe_joined_batch(outputs[-1].shape) if outputs else ""
+    reason = _describe_shape(outputs[-1].shape, size) if outputs else ""
     remedy = "add a module that returns it as (N, C, h, w) and name that module with layer=."
-    return shapes + (joined or f". If a layer has a layout of its own, {remedy} method='occlusion' needs no layer.")
+    return shapes + (reason or f". If a layer has a layout of its own, {remedy} method='occlusion' needs no layer.")
 
 
-def _describe_joined_batch(shape: tuple[int, ...] | None) -> str:
-    """Return, for a message, that an output has several rows for one image; an empty string if it has one."""
+def _describe_shape(shape: tuple[int, ...] | None, size: Sequence[int]) -> str:
+    """Return, for a message, that an output is the image of a signal, or has several rows for one image; else ""."""
+    if shape is not None and len(shape) == 4 and len(size) == 1:
+        return f". {MAKES_SPECTROGRAM}."
     if shape is None or len(shape) < 3 or shape[0] < 2:
         return ""
     return (
@@ -225,16 +215,12 @@ def _find_named(
         # The prefix of a ViT does not change with the image's size, its grid does.
         if like is not None:
             fixed = like.kind, like.prefix + like.suffix, like.views, like.view
-            layouts = [
-                possible
-                for possible in layouts
-                if (possible.kind, possible.prefix + possible.suffix, possible.views, possible.view) == fixed
-            ]
+            layouts = [one for one in layouts if (one.kind, one.prefix + one.suffix, one.views, one.view) == fixed]
         if not layouts:
             near = ", ".join(output.name for output in group_grid_outputs(calls, reader, call_index)[-5:]) or "none"
             raise LayerError(
                 f"layer {name!r} returned {call.shape or 'no tensor'}, which is no grid over the {_format_size(size)} "
-                f"input{_describe_joined_batch(call.shape) or f'. Layers near the output that return one: {near}.'}"
+                f"input{_describe_shape(call.shape, size) or f'. Layers near the output that return one: {near}.'}"
             )
         layouts = keep_views(model, inputs, {name: layouts}, call_index)[name]
         if not layouts:

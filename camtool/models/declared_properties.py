@@ -98,9 +98,7 @@ def resolve_labels(model: nn.Module, given: Sequence[str] | None, classes: int |
     if classes == 1 and len(given) in (1, 2):
         return given if len(given) == 2 else (f"not {given[0]}", given[0])
     if classes is not None and len(given) != classes:
-        raise TargetError(
-            f"labels has {format_count(len(given), 'name')}, but the model has {format_count(classes, 'class')}."
-        )
+        raise TargetError(f"labels has {format_count(len(given), 'name')}, the model {format_count(classes, 'class')}.")
     return given
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def load(
-    name: str | Callable[[Tensor], Any],
+    name: str | PathLike[str] | Callable[[Tensor], Any],
     weights: str | PathLike[str] | None = None,
     *,
     labels: Sequence[str] | None = None,
@@ -82,6 +82,7 @@ def load(
         ModelError: The name is unknown, the weights cannot be downloaded or read, they or the preprocessing beside them
             do not fit the model, or a library is missing.
     """
+    name = os.fspath(name) if isinstance(name, os.PathLike) else name
     _check_calls(name, calls)
     check_settings(transform, labels, 1, None, None)
     if is_function(name):

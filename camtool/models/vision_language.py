@@ -28,9 +28,9 @@ from camtool.models.image_tiles import (
 )
 
 _PIXELS, _GRIDS, _TEXT, _MASK = "pixel_values", "image_grid_thw", "input_ids", "attention_mask"
-_COUNTS = "batch_num_images"
+_COUNTS, _VIDEOS = "batch_num_images", "pixel_values_videos"
 """Names of arguments in transformers: pixels, numbers of patches ``(frames, rows, columns)`` of each image, tokens,
-which of them are no padding, and the number of images of each text."""
+which of them are no padding, the number of images of each text, and pixels of videos."""
 
 
 def takes_image_and_text(model: nn.Module) -> bool:
@@ -94,10 +94,12 @@ class VisionLanguageModel(nn.Module):
             tiled: The arrangement of the tiles, if it is known; else it is found.
 
         Raises:
-            ImageError: There are several images or frames for a text, images of several sizes, or tiles in an unknown
-                order.
+            ImageError: There are videos, several images or frames for a text, images of several sizes, or tiles in an
+                unknown order.
         """
         pixels, text, grids = (inputs.get(name) for name in (_PIXELS, _TEXT, _GRIDS))
+        if isinstance(inputs.get(_VIDEOS), Tensor):
+            raise ImageError(f"img: {_VIDEOS!r} came, and videos in a text are not explained; give frames as images.")
         if not isinstance(pixels, Tensor) or TILED_IMAGE in inputs:
             return dict(inputs)
         if pixels.ndim == 2 and isinstance(grids, Tensor):

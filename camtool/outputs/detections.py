@@ -182,10 +182,7 @@ def find_detections(output: Any, class_count: int | None = None) -> list[Detecti
         return _find_yolo_detections(output, class_count) if output.ndim == 3 else None
     dicts = find_detection_dicts(output)
     if dicts is not None:
-        return [
-            Detections(image_dict["boxes"], image_dict["scores"], image_dict["scores"], image_dict["labels"])
-            for image_dict in dicts
-        ]
+        return [Detections(one["boxes"], one["scores"], one["scores"], one["labels"]) for one in dicts]
     queries = _find_queries(output)
     if queries is not None:
         return _read_all_queries(*queries, get_named_items(output), class_count)
@@ -291,9 +288,7 @@ def _read_all_queries(
         rule = OWL_VIT if is_open else SIGMOID_DETR
         return [_read_queries(*per_image, rule) for per_image in zip(boxes, scores, scores.sigmoid(), strict=True)]
     pairs = zip(boxes, scores[..., :-1], scores.softmax(2)[..., :-1], strict=True)
-    return [
-        replace(_read_queries(*per_image, DETR), is_no_object_assumed=class_count != width - 1) for per_image in pairs
-    ]
+    return [replace(_read_queries(*image, DETR), is_no_object_assumed=class_count != width - 1) for image in pairs]
 
 
 def _read_queries(boxes: Tensor, scores: Tensor, confidences: Tensor, rule: PostProcessing) -> Detections:

@@ -33,9 +33,8 @@ def get_predictions(output: Any, model: nn.Module | None = None) -> Sequence[Pre
     if isinstance(output, Tensor) and output.ndim == 2 and output.is_floating_point():  # the usual case
         return output.detach()  # type: ignore[return-value]  # a tensor is a sequence of its rows
     detached = map_tensors(output, Tensor.detach)
-    detections = find_detections(
-        detached, None if model is None else find_class_count(model, count_query_logits(output))
-    )
+    classes = None if model is None else find_class_count(model, count_query_logits(output))
+    detections = find_detections(detached, classes)
     return find_logits(detached) if detections is None else detections  # type: ignore[return-value]
 
 

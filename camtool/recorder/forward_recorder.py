@@ -173,10 +173,7 @@ class ForwardRecorder:
             raise LayerError(f"layer {record.name!r}, {kind}: {error}") from error
 
     def _take(self, tensor: Tensor) -> Tensor:
-        return self._storage.take(tensor, self._copy)
-
-    def _copy(self, tensor: Tensor) -> Tensor:
-        return self._copier.copy(tensor, is_running=self._is_running)
+        return self._storage.take(tensor, partial(self._copier.copy, is_running=self._is_running))
 
     # ------------------------------------------------------------------------------------- gradients at outputs
 

@@ -100,9 +100,7 @@ def _build_reducer(keep: Any) -> Reducer:
     if isinstance(keep, str):
         if keep not in _REDUCERS:
             known = ["all", "last", "concat", *_REDUCERS]
-            raise CamtoolError(
-                f"keep: there is no {keep!r}; choose one of {', '.join(known)}.{suggest_names(keep, known)}"
-            )
+            raise CamtoolError(f"keep knows no {keep!r}; choose one of {', '.join(known)}.{suggest_names(keep, known)}")
         return _REDUCERS[keep]()
     if isinstance(keep, type):
         return _build_reducer(keep())

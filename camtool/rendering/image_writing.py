@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -27,6 +28,7 @@ _FORMATS: dict[str, dict[str, Any]] = {
     ".jpeg": {"format": "JPEG", "subsampling": 0},
     ".webp": {"format": "WEBP"},
     ".pdf": {"format": "PDF", "subsampling": 0, "resolution": 144},  # pixels of a JPEG on one page
+    ".svg": {"format": "SVG"},  # pixels of a PNG
 }
 
 
@@ -34,7 +36,7 @@ def write_image(path: str | os.PathLike[str], pixels: npt.NDArray[np.uint8], *, 
     """Write pixels to an image file, completely or not at all.
 
     Args:
-        path: File to write. The suffix (png, jpg, webp, pdf) chooses the format. Missing folders are created.
+        path: File to write. The suffix (png, jpg, webp, pdf, svg) chooses the format. Missing folders are created.
         pixels: (H, W, 3) or (H, W), uint8; or (H, W, 4) with an alpha channel, which JPEG and PDF do not have.
         quality: 1 to 100, for JPEG, WebP and PDF; PNG is lossless.
 
@@ -82,6 +84,11 @@ def _check_encoding(pixels: npt.NDArray[np.uint8], suffix: str, quality: int) ->
 
 def _encode(pixels: npt.NDArray[np.uint8], stream: BinaryIO, quality: int, options: dict[str, Any]) -> None:
     """Write an image file to a stream. An image of many pixels is not in memory a third time, encoded."""
+    if options["format"] == "SVG":
+        size = f'width="{pixels.shape[1]}" height="{pixels.shape[0]}"'
+        image = f'<image {size} href="data:image/png;base64,{b64encode(encode_image(pixels)).decode()}"/>'
+        stream.write(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{image}</svg>\n'.encode())
+        return
     try:
         Image.fromarray(pixels).save(stream, quality=quality, **options)
     except (OSError, ValueError) as error:
@@ -129,7 +136,7 @@ class Displayable(ABC):
         """Draw the object, ``(H, W, 3)`` uint8."""
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write :meth:`to_pixels` to a file; the suffix chooses the format (png, jpg, webp, pdf).
+        """Write :meth:`to_pixels` to a file; the suffix chooses the format (png, jpg, webp, pdf, svg).
 
         Raises:
             ImageError: The suffix is unknown.

@@ -153,9 +153,7 @@ class Probability(Target):
         # Probabilities that the model returns itself get a warning of their own, however close to 1 they are.
         if self.of == "identity" or context.score <= 1 - _SATURATED:
             return ()
-        warning = (
-            "The probability is saturated, so its gradient is almost zero: explain the score (ClassScore) instead."
-        )
+        warning = "The probability is saturated: its gradient is almost zero. Explain the score (ClassScore) instead."
         return (MapWarning(warning, "saturated-probability"),)
 
     def to_probability(self) -> Probability:

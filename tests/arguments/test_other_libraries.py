@@ -105,6 +105,8 @@ def test_a_missing_argument_raises_the_error_of_python() -> None:
         ("camtool.methods.find_method('deep feature factorization')", r"camtool\.concepts"),
         ("camtool.methods.find_method('attention')", r'method="rollout".*camtool\.attention'),
         ("camtool.methods.find_method('attention-rollout')", 'method="rollout"'),
+        ("camtool.methods.find_method('LRP')", "conservative:.*no LRP: https://.*-not-included-and-why"),
+        ("camtool.LayerLRP", "no LRP"),
     ],
 )
 def test_a_class_of_another_library_is_answered_with_ours(statement: str, ours: str) -> None:

@@ -13,9 +13,12 @@ from safetensors.torch import save_file
 
 import camtool
 from camtool.cli import app
+from camtool.cli.progress.file_progress import FileProgress
 from camtool.cli.progress.run_summary import Terminated
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.demo.shapes import LABELS
+from tests.cli.test_file_progress import advance
+from tests.cli.test_progress import Clock
 
 FAST = ("--method", "gradcam")
 
@@ -85,6 +88,14 @@ def test_photos_that_cannot_be_read_are_told(run_command, tmp_path):
     assert finished.code == 1
     assert finished.err == "1 photo could not be read, see diff/diff.md.\n"
     assert "broken.png" in (tmp_path / "diff/diff.md").read_text()
+
+
+def test_a_machine_under_load_adds_nothing_to_standard_error(capsys):
+    """Else the tests here, which compare all of it, would fail now and then."""
+    clock = Clock()
+    with FileProgress("4 photos", is_quiet=False, clock=clock):
+        advance(clock, 60)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])

@@ -18,6 +18,8 @@ from tests.cli.test_progress import Clock
 from tests.slides.slide_files import plant_objects, write_slide
 from tests.videos.video_files import draw_crossing_star, write_video
 
+pytestmark = pytest.mark.usefixtures("told_estimates")
+
 TILES = Stage("Explaining", "tile", 8)
 
 

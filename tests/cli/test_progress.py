@@ -13,7 +13,7 @@ from rich.console import Console
 
 import camtool
 from camtool.cli import terminal
-from camtool.cli.progress import run_summary
+from camtool.cli.progress import estimate, run_summary
 from camtool.cli.progress.estimate import Estimate, Passes
 from camtool.cli.progress.run_progress import RunProgress
 from camtool.cli.terminal import show_activity
@@ -25,6 +25,8 @@ from camtool.runs.result_writer import Failure, Success
 from tests.cli.test_commands import posix, start_process, write_photo
 from tests.cli.test_stopped_runs import ODD, SHOWN
 from tests.test_progress import list_progress_threads
+
+pytestmark = pytest.mark.usefixtures("told_estimates")
 
 
 class Clock:
@@ -167,6 +169,12 @@ def test_a_listener_gets_all_passes_and_the_end_of_a_loop_that_breaks():
 
 
 # --------------------------------------------------------------------------------------------- off a terminal
+
+
+@pytest.fixture
+def told_estimates(monkeypatch) -> None:
+    """Tell the time of long runs: other tests compare all of standard error, also on a machine under load."""
+    monkeypatch.setattr(estimate, "_LONG_RUN", 60.0)
 
 
 @pytest.fixture

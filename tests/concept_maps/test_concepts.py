@@ -241,7 +241,7 @@ def test_negative_activations_are_left_out_with_a_warning() -> None:
         ({"n": 4}, MethodError, "n=4 concepts cannot be found in 144 positions of 3 channels; pass 1 to 3"),
         ({"layer": "trunc"}, LayerError, "no layer 'trunc'"),
         ({"layer": nn.ReLU()}, LayerError, "this ReLU is not a module of the model"),
-        ({"labels": ["a"]}, TargetError, "labels has 1 name, but the model has 4 classes"),
+        ({"labels": ["a"]}, TargetError, "labels has 1 name, the model 4 classes"),
         ({"batch_size": 0}, CamtoolError, "batch_size must be a whole number of 1 or more"),
         ({"model": ColorNet(Apply(lambda a: -a - 1))}, LayerError, "'trunk' has no positive activations"),
         ({"model": ColorNet(Apply(lambda a: a / 0))}, LayerError, "'trunk' returned NaN or infinite values"),

@@ -273,7 +273,7 @@ def test_wrong_arguments_are_errors():
         ({"target_class": [1]}, "target_class has 1 entries for 10 images"),
         ({"target_class": 9}, "9"),
         ({"truth": []}, "truth has 0 entries for 10 images"),
-        ({"truth": 5}, "truth must be a list with one entry for each image, got an int"),
+        ({"truth": 5}, "truth must be a list with an entry for each image, got an int"),
     ):
         with pytest.raises(CamtoolError, match=message):
             camtool.recommend(net, IMAGES, **arguments)

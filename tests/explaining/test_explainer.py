@@ -296,6 +296,27 @@ def test_layers_are_selected_by_name_or_module(model, photo) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ({}, "gradcam at the layer of its choice"),
+        ({"method": ["gradcam", "layercam"], "layer": ["1", "3"]}, "gradcam, layercam at 1, 3"),
+        ({"method": "auto"}, "auto at the layer of its choice"),
+    ],
+)
+def test_an_explainer_tells_its_settings(model, arguments, shown) -> None:
+    assert repr(camtool.Explainer(model, **arguments)) == f"<Explainer of a Net: {shown}>"
+
+
+class Compose:
+    """A stand-in for the class of Albumentations, whose transforms take arrays by name."""
+
+    __module__ = "albumentations.core.composition"
+
+    def __call__(self, **arrays: np.ndarray) -> dict[str, np.ndarray]:
+        return arrays
+
+
+@pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         ({"method": "gradcamm"}, camtool.MethodError, "'gradcam'"),
@@ -307,6 +328,7 @@ def test_layers_are_selected_by_name_or_module(model, photo) -> None:
         ({"device": "foo"}, camtool.CamtoolError, "device='foo' is not a device of torch"),
         ({"method": None}, camtool.MethodError, "method=None is neither a name nor a function"),
         ({"transform": 3}, camtool.CamtoolError, "transform=3 cannot be called"),
+        ({"transform": Compose()}, camtool.CamtoolError, r"compose\(image=np.asarray\(photo\)\)\[\"image\"\]"),
         ({"labels": 3}, camtool.TargetError, "labels=3 is no list of names"),
         ({"labels": "dog"}, camtool.TargetError, "labels='dog' is no list of names"),
         ({"batch_size": "2"}, camtool.CamtoolError, "batch_size must be a whole number of 1 or more, or None, got '2'"),

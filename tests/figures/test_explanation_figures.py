@@ -160,6 +160,19 @@ def test_layers_sweep_titles_name_layer_and_grid(demo):
     assert [title.split()[0] for title in get_titles(by_pattern)] == ["photo", "features.1", "features.2"]
 
 
+def test_layers_sweep_takes_the_deepest_layer_of_each_grid_by_default(demo):
+    titles = [title.split()[0] for title in get_titles(figures.layers_sweep(demo, draw_scenes(1)[0]))]
+    candidates = camtool.candidate_layers(demo, draw_scenes(1)[0])
+    assert titles == ["photo", "stem.0", "stem", candidates.chosen.name]
+
+
+def test_classes_grid_takes_classes(demo):
+    for names in (demo.labels[:2], (demo.labels[3], 1)):
+        shown = [re.split(r"\s", title)[0] for title in get_titles(figures.classes_grid(demo, draw_scenes(2), names))]
+        labels = [name if isinstance(name, str) else demo.labels[name] for name in names]
+        assert shown == ["photo", *labels, "photo", *labels]
+
+
 def test_classes_grid_shows_the_most_probable_class_first(demo):
     expected = camtool.explain(demo, draw_scenes(1)[0], camtool.targets.Top(3))
     figure = figures.classes_grid(demo, draw_scenes(1)[0], 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -409,6 +409,24 @@ def find_codes(model: nn.Module, size: int = 32, **options: Any) -> list[str]:
 def test_an_image_that_is_moved_in_the_model_gets_a_warning(move: str) -> None:
     moved = nn.Sequential(Apply(MOVES[move]), build_classifier())
     assert find_codes(moved) == find_codes(moved, placement="stretch") == ["cells-elsewhere"]
+
+
+DARK = torch.full((1, 3, 32, 32), 0.2)
+BRIGHT = functional.pad(torch.full((1, 3, 6, 6), 0.8), (24, 2, 20, 6)) + DARK
+
+
+@pytest.mark.parametrize(
+    ("photo", "steps"), [(DARK, {"mirrored": MOVES["mirrored"]}), (BRIGHT, MOVES), (DARK, STAYS), (BRIGHT, STAYS)]
+)
+def test_cells_that_are_zero_on_a_dark_photo_hide_no_move(
+    photo: Tensor, steps: Mapping[str, Callable[[Tensor], Tensor]]
+) -> None:
+    convolution, layer = nn.Conv2d(3, 8, 3, 2, 1), Layer("1.1", Layout("channels first", (16, 16)))
+    nn.init.constant_(convolution.weight, 1 / 27)
+    nn.init.constant_(convolution.bias, -0.3)
+    trunk = nn.Sequential(convolution, nn.ReLU())
+    models = (nn.Sequential(Apply(step), trunk, nn.AdaptiveAvgPool2d(1), nn.Flatten()) for step in steps.values())
+    assert {centers.find_place(model.eval(), photo, layer).is_moved for model in models} == {steps is not STAYS}
 
 
 def test_weights_of_inference_mode_whose_graph_shows_nothing_are_asked_too() -> None:

@@ -64,7 +64,7 @@ def test_single_logit_is_explained_for_the_class_of_its_sign(shape: Any) -> None
     assert (no.heatmap[:, :3] == 0).all()
     assert (no.heatmap[:, 5:] == 1).all()
     assert camtool.explain(net, image, "green", labels=["green", "red"]).index == 0
-    with pytest.raises(TargetError, match=r"has 3 names, but the model has 1 class\."):
+    with pytest.raises(TargetError, match=r"has 3 names, the model 1 class\."):
         camtool.explain(net, image, labels=["a", "b", "c"])
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import stat
 import threading
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
+from xml.etree import ElementTree
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +52,14 @@ def test_a_pdf_is_one_page_with_the_pixels(tmp_path: Path) -> None:
     assert np.abs(np.asarray(Image.open(BytesIO(picture))).astype(int) - pixels).max() < 5
 
 
+def test_an_svg_shows_the_pixels_at_their_size(tmp_path: Path) -> None:
+    root = ElementTree.parse(write_image(tmp_path / "a.SVG", RAMP)).getroot()
+    (image,) = root
+    assert [(element.get("height"), element.get("width")) for element in (root, image)] == [("4", "5")] * 2
+    data = base64.b64decode(str(image.get("href")).removeprefix("data:image/png;base64,"))
+    assert np.array_equal(np.asarray(Image.open(BytesIO(data))), RAMP)
+
+
 def test_a_jpeg_keeps_the_color_of_single_columns() -> None:
     stripes = np.zeros((16, 16, 3), np.uint8)
     stripes[:, ::2, 0] = 255
@@ -69,7 +79,7 @@ def test_a_higher_quality_makes_larger_files() -> None:
 @pytest.mark.parametrize(
     ("name", "array", "quality", "message"),
     [
-        ("a.xyz", RAMP, 92, r"suffix must be .*\.png, \.jpg, \.jpeg, \.webp, \.pdf, got '\.xyz'"),
+        ("a.xyz", RAMP, 92, r"suffix must be .*\.png, \.jpg, \.jpeg, \.webp, \.pdf, \.svg, got '\.xyz'"),
         ("a", RAMP, 92, "suffix must be .*, got ''"),
         ("a.png", RAMP / 255, 92, r"pixels must be .* uint8, got float64 of shape \(4, 5, 3\)"),
         ("a.png", RAMP[..., :2], 92, r"shape \(4, 5, 2\)"),

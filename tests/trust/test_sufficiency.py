@@ -325,7 +325,7 @@ def test_a_drop_of_all_is_refused() -> None:
 def test_results_without_a_model_or_a_photo_or_with_another_model_are_refused() -> None:
     net = both()
     result = explain(net)
-    with pytest.raises(CamtoolError, match=r"was pickled, .* call sufficient\(\) on what explain\(\) returns"):
+    with pytest.raises(CamtoolError, match=r"was pickled, .* Call sufficient\(\) on what explain\(\) returned"):
         pickle.loads(pickle.dumps(result)).sufficient()
     signal = nn.Sequential(nn.Conv1d(1, 2, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(2, 2)).eval()
     with pytest.raises(CamtoolError, match=r"necessary\(\) needs a photo, and this explanation is of a signal"):

@@ -257,6 +257,9 @@ def test_videos_and_images_of_several_sizes_are_refused() -> None:
     model, inputs = small.build(), small.make_inputs(torch.randn(1, 3, SIDE, SIDE))
     with pytest.raises(ImageError, match=r"image_grid_thw is \[\[1, 4, 4\]\] for 64 patches"):
         explain(model, {**inputs, "image_grid_thw": torch.tensor([[1, 4, 4]])})
+    video = {"pixel_values_videos": inputs["pixel_values"], "video_grid_thw": inputs["image_grid_thw"]}
+    with pytest.raises(ImageError, match="'pixel_values_videos' came, and videos in a text are not explained"):
+        explain(model, {"input_ids": inputs["input_ids"], **video})
     frames = inputs["pixel_values"].reshape(64, 3, 2, PATCH, PATCH).clone()
     frames[:, :, 1] += 1
     with pytest.raises(ImageError, match="the frames of 'pixel_values' differ"):

@@ -90,9 +90,7 @@ def find_places(discovery: Discovery) -> list[PlaceCandidate]:
     """Return the places at which a class has more heat than the others, by a permuted maximum statistic over cells."""
     candidates = []
     for target in discovery.targets:
-        values, is_class = discovery.average_units(
-            np.stack([record.heat.ravel() for record in discovery.records]), target
-        )
+        values, is_class = discovery.average_units(np.stack([one.heat.ravel() for one in discovery.records]), target)
         tested = run_maximum_test(values, is_class, alpha=_ALPHA, seed=discovery.seed)
         z = tested.z.reshape(GRID, GRID)
         difference = (values[is_class].mean(0) - values[~is_class].mean(0)).reshape(GRID, GRID)

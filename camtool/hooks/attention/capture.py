@@ -135,10 +135,7 @@ def visit_attention(model: nn.Module, inputs: ModelInputs, visit: Callable[[Atte
     Returns:
         The output of the model.
     """
-    with (
-        guard(model) as cleanup,
-        torch.no_grad(),
-    ):
+    with guard(model) as cleanup, torch.no_grad():
         mode = AttentionMode(find_main_tensor(inputs), visit=visit)
         add_module_hooks(cleanup, model, mode.enter, mode.leave)
         with mode:
@@ -181,10 +178,7 @@ def run_in_mode(
     Returns:
         The mode and the output of the model.
     """
-    with (
-        guard(model) as cleanup,
-        torch.set_grad_enabled(grad_in_trunk),
-    ):
+    with guard(model) as cleanup, torch.set_grad_enabled(grad_in_trunk):
         mode = make_mode(find_main_tensor(inputs))
         add_module_hooks(cleanup, model, mode.enter, mode.leave)
         with mode:

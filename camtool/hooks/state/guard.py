@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, starmap
 from operator import attrgetter, is_
 from typing import Any
 
@@ -32,7 +32,7 @@ from camtool.hooks.private_torch import (
     start_inference_mode,
 )
 from camtool.hooks.state.cleanup import Cleanup
-from camtool.hooks.structures.modules import HELD_TREES, ModuleTree, read_tree
+from camtool.hooks.structures.modules import HELD_TREES, ModuleTree, list_queues, read_tree
 
 
 def guard(model: nn.Module, *, evaluate: bool = True) -> Cleanup:
@@ -40,10 +40,11 @@ def guard(model: nn.Module, *, evaluate: bool = True) -> Cleanup:
 
     At the end these are as before: torch's modes of this thread (grad mode, inference mode, autocast, function modes),
     the global random states of torch, numpy and Python, the ``training`` flag of every module (not only of the root: a
-    frozen batch norm stays frozen) and the buffers. Flags are set as attributes, because a model may override
-    ``train()`` to do more. A model that is in evaluation mode already is not written to, so threads may share it. If
-    several blocks use one model at the same time, in one or more threads, the last one to end restores the flags. In
-    the block, inference mode is off, and grad mode is too if inference mode was on.
+    frozen batch norm stays frozen), the buffers, and queues (``deque``) that are attributes of modules. Flags are set
+    as attributes, because a model may override ``train()`` to do more. A model that is in evaluation mode already is
+    not written to, so threads may share it. If several blocks use one model at the same time, in one or more threads,
+    the last one to end restores the flags. In the block, inference mode is off, and grad mode is too if inference mode
+    was on.
 
     Blocks may be nested: one around a call of the library, and one around each forward pass in it. The modules of the
     model are then read once for all, and the state of the model is copied once.
@@ -69,10 +70,9 @@ def _take_snapshot(model: nn.Module, cleanup: Cleanup, *, evaluate: bool) -> Non
         cleanup.push(partial(torch.set_autocast_dtype, device, torch.get_autocast_dtype(device)))
     if torch.is_inference_mode_enabled():
         _leave_inference_mode(cleanup)
-    trees = HELD_TREES.by_model
-    if id(model) not in trees:
-        cleanup.push(partial(trees.pop, id(model), None))
-        trees[id(model)] = None
+    if id(model) not in HELD_TREES.by_model:
+        cleanup.push(partial(HELD_TREES.by_model.pop, id(model), None))
+        HELD_TREES.by_model[id(model)] = None
     if evaluate:
         _hold_model(model, cleanup)
     # Restored first: a mode that an interrupt left would see the functions that restore the rest.
@@ -270,12 +270,14 @@ if hasattr(os, "register_at_fork"):
 
 
 class BufferSnapshot:
-    """The buffers of some modules: which tensors they are, and the values in them.
+    """The buffers of some modules: which tensors they are, and the values in them. And what is in their queues.
 
     Small floating buffers are compared by value, because batch norm writes its statistics without increasing the
     version counter of the tensor. They are copied in groups: one copy of many small tensors takes a quarter of the time
     of many copies.
     """
+
+    _parts: list[_BufferGroup | _QueueSnapshot]
 
     @torch.no_grad()
     def __init__(self, tree: ModuleTree) -> None:
@@ -287,13 +289,14 @@ class BufferSnapshot:
         known = tree.structure.buffers
         if known is None or known[0] != properties:
             known = tree.structure.buffers = properties, _group_buffers(tensors)
-        self._groups = [_BufferGroup([tensors[place] for place in places]) for places in known[1]]
+        groups = [_BufferGroup([tensors[place] for place in places]) for places in known[1]]
+        self._parts = [*groups, *starmap(partial(_QueueSnapshot, self._modules), tree.structure.queues)]
 
     @torch.no_grad()
     def restore(self) -> None:
         """Restore tensors and values. Unchanged ones are not written to, as other threads may be reading them."""
-        for group in self._groups:
-            group.restore()
+        for part in self._parts:
+            part.restore()
         counts, names, tensors = self._read()
         if counts != self._counts or names != self._names or not all(map(is_, tensors, self._tensors)):
             before = iter(zip(self._names, self._tensors, strict=True))
@@ -361,6 +364,22 @@ class _BufferGroup:
                 with start_inference_mode(True):
                     (buffer if is_counted or is_uncounted else buffer.data).copy_(before)
         self._write_counts = get_write_counts(self._buffers)
+
+
+class _QueueSnapshot:
+    """What is in an attribute of a module that holds queues, e.g. of actions that later forward passes return."""
+
+    def __init__(self, modules: Sequence[nn.Module], place: int, name: str) -> None:
+        self._attributes, self._name, self._value = vars(modules[place]), name, vars(modules[place]).get(name)
+        self._entries = [(queue, [*queue]) for queue in list_queues(self._value)]
+
+    def restore(self) -> None:
+        """Put back what forward passes took out of the queues, and remove what they put in."""
+        self._attributes[self._name] = self._value
+        for queue, entries in self._entries:
+            if len(queue) != len(entries) or not all(map(is_, queue, entries)):
+                queue.clear()
+                queue.extend(entries)
 
 
 _SMALL = 4096

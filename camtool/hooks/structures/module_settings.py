@@ -53,9 +53,8 @@ class ModuleSettings:
         except KeyError:  # one attribute came and another went
             return False
         # Nearly always all are the same objects. As one list, the values of hundreds of modules are compared fast.
-        return all(map(is_, now, self._values)) or (
-            [*map(type, now)] == [*map(type, self._values)] and now == self._values
-        )
+        before = self._values
+        return all(map(is_, now, before)) or ([*map(type, now)] == [*map(type, before)] and now == before)
 
     def describe(self) -> list[object]:
         """Return names, values and code; other processes have the same, if no module has a function of its own."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -65,9 +66,11 @@ class Structure:
         modules: Weak references to its modules. Python may give the id of a deleted module to a new one.
         lacks_gradients: True if one is a quantized module of torch, or of a class that says so: no gradient passes it.
         buffers: The buffers of the modules by group, see :class:`camtool.hooks.state.guard.BufferSnapshot`.
+        queues: Attributes that are queues, e.g. of a policy's next actions, or dictionaries with queues: the place of
+            the module, and the name.
     """
 
-    __slots__ = ("_classes", "_counts", "_names", "_places", "buffers", "lacks_gradients", "model", "modules")
+    __slots__ = ("_classes", "_counts", "_names", "_places", "buffers", "lacks_gradients", "model", "modules", "queues")
 
     def __init__(self, tree: ModuleTree, drop: Callable[[object], None]) -> None:
         modules = tree.modules
@@ -82,6 +85,8 @@ class Structure:
             for kind in {*self._classes}
         )
         self.buffers: tuple[tuple[list[Any], ...], list[list[int]]] | None = None
+        attributes = [(place, *item) for place, module in enumerate(modules) for item in vars(module).items()]
+        self.queues = [(place, name) for place, name, value in attributes if list_queues(value)]
         tree.structure = self
 
     def fits(self, tree: ModuleTree) -> bool:
@@ -99,6 +104,20 @@ class Structure:
         if fits:
             tree.structure = self
         return fits
+
+
+def iterate_queues(model: nn.Module) -> Iterator[tuple[str, deque[Any]]]:
+    """Yield the queues that a model keeps, with the name of the attribute."""
+    tree = read_tree(model)
+    for place, name in tree.structure.queues:
+        for queue in list_queues(vars(tree.modules[place]).get(name)):
+            yield name, queue
+
+
+def list_queues(value: object) -> list[deque[Any]]:
+    """Return the queues that an attribute of a module is, or has as values."""
+    values = [*value.values()] if isinstance(value, dict) else [value]
+    return [queue for queue in values if isinstance(queue, deque)]
 
 
 class _HeldTrees(threading.local):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,7 +102,7 @@ def _read_lines(
 ) -> tuple[list[_Built], int, int]:
     """Return what the first lines of a file hold, how many there are, and how many others cannot be read."""
     built, count, damaged = [], 0, 0
-    for fields in _parse_lines(path):
+    for fields in (_parse_object(line) for line in iterate_lines(path) if line.strip()):
         row = None if fields is None else build(fields)
         if row is None:
             damaged += 1
@@ -111,13 +111,6 @@ def _read_lines(
         if count <= most:
             built.append(row)
     return built, count, damaged
-
-
-def _parse_lines(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Yield the fields of each line; None for a line that is damaged. Without a file there are none."""
-    for line in iterate_lines(path):
-        if line.strip():
-            yield _parse_object(line)
 
 
 def _parse_object(text: bytes) -> dict[str, Any] | None:

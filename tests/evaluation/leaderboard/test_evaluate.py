@@ -287,7 +287,7 @@ def test_wrong_arguments_are_errors(net):
         ({"methods": ["rollout"]}, "none can explain this model"),
         ({"target_class": [1, 2]}, "target_class has 2 entries for 5 images"),
         ({"target_class": torch.eye(5)}, "target_class must be None, an index, .* got list"),
-        ({"truth": iter([])}, "truth must be a list with one entry for each image, got a list_iterator"),
+        ({"truth": iter([])}, "truth must be a list with an entry for each image, got a list_iterator"),
         ({"truth": [np.ones((32, 32), bool)]}, "truth has 1 entries for 5 images"),
         ({"truth": [np.ones((9, 9), bool)] * 5}, r"truth\[0\] must be a boolean mask"),
         ({"truth": [np.zeros((32, 32), bool)] * 5}, r"truth\[0\] is outside"),

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -34,7 +34,7 @@ from camtool.hooks.private_torch import save_function_modes
 from camtool.hooks.registration import add_forward_hook
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import BufferSnapshot, guard
-from camtool.hooks.structures.modules import list_weights, read_tree
+from camtool.hooks.structures.modules import list_queues, list_weights, read_tree
 from camtool.hooks.tracing import trace
 from camtool.layers.layouts import Layer, Layout
 from camtool.targets import ClassScore
@@ -472,6 +472,44 @@ def test_a_pass_of_another_thread_begins_with_the_buffers_as_they_were() -> None
     seen.set()
     thread.join()
     assert begin == [0, 0]
+
+
+class Policy(nn.Module):
+    """Returns actions from a queue, and runs its layers only where that is empty, as policies of robots do."""
+
+    def __init__(self, *, by_name: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head, actions = nn.Linear(4, 6), deque[Tensor]()
+        self.queue: Any = {"actions": actions} if by_name else actions
+
+    def forward(self, x: Tensor) -> Tensor:
+        actions = self.queue["actions"] if isinstance(self.queue, dict) else self.queue
+        if not actions:
+            actions.extend(self.head(self.net(x)).chunk(2, 1))
+        return actions.popleft()
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("method", ["gradcam", "scorecam", "occlusion", "inputxgradient"])
+def test_a_queue_of_actions_is_as_it_was(method: str, by_name: bool) -> None:
+    policy, photo = Policy(by_name=by_name).eval(), torch.rand(1, 3, 16, 16)
+    usual = nn.Sequential(*policy.net, policy.head).eval()
+    expected = camtool.explain(usual, photo, 1, method=method)[0].raw
+    assert np.allclose(camtool.explain(policy, photo, 1, method=method)[0].raw, expected, atol=1e-5)
+    assert not any(list_queues(policy.queue))
+
+
+@pytest.mark.parametrize("options", [{}, {"layer": "net.1"}, {"method": "occlusion"}, {"method": "scorecam"}], ids=str)
+def test_actions_of_an_earlier_pass_are_no_result_and_are_not_used_up(options: dict[str, Any]) -> None:
+    policy, photo = Policy(by_name=True).eval(), torch.rand(1, 3, 16, 16)
+    policy(photo)
+    kept = [*policy.queue["actions"]]
+    with pytest.raises(camtool.ForwardError, match="earlier forward pass kept in its queue 'queue'"):
+        camtool.explain(policy, photo, 1, **options)
+    assert len(kept) == 1
+    assert policy.queue["actions"][0] is kept[0]
 
 
 class Averages(nn.Module):

@@ -174,13 +174,33 @@ def test_a_file_that_takes_more_than_images_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "two.onnx", output="scores")
 
 
-def test_a_file_of_bytes_takes_no_normalized_images(tmp_path: Path) -> None:
-    model = onnx.load(onnx_files.write_by_hand(tmp_path / "net.onnx"))
-    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.UINT8
+def write_for_bytes(path: Path, kind: int = onnx.TensorProto.UINT8) -> Path:
+    """Write a copy of a file of floats that takes whole numbers."""
+    model, target = onnx.load(path), path.with_name("bytes.onnx")
+    model.graph.input[0].type.tensor_type.elem_type = kind
     model.graph.node[0].input[0] = "floats"
     model.graph.node.insert(0, onnx.helper.make_node("Cast", ["images"], ["floats"], to=onnx.TensorProto.FLOAT))
-    onnx.save(model, tmp_path / "bytes.onnx")
-    loaded = load(tmp_path / "bytes.onnx", output="scores")
+    onnx.save(model, target)
+    return target
+
+
+@pytest.mark.parametrize("low", [0, -128])
+@pytest.mark.parametrize("method", ["eigencam", "ablationcam", "scorecam", "occlusion"])
+def test_the_map_of_a_file_of_bytes_is_that_of_the_file_of_floats(tmp_path: Path, method: str, low: int) -> None:
+    files = onnx_files.write_by_hand(tmp_path / "net.onnx", batch=1)
+    kind = onnx.TensorProto.INT8 if low else onnx.TensorProto.UINT8
+    levels = (BATCH[:1] * 255).round() + low
+    maps = [
+        camtool.explain(load(path, output="scores"), images, 0, method=method)[0].raw
+        for images in (levels, torch.full_like(levels, low), torch.zeros_like(levels))
+        for path in (files, write_for_bytes(files, kind))
+    ]
+    for floats, whole in zip(maps[::2], maps[1::2], strict=True):
+        np.testing.assert_allclose(whole, floats, rtol=1e-4, atol=1e-4)
+
+
+def test_a_file_of_bytes_takes_no_normalized_images(tmp_path: Path) -> None:
+    loaded = load(write_for_bytes(onnx_files.write_by_hand(tmp_path / "net.onnx")), output="scores")
     levels = (BATCH * 255).round()
     np.testing.assert_allclose(loaded(levels), compute_scores(levels), rtol=1e-6)
     for images in (BATCH, levels - 128):

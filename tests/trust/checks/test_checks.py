@@ -435,7 +435,7 @@ def test_a_pickled_explanation_keeps_its_warnings_but_cannot_be_checked(demo) ->
     loaded = pickle.loads(pickle.dumps(explanation))
     assert loaded.warnings == explanation.warnings
     assert [each.code for each in loaded.warnings] == [each.code for each in explanation.warnings]
-    with pytest.raises(CamtoolError, match="no model to check"):
+    with pytest.raises(CamtoolError, match="holds no model"):
         loaded.check()
 
 
