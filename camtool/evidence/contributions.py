@@ -36,7 +36,7 @@ def trace_contributions(evidence: Evidence, weights: Tensor) -> list[Tensor]:
     traced = [upcast(one.layout.to_grid(gradient)) for one, gradient in zip(evidence.depths, gradients, strict=True)]
     return [
         (gradient * _subtract_blank(evidence, depth, blank[depth.name])).sum(1)
-        for depth, gradient in zip([*evidence.depths, layer], [*grids, weights], strict=True)
+        for depth, gradient in zip([*evidence.depths, layer], [*traced, weights], strict=True)
     ]
 
 

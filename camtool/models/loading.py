@@ -102,10 +102,7 @@ def load(
         loaded = replace(loaded, labels=list(labels))
     loaded = replace(loaded, model=_move(_set_evaluation_mode(loaded.model), where), name=name)
     has_own = isinstance(source, FactorySource) and loaded.transform is not None
-    loaded = _set_transform(loaded, transform, None if has_own else weights)
-    if find_encoders(loaded.model) is None:
-        return loaded
-    return replace(loaded, model=ImageTower(loaded.model), text=loaded.text or build_text_encoder(loaded.model))
+    return _wrap_towers(_set_transform(loaded, transform, None if has_own else weights))
 
 
 def _check_calls(name: str | Callable[[Tensor], Any], calls: Mapping[str, Any]) -> None:
@@ -131,6 +128,13 @@ def _silence_retries() -> Iterator[None]:
         yield
     finally:
         log.setLevel(before)
+
+
+def _wrap_towers(loaded: Loaded) -> Loaded:
+    """Return a model of images and texts as one of images, with its encoder of texts; others as they are."""
+    if find_encoders(loaded.model) is None:
+        return loaded
+    return replace(loaded, model=ImageTower(loaded.model), text=loaded.text or build_text_encoder(loaded.model))
 
 
 def _set_transform(loaded: Loaded, transform: Transform | None, weights: str | PathLike[str] | None) -> Loaded:

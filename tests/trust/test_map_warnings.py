@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import camtool
-from camtool import METHODS, targets
+from camtool import METHODS, targets, warning_codes
 from camtool.evidence.evidence import Evidence
 from camtool.targets import ClassScore, Contrast, Custom, Probability, Region, Value
 from camtool.trust import map_warnings
@@ -320,6 +321,13 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "several-calls": (ColorNet(runs=2), None, {}, TWICE),
 }
 """For each code a model, a target, options, and a part of the warning."""
+
+
+def test_the_table_names_each_code_once() -> None:
+    path = Path(warning_codes.__file__).with_name("warning_kinds.json")
+    # Of two entries with one name, JSON keeps the last.
+    assert len(re.findall(r'^    "', path.read_text(encoding="utf-8"), re.MULTILINE)) == len(WARNING_KINDS)
+    assert {kind.severity for kind in WARNING_KINDS.values()} == {*get_args(warning_codes.Severity)}
 
 
 def test_every_warning_on_maps_has_a_case() -> None:
