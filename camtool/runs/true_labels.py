@@ -221,7 +221,7 @@ class _ClassFinder:
         if len(named) == 1:
             return named[0]
         if named:
-            raise _RowError(f"label {text!r} names the classes {', '.join(map(str, named))}; give one of them.")
+            raise _RowError(f"label {text!r} names the classes {', '.join(map(str, named))}; give an index.")
         raise self._build_unknown_error(text)
 
     def _build_unknown_error(self, text: str) -> _RowError:
