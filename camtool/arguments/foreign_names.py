@@ -22,10 +22,13 @@ METHOD_NAMES = {
     **dict.fromkeys(("smoothgradcampp", "smoothgradcamplusplus"), "smoothgradcam++"),
     "gradcamelementwise": "gradcam-elementwise",
     "randomcam": "random",
+    "fasterscorecam": "scorecam",
+    "gradientinput": "inputxgradient",
+    **dict.fromkeys(("sobolattributionmethod", "hsicattributionmethod"), "rise"),
     **dict.fromkeys(("layergradcam", "layergradientxactivation"), "gradcam"),
-    **dict.fromkeys(("guidedbackprop", "guidedbackproprelumodel", "deconvolution"), "guided-backprop"),
+    **dict.fromkeys(("guidedbackprop", "guidedbackproprelumodel", "deconvolution", "deconvnet"), "guided-backprop"),
     "guidedgradcam": "guided-gradcam",
-    **dict.fromkeys(("saliency", "vanillagradient"), "smoothgrad"),
+    **dict.fromkeys(("saliency", "vanillagradient", "squaregrad", "vargrad"), "smoothgrad"),
     **dict.fromkeys(
         ("integratedgradients", "layerintegratedgradients", "layerconductance", "gradientshap", "layergradientshap"),
         "integrated-gradients",
@@ -36,7 +39,7 @@ METHOD_NAMES = {
     **dict.fromkeys(
         ("layerfeatureablation", "ablationlayer", "ablationlayervit", "ablationlayerfasterrcnn"), "ablationcam"
     ),
-    **dict.fromkeys(("lime", "limebase", "kernelshap", "shapleyvalues", "shapleyvaluesampling"), "rise"),
+    **dict.fromkeys(("lime", "limebase", "kernelshap", "shapleyvalues", "shapleyvaluesampling", "aise"), "rise"),
     "noisetunnel": "noise:gradcam",
     "sess": "sess:gradcam",
     "augsmooth": "tta:gradcam",
@@ -71,6 +74,7 @@ _OTHERS = {
     **dict.fromkeys(("attention", "attentionmap", "attentionmaps", "attentionrollout", "gradientrollout"), _ATTENTION),
     **dict.fromkeys(("lrp", "layerlrp", "attnlrp", "cplrp", "epsilonlrp"), _LRP),
     "refinecam": "several layers: layer=[...], merge=...",
+    "sobelcam": "an edge filter, e.g. that of skimage: it shows the edges of the photo, whatever the model looks at",
     **dict.fromkeys(("classifieroutputtarget", "rawscoresoutputtarget"), "target_class=index, or targets.ClassScore"),
     **dict.fromkeys(("classifieroutputsoftmaxtarget", "softmaxoutputtarget"), "camtool.targets.Probability(index)"),
     "classifieroutputrest": "camtool.targets.AgainstRest(index)",

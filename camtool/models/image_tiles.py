@@ -14,7 +14,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -337,9 +337,7 @@ def _pack_coordinates(inner: Any, inputs: Mapping[str, Any], grid: Grid, count: 
     """Return ``(tokens, 2)``: row and column of each token in the joined tiles, in cells; nan if it is no cell."""
     centers = torch.arange(count, dtype=torch.float64, device="cpu") + 0.5
     cells = torch.stack(torch.meshgrid(centers, centers, indexing="ij"), -1).reshape(-1, 2)
-    starts = torch.tensor(
-        [[row * count, column * count] for row in range(grid[0]) for column in range(grid[1])], device="cpu"
-    )
+    starts = torch.tensor([*product(range(grid[0]), range(grid[1]))], device="cpu") * count
     features = torch.cat([cells[None], cells + starts[:, None]])
     newline = torch.full((2,), math.nan, dtype=torch.float64, device="cpu")
     options: dict[str, Any] = {"image_newline": newline}

@@ -107,6 +107,10 @@ def test_a_missing_argument_raises_the_error_of_python() -> None:
         ("camtool.methods.find_method('attention-rollout')", 'method="rollout"'),
         ("camtool.methods.find_method('LRP')", "conservative:.*no LRP: https://.*-not-included-and-why"),
         ("camtool.LayerLRP", "no LRP"),
+        ("camtool.methods.find_method('SobelCAM')", "an edge filter"),
+        ("from camtool.methods import SobolAttributionMethod", 'method="rise"'),
+        ("camtool.methods.find_method('Faster-ScoreCAM')", 'method="scorecam"'),
+        ("camtool.DeconvNet", 'method="guided-backprop"'),
     ],
 )
 def test_a_class_of_another_library_is_answered_with_ours(statement: str, ours: str) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from camtool.errors import CamtoolError, ImageError
@@ -243,8 +243,7 @@ def _is_part(path: str, table: str) -> bool:
 
 def _list_row_groups(files: Sequence[RemoteFile], shard_size: int, column: str | None) -> list[Source]:
     with ThreadPoolExecutor(_LISTING_THREADS) as pool:
-        listed = pool.map(partial(_divide_table, shard_size=shard_size, column=column), files)
-        return [source for sources in listed for source in sources]
+        return [*chain.from_iterable(pool.map(partial(_divide_table, shard_size=shard_size, column=column), files))]
 
 
 def _divide_table(file: RemoteFile, shard_size: int, column: str | None) -> list[ParquetRows]:
