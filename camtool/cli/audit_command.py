@@ -121,11 +121,11 @@ def audit_model(
     columns = _read_metadata(table, plan) if table is not None and is_given else None
     regions = None if masks is None else _find_masks(masks, plan)
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
-    if overwrite:
-        forget_state(out)
     classes, loaded = truth_options.read_classes(truth, plan, loaded)
     rows = [*range(len(plan.jobs))][:limit] if classes is None else choose_evenly(classes, limit)
     photos = [Path(plan.jobs[row].source) for row in rows]
+    if overwrite:
+        forget_state(out)
     with end_at_interrupt(), FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
         result = audit(
             loaded,

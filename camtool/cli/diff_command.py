@@ -82,12 +82,12 @@ def compare_models(
         _load(name, value, model, device, naming, preparing, is_quiet=printed.hides_progress)
         for name, value in (("OLD", old), ("NEW", new))
     )
-    if overwrite:
-        forget_state(out)
     classes, before = truth_options.read_classes(truth, plan, before)
     if after.labels is None:
         after = replace(after, labels=before.labels)
     photos = [Path(job.source) for job in plan.jobs][:limit]
+    if overwrite:
+        forget_state(out)
     bar = FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress)
     with audit_command.end_at_interrupt(), bar:
         result = diff(

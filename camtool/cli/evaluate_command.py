@@ -79,10 +79,10 @@ def evaluate_methods(
     plan = photo_options.plan_folder(folder, out, recursive=recursive or truth == IMAGE_FOLDER, limit=None)
     photos = [Path(job.source) for job in plan.jobs][:limit]
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
-    if overwrite:
-        remove_checkpoint(out, "checkpoint.jsonl")
     classes, loaded = read_classes(truth if truth == IMAGE_FOLDER else None, plan, loaded)
     annotations = None if truth in (None, IMAGE_FOLDER) else _read_objects(truth, plan, photos)
+    if overwrite:
+        remove_checkpoint(out, "checkpoint.jsonl")
     with FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
         table = evaluate(
             loaded,
