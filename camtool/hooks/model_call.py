@@ -110,6 +110,8 @@ def _find_remedy(error: Exception, image: Tensor | None, model: nn.Module) -> st
     if _INFERENCE_TENSOR in str(error):
         made = any(parameter.is_inference() for parameter in model.parameters())
         return f". {_MADE_IN_INFERENCE_MODE if made else _IN_INFERENCE_MODE}"
+    if "stft" in str(error):
+        return f". {MAKES_SPECTROGRAM}"
     if remedy := _suggest_channels(str(error), image):
         return remedy
     axes = _CONVOLUTION_AXES.search(str(error))

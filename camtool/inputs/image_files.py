@@ -228,7 +228,7 @@ def read_plain(source: ImageSource, options: ReadingOptions, max_side: int | Non
         return _add_notes(_reduce(_make_plain(source, name), max_side), source)
     if isinstance(source, np.ndarray):
         return _reduce(_make_plain(_convert_array(source), "the array"), max_side)
-    raise ImageError(f"source: an image is a path, bytes, a PIL image or array; {type(source).__qualname__} came.")
+    raise ImageError(f"source must be a path, bytes, a PIL image or a NumPy array; {type(source).__qualname__} came.")
 
 
 def get_reading_notes(image: Image.Image) -> tuple[MapWarning, ...]:

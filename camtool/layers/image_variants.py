@@ -178,7 +178,8 @@ def _draw_noise(several: Tensor) -> Tensor:
 def _repeat_first_image(inputs: ModelInputs, vary: Callable[[Tensor], None], count: int = VARIANTS) -> ModelInputs:
     """Return the inputs with copies of the first image, of which ``vary`` changes the last ones in place.
 
-    Of an image of whole numbers, e.g. of bytes, these are whole numbers of the same range.
+    Those of an image of whole numbers, e.g. of bytes, stay in the range of such numbers. They are not rounded, as noise
+    on a dark image would vanish.
     """
     images = get_image_input(inputs)
 
@@ -189,7 +190,7 @@ def _repeat_first_image(inputs: ModelInputs, vary: Callable[[Tensor], None], cou
             if several.is_floating_point() and bool((several[0] == several[0].round()).all()):
                 low, high = several[0].min(), several[0].max()
                 limits = next((pair for pair in _WHOLE_RANGES if pair[0] <= low and high <= pair[1]), (low, high))
-                several.round_().clamp_(*limits)
+                several.clamp_(*limits)
         return several
 
     return map_batch(inputs, repeat)

@@ -243,7 +243,7 @@ def test_all_passes_see_the_same_random_numbers_and_leave_no_trace() -> None:
         ({}, {"target": Action(6, step=0)}, TargetError, "action 6 at step 0 does not exist: the model returned"),
         ({}, {"target": 3}, TargetError, "target must be camtool.targets.Action(index, step=None), got 3."),
         ({}, {"inputs": [STATE]}, ImageError, "observation has no view, which is a floating tensor (1, C, H, W)"),
-        ({}, {"inputs": ["observation.images.tip"]}, CamtoolError, "'observation.images.tip' is no floating tensor"),
+        ({}, {"inputs": ["observation.images.tip"]}, CamtoolError, "'observation.images.tip' is no float tensor"),
         ({TOP: torch.rand(3, 3, 12, 12)}, {}, ImageError, "one moment (1, ...) is explained at a time"),
         ({}, {"reference": {STATE: torch.ones(3)}}, CamtoolError, "has shape (3,), not (1, 2)."),
         ({}, {"reference": {"state": torch.ones(2)}}, CamtoolError, "reference['state'] is of no input"),

@@ -111,7 +111,7 @@ def test_a_tensor_instead_of_a_model_raises_an_error_about_the_order(function) -
 
 
 def test_a_string_instead_of_a_model_raises_an_error_that_suggests_load() -> None:
-    with pytest.raises(ModelError, match=r"model is a str, .*or what camtool\.load returns\. The model comes first"):
+    with pytest.raises(ModelError, match=r"model is a str, .*or what camtool\.load gives\. The model comes first"):
         camtool.Explainer("photo.jpg")
     with pytest.raises(ModelError, match=r"camtool\.load\('resnet50\.a1_in1k'\)\. The model comes first"):
         camtool.Explainer("resnet50.a1_in1k")

@@ -248,7 +248,7 @@ def test_names_that_are_no_text_are_escaped(camtool_: Command, tmp_path: Path) -
     checked = subprocess.run(command, cwd="packed", capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     shutil.copytree(Path("out", os.fsdecode(b"\xff")), Path("out", "%FF"))
-    with pytest.raises(CamtoolError, match=r"is named like another file in the bundle, run/%FF/audit\.json"):
+    with pytest.raises(CamtoolError, match=r"has the name of another file in the bundle, run/%FF/audit\.json"):
         write_bundle("out", "evidence.zip")
 
 

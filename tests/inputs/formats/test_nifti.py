@@ -303,7 +303,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_heatmap_in_a_format_that_the_image_does_not_come_from_is_refused(tmp_path: Path) -> None:
     result = camtool.explain(BandNet(), encode_nifti(VOLUME), reading={"slice": 1})
-    with pytest.raises(ImageError, match="came from a NIfTI file"):
+    with pytest.raises(ImageError, match="the image is from a NIfTI file"):
         result.save(tmp_path / "heat.tif")
     photo = camtool.explain(BandNet(), np.zeros((5, 5, 3), np.uint8))
     with pytest.raises(ImageError, match="came from no such file"):

@@ -192,7 +192,7 @@ def test_the_summary_says_how_many_are_right_and_what_is_missing(run, scenes, la
 
 def test_photos_in_an_archive_have_no_names_that_a_table_could_match(run, scenes, labels):
     shutil.make_archive("more", "tar", scenes)
-    for options in (["--labels-csv", labels], ["--limit", 3], ["--shuffle"]):
+    for options in (["--truth", labels], ["--limit", 3], ["--shuffle"]):
         code, text = run("cluster", "photos", "more.tar", *options)
         assert (code, f"{options[0]} needs the names of all photos" in text) == (2, True)
     assert not Path("out").exists()
