@@ -187,7 +187,11 @@ def _reached(model: nn.Module, layer: Layer, img: Tensor) -> bool:
 
 def _top_score(output: Any) -> Tensor:
     """Return what is explained of the first image without a target."""
-    (target,) = camtool.targets.resolve_targets(None, get_predictions(output)[0], None)
+    image = get_predictions(output)[0]
+    try:
+        (target,) = camtool.targets.resolve_targets(None, image, None)
+    except camtool.NothingFoundError:  # random weights are sure of nothing
+        (target,) = camtool.targets.resolve_targets(camtool.targets.Detection(0, confidence=0), image, None)
     return target(get_image_output(output, 0, keep_batch=True)).sum()
 
 
