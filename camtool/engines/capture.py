@@ -70,7 +70,7 @@ def capture_model(model: nn.Module, images: Tensor, layers: Sequence[str]) -> Ca
 
 def _capture(model: nn.Module, images: Tensor, layers: Sequence[str], *, has_any_batch_size: bool) -> Capture:
     calls: list[str] = []
-    shapes = ({0: torch.export.Dim("batch")},) if has_any_batch_size else None
+    shapes = ({0: torch.export.Dim("images")},) if has_any_batch_size else None
     with Cleanup() as cleanup, torch.no_grad():
         observed = _ObservedModel(model, layers, cleanup, calls)
         try:

@@ -59,8 +59,8 @@ def export_graph(graph: nn.Module, examples: Sequence[Tensor], *, has_any_batch_
     Raises:
         NotCompilableError: Torch cannot export it.
     """
-    batch = torch.export.Dim("batch")
-    shapes = tuple({0: batch} for _ in examples) if has_any_batch_size else None
+    automatic = torch.export.Dim.AUTO
+    shapes = tuple({0: automatic} for _ in examples) if has_any_batch_size else None
     with torch.no_grad(), hide_output():
         try:
             program = torch.export.export(graph, tuple(examples), dynamic_shapes=shapes, strict=False)

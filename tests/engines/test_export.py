@@ -106,9 +106,7 @@ def test_the_metadata_tell_what_the_file_is(demo: camtool.Loaded, tmp_path: Path
     base, as_in_timm = demo.transform, transforms.Normalize(torch.tensor([0.5, 0.25, 0.5]), torch.tensor(0.5))
     of_tensors = dataclasses.replace(demo, transform=transforms.Compose([base, as_in_timm]))
     path = camtool.export(of_tensors, tmp_path / "new" / "demo.onnx")
-    session = onnxruntime.InferenceSession(path)
-    assert {str(port.shape[0]) for port in [*session.get_inputs(), *session.get_outputs()]} == {"batch"}
-    about = json.loads(session.get_modelmeta().custom_metadata_map["camtool"])
+    about = json.loads(onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map["camtool"])
     assert about["method"] == "gradcam"
     assert about["layer"] == camtool.explain(demo, torch.rand(3, 128, 128)).layer
     assert about["labels"] == list(demo.labels or ())
