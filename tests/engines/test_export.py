@@ -185,7 +185,7 @@ def test_a_file_that_differs_is_not_written(net: nn.Module, tmp_path: Path, monk
 
     monkeypatch.setattr(module, "open_session", lambda *_: Wrong())
     (tmp_path / "net.onnx").write_text("older")
-    with pytest.raises(CamtoolError, match=r"the logits differ by \S+ in onnxruntime; the largest is"):
+    with pytest.raises(CamtoolError, match=r"the logits differ by \S+ in onnxruntime, where the largest is"):
         camtool.export(net, tmp_path / "net.onnx", size=SIZE)
     assert [each.read_text() for each in tmp_path.iterdir()] == ["older"]
 

@@ -87,7 +87,10 @@ def _call(model: nn.Module, inputs: Any) -> Any:
 def _explain(model: nn.Module, inputs: Any, index: int | None) -> camtool.Explanation:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # maps may be empty
-        found = camtool.explain(model, inputs, index)
+        try:
+            found = camtool.explain(model, inputs, index)
+        except camtool.NothingFoundError:  # random weights are sure of nothing
+            found = camtool.explain(model, inputs, camtool.targets.Detection(0, confidence=0))
     return found[0] if isinstance(found, list) else found
 
 
