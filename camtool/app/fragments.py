@@ -29,7 +29,9 @@ def build_picture(
 ) -> str:
     """Return the main picture with the legend of its colors, its caption and its warnings."""
     height, width = explanation.photo.shape[:2]
-    warned = "".join(f'<li data-code="{escape(one.code)}">{escape(str(one))}</li>' for one in explanation.warnings)
+    warned = "".join(
+        f'<li data-code="{escape(warning.code)}">{escape(str(warning))}</li>' for warning in explanation.warnings
+    )
     warnings = f'<ul class="warnings">{warned}</ul>' if warned else ""
     alt = escape(f"{explanation.label}, explained by {explanation.method}")
     grid = " x ".join(map(str, explanation.raw.shape))

@@ -74,7 +74,7 @@ _OTHERS = {
     **dict.fromkeys(("attention", "attentionmap", "attentionmaps", "attentionrollout", "gradientrollout"), _ATTENTION),
     **dict.fromkeys(("lrp", "layerlrp", "attnlrp", "cplrp", "epsilonlrp"), _LRP),
     "refinecam": "several layers: layer=[...], merge=...",
-    "sobelcam": "an edge filter, e.g. that of skimage: it shows the edges of the photo, whatever the model looks at",
+    "sobelcam": "an edge filter, e.g. skimage.filters.sobel: edges of the photo do not depend on the model",
     **dict.fromkeys(("classifieroutputtarget", "rawscoresoutputtarget"), "target_class=index, or targets.ClassScore"),
     **dict.fromkeys(("classifieroutputsoftmaxtarget", "softmaxoutputtarget"), "camtool.targets.Probability(index)"),
     "classifieroutputrest": "camtool.targets.AgainstRest(index)",

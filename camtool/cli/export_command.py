@@ -88,7 +88,7 @@ def export_model(
     files = (
         [*path.iterdir()]
         if path.is_dir()
-        else [one for one in dict.fromkeys((path, find_beside(path))) if one.exists()]
+        else [candidate for candidate in dict.fromkeys((path, find_beside(path))) if candidate.exists()]
     )
     size = sum(file.stat().st_size for file in files)
     if printed.as_json:

@@ -162,7 +162,9 @@ class CompiledObserver:
         """Return what is compiled for any number of images, or for a given one."""
         modules, tensor = read_tree(model).modules, find_main_tensor(inputs)
         hooked = find_hooked_modules(modules)
-        has_hooks = has_global_hooks() or any(list_foreign_hooks(one) or has_backward_hooks(one) for one in hooked)
+        has_hooks = has_global_hooks() or any(
+            list_foreign_hooks(module) or has_backward_hooks(module) for module in hooked
+        )
         kind = None if tensor is None else (tensor.dtype, tensor.device, torch.is_autocast_enabled(tensor.device.type))
         shape = describe_shapes(inputs), count, kind
         process = self._threads, os.getpid()

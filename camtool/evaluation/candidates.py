@@ -126,5 +126,5 @@ def map_candidates(
 
 def _join(results: Sequence[Explanation], batch: InputBatch) -> CandidateMaps:
     size = batch.items[0].tensor.shape[-2:]
-    maps = [DeviceMaps(torch.from_numpy(one.raw)[None], one.centers).to_heatmaps(size) for one in results]
+    maps = [DeviceMaps(torch.from_numpy(result.raw)[None], result.centers).to_heatmaps(size) for result in results]
     return CandidateMaps(torch.cat(maps).to(batch.items[0].tensor.device), results[0].layer)

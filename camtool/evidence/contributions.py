@@ -33,7 +33,9 @@ def trace_contributions(evidence: Evidence, weights: Tensor) -> list[Tensor]:
             activations = evidence.select_rows(upcast(layer.layout.to_grid(outputs[layer.name])))
             sums = (weights.detach() * activations).flatten(1).sum(1)
             gradients = compute_row_gradients(sums, evidence.images, [outputs[depth.name] for depth in evidence.depths])
-    traced = [upcast(one.layout.to_grid(gradient)) for one, gradient in zip(evidence.depths, gradients, strict=True)]
+    traced = [
+        upcast(depth.layout.to_grid(gradient)) for depth, gradient in zip(evidence.depths, gradients, strict=True)
+    ]
     return [
         (gradient * _subtract_blank(evidence, depth, blank[depth.name])).sum(1)
         for depth, gradient in zip([*evidence.depths, layer], [*traced, weights], strict=True)

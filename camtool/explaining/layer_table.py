@@ -59,7 +59,9 @@ class Candidates(tuple[Candidate, ...]):
 
     def _repr_html_(self) -> str:
         head = _format_html_row(HEADINGS, "th")
-        body = "".join(_format_html_row(describe_candidate(one), "td", _choose_html_style(one)) for one in self)
+        body = "".join(
+            _format_html_row(describe_candidate(candidate), "td", _choose_html_style(candidate)) for candidate in self
+        )
         return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 

@@ -222,7 +222,11 @@ class BatchExplainer:
 
     def find_labels(self, forward_pass: ForwardPass) -> list[Sequence[str] | None]:
         """Return the names of the classes for each image; those of an open vocabulary are the phrases of its text."""
-        phrases = [one.phrases for one in forward_pass.predictions if isinstance(one, Detections) and one.phrases]
+        phrases = [
+            prediction.phrases
+            for prediction in forward_pass.predictions
+            if isinstance(prediction, Detections) and prediction.phrases
+        ]
         if phrases:
             return [resolve_phrases(self.model, self.labels, of_image) for of_image in phrases]
         return [resolve_labels(self.model, self.labels, forward_pass.class_count)] * len(forward_pass.predictions)
@@ -448,4 +452,4 @@ def _check_maps(method: Method, evidence: Evidence, raw: object) -> None:
 
 def _flatten(results: Any) -> list[Explanation]:
     """Return the explanations of nested lists."""
-    return [one for part in results for one in _flatten(part)] if isinstance(results, list) else [results]
+    return [result for part in results for result in _flatten(part)] if isinstance(results, list) else [results]

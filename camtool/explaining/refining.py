@@ -43,7 +43,7 @@ _SAME_SCORE = 0.02
 
 
 class _Explainer(Protocol):
-    """What is needed of :class:`camtool.explaining.pipeline.BatchExplainer`, which imports this module."""
+    """The part of ``BatchExplainer`` that this module calls. A protocol, as that class's module imports this one."""
 
     @property
     def model(self) -> nn.Module: ...

@@ -308,7 +308,9 @@ class _Preparation:
         prepared = dict(self.processor(images=image, text=self.text, return_tensors="pt"))
         del prepared["input_ids"]
         joined = self.reader.join_to_images(prepared, self.tiled)
-        return {name: one for name, one in joined.items() if isinstance(one, Tensor) and one.is_floating_point()}
+        return {
+            name: tensor for name, tensor in joined.items() if isinstance(tensor, Tensor) and tensor.is_floating_point()
+        }
 
 
 def _find_tiled_image(

@@ -128,7 +128,9 @@ class ConservativeMode(FunctionMode):
         numerator, denominator = (*args, *kwargs.values())[:2]
         if isinstance(denominator, Tensor) and self._list_live([denominator]):
             self.has_acted = True
-            args, kwargs = map_tensors((args, kwargs), lambda one: one.detach() if one is denominator else one)
+            args, kwargs = map_tensors(
+                (args, kwargs), lambda tensor: tensor.detach() if tensor is denominator else tensor
+            )
         gates = [numerator] if isinstance(numerator, Tensor) and numerator in self._gates else []
         return self._note_gate(func(*args, **kwargs), gates)
 
@@ -138,7 +140,9 @@ class ConservativeMode(FunctionMode):
         """Run a function whose result may become a gate: the gradient passes until it multiplies a tensor."""
         valve = _Valve(is_attention=func.__name__ == "softmax")
         first = next(iterate_tensors((args, kwargs)))
-        args, kwargs = map_tensors((args, kwargs), lambda one: _PassValve.apply(one, valve) if one is first else one)
+        args, kwargs = map_tensors(
+            (args, kwargs), lambda tensor: _PassValve.apply(tensor, valve) if tensor is first else tensor
+        )
         result = func(*args, **kwargs)
         self._gates[result] = [valve]
         return result

@@ -112,4 +112,6 @@ def _find_source(
         return None
     given = (calls[position].source for position in (index, *without_grid))
     sources = (by_call[source] for source in given if source is not None and source in by_call)
-    return next((one.name for one in sources if one.layout.grid == own.grid and not one.verdict), None)
+    return next(
+        (candidate.name for candidate in sources if candidate.layout.grid == own.grid and not candidate.verdict), None
+    )

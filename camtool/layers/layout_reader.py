@@ -140,7 +140,9 @@ class LayoutReader:
         if self._text is None or not self._text.positions:
             return None
         count = len(self._text.positions)
-        grid = self._text.grid or next((one for one in map(partial(_merge, count), self._convolved) if one), None)
+        grid = self._text.grid or next(
+            (merged for merged in map(partial(_merge, count), self._convolved) if merged), None
+        )
         if grid is None or math.prod(grid) != count:
             return None
         return Layout.from_positions(grid, self._text.positions, self._text.length)

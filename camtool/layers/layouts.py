@@ -480,7 +480,11 @@ def place_prefix(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
     outputs = [output for output in outputs if len(output) > 1]
     # What attention has not mixed yet decides alone: behind it, registers respond to everything, as any cell may.
     shown = next(([output] for output in outputs if _has_unchanged_tokens(output)), outputs)
-    fits = (one for one in (layout, *others) if any(_is_exact(one, x) or _leaves_unchanged(one, x) for x in shown))
+    fits = (
+        candidate
+        for candidate in (layout, *others)
+        if any(_is_exact(candidate, x) or _leaves_unchanged(candidate, x) for x in shown)
+    )
     return next(fits, None)
 
 

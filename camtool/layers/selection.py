@@ -147,7 +147,10 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
     candidates = find_candidates(model, inputs, call_index=call_index, score=score)
     chosen = [candidate for candidate in candidates if candidate.chosen]
     if chosen:
-        return tuple(Layer(one.name, one.layout) for one in (*chosen, *(one for one in candidates if one.is_level)))
+        return tuple(
+            Layer(candidate.name, candidate.layout)
+            for candidate in (*chosen, *(candidate for candidate in candidates if candidate.is_level))
+        )
     calls = trace(model, select_first_image(inputs))
     if not candidates:
         if ran_no_layer(model, calls):
@@ -215,7 +218,11 @@ def _find_named(
         # The prefix of a ViT does not change with the image's size, its grid does.
         if like is not None:
             fixed = like.kind, like.prefix + like.suffix, like.views, like.view
-            layouts = [one for one in layouts if (one.kind, one.prefix + one.suffix, one.views, one.view) == fixed]
+            layouts = [
+                layout
+                for layout in layouts
+                if (layout.kind, layout.prefix + layout.suffix, layout.views, layout.view) == fixed
+            ]
         if not layouts:
             near = ", ".join(output.name for output in group_grid_outputs(calls, reader, call_index)[-5:]) or "none"
             raise LayerError(

@@ -501,7 +501,9 @@ def _observe_batch(
 
 def _may_be_reached(output: GridOutput, gradient: Tensor | None) -> bool:
     """Check that the gradient is not zero at all cells of the grid, however the output is read."""
-    return gradient is None or any(bool(one.to_grid(one.select_view(gradient)).any()) for one in output.layouts)
+    return gradient is None or any(
+        bool(layout.to_grid(layout.select_view(gradient)).any()) for layout in output.layouts
+    )
 
 
 def _find_gradients(

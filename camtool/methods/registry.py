@@ -481,7 +481,9 @@ def _list_working(model: nn.Module) -> str:
     if not describe_unhookable(model):
         return ", ".join(name for name, method in METHODS.items() if _works_without_gradients(method))
     missing = _GRADIENTS if read_tree(model).structure.lacks_gradients else frozenset()
-    called = (name for name, one in METHODS.items() if _needs_only_model_calls(one) and not one.needs & missing)
+    called = (
+        name for name, method in METHODS.items() if _needs_only_model_calls(method) and not method.needs & missing
+    )
     return ", ".join(called)
 
 
@@ -504,7 +506,9 @@ def _compose(outer: WrapperFunction, method: Method) -> MethodFunction:
         evidence.refined.clear()  # that of a part of the maps
         return maps
 
-    keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (inner_options | outer_options).values()]
+    keywords = [
+        option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in (inner_options | outer_options).values()
+    ]
     evidence = inspect.Parameter("evidence", inspect.Parameter.POSITIONAL_ONLY)
     # The options of a method are read from its signature; `wraps` alone would show those of the wrapper only.
     run_wrapper.__signature__ = inspect.Signature([evidence, *keywords])  # type: ignore[attr-defined]

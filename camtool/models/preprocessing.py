@@ -43,7 +43,7 @@ Channels: TypeAlias = Literal["rgb", "bgr", "gray"]
 """Order of the channels that a model takes; ``"gray"`` is one channel."""
 
 Fit: TypeAlias = Literal["crop", "stretch", "pad"]
-"""How a photo of other proportions becomes the size: covered and cropped, distorted, or whole between black bars."""
+"""How a photo with another aspect ratio is resized: cropped after covering the size, distorted, or padded with black."""
 
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _GRAY_WEIGHTS = (0.299, 0.587, 0.114)
@@ -76,7 +76,7 @@ class Preprocessing:
         std: What the values are then divided by.
         channels: The order of the channels.
         notes: What the user should know about the preprocessing, one sentence each.
-        fit: What becomes of a photo of other proportions, see :data:`Fit`.
+        fit: How a photo with another aspect ratio is resized, see :data:`Fit`.
     """
 
     size: tuple[int, int]

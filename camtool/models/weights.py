@@ -41,7 +41,7 @@ FILE_KINDS = {
     "model": "is a pickle of a whole model, which could run any code; save its state_dict(), and give that as weights= "
     "(--weights), together with the name of the model",
 }
-"""What a file is that is given as the name of a model → what to say of it."""
+"""Kind of a file that was given as the name of a model → the end of its error message."""
 
 
 class WeightsWarning(UserWarning):

@@ -256,7 +256,7 @@ def _read_rows(table: Tensor, beside: Sequence[Any]) -> Anchors | None:
     if table.shape[2] <= 5:
         return None
     maps = [tensor for tensor in find_tensors(beside) if tensor.ndim == 5 and tensor.shape[-1] == table.shape[2]]
-    levels: Sequence[Tensor] = maps if sum(one.shape[1:4].numel() for one in maps) == table.shape[1] else ()
+    levels: Sequence[Tensor] = maps if sum(level.shape[1:4].numel() for level in maps) == table.shape[1] else ()
     if not levels and not beside and _has_values_of_anchors(table, 3):
         levels = _split_levels(table[..., 4:], 1)
     if not levels:

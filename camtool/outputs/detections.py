@@ -182,7 +182,7 @@ def find_detections(output: Any, class_count: int | None = None) -> list[Detecti
         return _find_yolo_detections(output, class_count) if output.ndim == 3 else None
     dicts = find_detection_dicts(output)
     if dicts is not None:
-        return [Detections(one["boxes"], one["scores"], one["scores"], one["labels"]) for one in dicts]
+        return [Detections(answer["boxes"], answer["scores"], answer["scores"], answer["labels"]) for answer in dicts]
     queries = _find_queries(output)
     if queries is not None:
         return _read_all_queries(*queries, get_named_items(output), class_count)

@@ -286,7 +286,7 @@ class _ClipRun(_Run):
 def _get_geometry(result: Explanation) -> Any:
     geometry = result.geometry
     if geometry is None:
-        raise ImageError("video: the model takes no images; if it takes clips, say how many frames with window=.")
+        raise ImageError("video: the model takes no images; if it takes clips, give the number of frames as window=.")
     return geometry
 
 

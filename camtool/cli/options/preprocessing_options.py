@@ -18,7 +18,7 @@ ChannelOrder: TypeAlias = Literal["rgb", "bgr", "gray"]
 
 
 Fit: TypeAlias = Literal["crop", "stretch", "pad"]
-"""What becomes of a photo of other proportions than the input."""
+"""How a photo with another aspect ratio than the input is resized."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PreprocessingOptions:
     ] = None
     fit: Annotated[
         Fit | None,
-        typer.Option(help="Photos of other proportions: cropped, stretched, or whole between black bars."),
+        typer.Option(help="Photos with another aspect ratio: cropped, distorted, or padded with black."),
     ] = None
     mean: Annotated[
         str | None,

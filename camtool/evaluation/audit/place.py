@@ -90,7 +90,9 @@ def find_places(discovery: Discovery) -> list[PlaceCandidate]:
     """Return the places at which a class has more heat than the others, by a permuted maximum statistic over cells."""
     candidates = []
     for target in discovery.targets:
-        values, is_class = discovery.average_units(np.stack([one.heat.ravel() for one in discovery.records]), target)
+        values, is_class = discovery.average_units(
+            np.stack([record.heat.ravel() for record in discovery.records]), target
+        )
         tested = run_maximum_test(values, is_class, alpha=_ALPHA, seed=discovery.seed)
         z = tested.z.reshape(GRID, GRID)
         difference = (values[is_class].mean(0) - values[~is_class].mean(0)).reshape(GRID, GRID)
@@ -265,7 +267,7 @@ def measure_frame(image: Tensor) -> NDArray[np.int_]:
 def find_frames(discovery: Discovery) -> list[FrameCandidate]:
     """Return the classes whose images have a frame, or a wider one than those of other classes."""
     candidates = []
-    widths = np.stack([measure_frame(discovery.images.prepare(one.index).tensor) for one in discovery.records])
+    widths = np.stack([measure_frame(discovery.images.prepare(record.index).tensor) for record in discovery.records])
     for target in discovery.targets:
         values, is_class = discovery.average_units(widths.astype(float), target)
         tested = run_maximum_test(values, is_class, alpha=_ALPHA, seed=discovery.seed)

@@ -198,7 +198,9 @@ class ColorCandidate(RegionCandidate):
         """Return another color, drawn by how much of it the images of another class have."""
         targets = np.array([record.target for record in discovery.records])
         is_drawn = targets == random.choice(np.unique(targets[targets != self.target]))
-        shares = np.stack([read_colors(discovery.images, one.index) for one in discovery.records])[is_drawn].mean(0)
+        shares = np.stack([read_colors(discovery.images, record.index) for record in discovery.records])[is_drawn].mean(
+            0
+        )
         shares[self.number] = 0
         weights = shares + 1e-9
         number = int(random.choice(len(shares), p=weights / weights.sum()))

@@ -266,7 +266,9 @@ class _Run(Run):
             bench = Bench(self.images, *part, self.controls, most, self.seed, self.state.remember, permutations)
             benches |= dict.fromkeys(targets, bench)
         outcomes, decoys = self._test(benches, pairs, rest)
-        self.not_tested += [f"{self._name_candidate(one.candidate)}: {one.reason}." for one in outcomes if one.reason]
+        self.not_tested += [
+            f"{self._name_candidate(outcome.candidate)}: {outcome.reason}." for outcome in outcomes if outcome.reason
+        ]
         if count and all(outcome.reason for outcome in outcomes):
             untested = f"{format_count(count, 'candidate')} left out, e.g. {self.not_tested[noted]}"
         return replace(self._conclude(benches, outcomes, decoys, verdicts, records), untested=untested)

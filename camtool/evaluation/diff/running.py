@@ -182,7 +182,9 @@ class _Comparison(Run):
             if pair[0].region.cells is not None or (pair[0].region.target, pair[0].region.sign) not in placed
         ]
         kept.sort(key=lambda pair: (pair[1], -abs(pair[0].difference.mean) if pair[0].difference else 0))
-        self.not_tested += [f"{self._name_region(one.region)}: {one.reason}." for one in outcomes if one.reason]
+        self.not_tested += [
+            f"{self._name_region(outcome.region)}: {outcome.reason}." for outcome in outcomes if outcome.reason
+        ]
         changed = sorted(records, key=lambda record: (-record.moved, record.index))
         with closing(follow_loop(min(self.pictures, len(changed)), Stage("Drawing", "image"))) as counter:
             pictures = {}

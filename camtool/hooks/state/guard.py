@@ -367,7 +367,7 @@ class _BufferGroup:
 
 
 class _QueueSnapshot:
-    """What is in an attribute of a module that holds queues, e.g. of actions that later forward passes return."""
+    """The entries of the queues in an attribute of a module, e.g. actions that later forward passes return."""
 
     def __init__(self, modules: Sequence[nn.Module], place: int, name: str) -> None:
         self._attributes, self._name, self._value = vars(modules[place]), name, vars(modules[place]).get(name)

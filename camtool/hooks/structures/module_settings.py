@@ -123,7 +123,9 @@ def _find_own_functions(attributes: Sequence[_Attributes]) -> list[tuple[int, in
 
 def _find_functions(modules: Sequence[nn.Module]) -> dict[str, Any]:
     """Return the forward functions of the modules' classes."""
-    return {f"{one.__module__}.{one.__qualname__}": getattr(one, "forward", None) for one in set(map(type, modules))}
+    return {
+        f"{kind.__module__}.{kind.__qualname__}": getattr(kind, "forward", None) for kind in set(map(type, modules))
+    }
 
 
 def _describe_code(function: Any) -> str:

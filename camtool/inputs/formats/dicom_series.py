@@ -87,7 +87,7 @@ def read_series(folder: Path, options: ReadingOptions) -> FileImage:
     chosen = options.choose_slice(name, len(slices))
     wanted = [slices[index] for index in (order if chosen is None else order[chosen : chosen + 1])]
     height, width, samples = slices[0].size
-    options.check_size(name, height, width, len(wanted) * samples, max(one.value_bytes for one in wanted))
+    options.check_size(name, height, width, len(wanted) * samples, max(header.value_bytes for header in wanted))
     return _read_slices(name, wanted, gaps, options)
 
 

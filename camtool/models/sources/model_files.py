@@ -102,7 +102,7 @@ def _check_files_beside(path: Path) -> None:
         siblings = [*path.parent.iterdir()]
     except OSError:  # a folder may be entered that cannot be listed; only the name beside a graph of OpenVINO is known
         siblings = [path.with_suffix(".bin")]
-    others = [one for one in siblings if not (one.is_file() or one.is_dir()) and one.exists()]
+    others = [sibling for sibling in siblings if not (sibling.is_file() or sibling.is_dir()) and sibling.exists()]
     content = path.read_bytes() if others else b""
     for one in others:
         if one == path.with_suffix(".bin") or one.name.encode() in content:

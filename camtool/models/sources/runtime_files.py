@@ -313,7 +313,9 @@ class FileModel(FunctionModel):
             (output,) = by_name
         if output in by_name and by_name[output].dtype != object:
             return by_name[output]
-        shapes = {name: "(no numbers)" if one.dtype == object else _format_shape(one) for name, one in by_name.items()}
+        shapes = {
+            name: "(no numbers)" if array.dtype == object else _format_shape(array) for name, array in by_name.items()
+        }
         listed = ", ".join(f"{name!r} {shape}" for name, shape in shapes.items())
         reason = f"has no numbers in output {output!r}" if output in by_name else f"has no output {output!r}"
         reason = "has several outputs" if output is None else reason
