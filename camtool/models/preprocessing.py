@@ -43,7 +43,7 @@ Channels: TypeAlias = Literal["rgb", "bgr", "gray"]
 """Order of the channels that a model takes; ``"gray"`` is one channel."""
 
 Fit: TypeAlias = Literal["crop", "stretch", "pad"]
-"""How a photo with another aspect ratio is resized: cropped after covering the size, distorted, or padded with black."""
+"""How a photo with another aspect ratio is resized: cropped at the longer side, distorted, or padded with black."""
 
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _GRAY_WEIGHTS = (0.299, 0.587, 0.114)

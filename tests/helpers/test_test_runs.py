@@ -76,7 +76,8 @@ def run_suite(
 ) -> subprocess.CompletedProcess[str]:
     for name, text in (files | {"conftest.py": CONFTEST.format(root=str(ROOT))}).items():
         (folder / name).write_text(text, encoding="utf-8")
-    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    # Without the options of the run that this test is in.
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "xdist", *arguments]
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=seconds

@@ -86,7 +86,7 @@ def test_without_names_labels_are_indices(plan):
         ("image,label\nb.png,ant\nc.png\n", ["line 3", "no label"]),
         ("image,label\nb.png, \n", ["line 2", "no label"]),
         ("image,label\nb.png,bea\n", ["line 2", "'bea'", "Did you mean 'bee'"]),
-        ("image,label\nb.png,crane\n", ["line 2", "2, 3", "index"]),
+        ("image,label\nb.png,crane\n", ["line 2", "2, 3", "indices"]),
         ("image,label\nb.png,6\n", ["line 2", "class 6 does not exist", "0 to 5"]),
         ("image,label\nb.png,7\n", ["line 2", "class 5", "column 'index'"]),
         ("image,label\nb.png,-1\n", ["line 2", "'-1'"]),

@@ -306,6 +306,6 @@ def test_a_heatmap_in_a_format_that_the_image_does_not_come_from_is_refused(tmp_
     with pytest.raises(ImageError, match="the image is from a NIfTI file"):
         result.save(tmp_path / "heat.tif")
     photo = camtool.explain(BandNet(), np.zeros((5, 5, 3), np.uint8))
-    with pytest.raises(ImageError, match="came from no such file"):
+    with pytest.raises(ImageError, match="the image is from no such file"):
         photo.save(tmp_path / "heat.nii")
     assert not [*tmp_path.iterdir()]
