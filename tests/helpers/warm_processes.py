@@ -36,6 +36,9 @@ IMPORTED = (
 )
 PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 
+SERVERS: set[int] = set()
+"""The warm processes that this one has started. Whichever case is the first, they import for all."""
+
 
 class ForkedCommand(subprocess.Popen):
     """A process of ``python -m camtool``: ``subprocess.Popen``, with a fork of the warm process for its start."""
@@ -101,6 +104,7 @@ def _start_server(_process: int) -> socket.socket:
         server.communicate(timeout=60)
 
     atexit.register(stop)
+    SERVERS.add(server.pid)
     return ours
 
 
