@@ -84,20 +84,32 @@ class ColormapError(OverlayError):
 def raise_interrupt(error: BaseException, *others: type[BaseException]) -> None:
     """Raise an error again if a signal handler raised it, e.g. that of a deadline: nothing has failed.
 
-    A library may have wrapped it, so the errors that are its causes are looked at, too.
+    A library may have wrapped it, so the errors that led to it are looked at, too.
 
     Args:
         error: The error.
         others: Further classes of errors that are raised again.
     """
     causes = [error]
-    while (cause := causes[-1].__cause__) is not None and cause not in causes:
+    while (cause := _find_cause(causes[-1])) is not None and cause not in causes:
         causes.append(cause)
     for cause in causes:
         if _was_raised_by_handler(cause):
             raise cause
     if isinstance(error, others):
         raise error
+
+
+def _find_cause(error: BaseException) -> BaseException | None:
+    """Return the error that led to another: its cause, or what was being handled, as in urllib, which names no cause.
+
+    What the caller of camtool was already handling led to nothing.
+    """
+    if error.__cause__ is not None or error.__context__ is None:
+        return error.__cause__
+    caught_in = next((frame for frame, _ in walk_tb(error.__context__.__traceback__)), None)
+    is_inside = any(frame is caught_in for frame, _ in walk_tb(error.__traceback__))
+    return error.__context__ if is_inside else None
 
 
 def _was_raised_by_handler(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, raise_interrupt
 
 _MAX_DOCUMENT_BYTES = 2**28
 """Bytes of a file that is read as a whole: a table about three million photos."""
@@ -54,6 +54,7 @@ def open_regular(path: Path, max_bytes: int = _MAX_LIST_BYTES) -> BinaryIO:
     except (FileNotFoundError, NotADirectoryError):
         raise
     except (OSError, ValueError) as error:  # ValueError: there is a NUL in the name
+        raise_interrupt(error)
         raise CamtoolError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode) and status.st_size <= max_bytes:
@@ -70,6 +71,7 @@ def _name_in_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        raise_interrupt(error)
         raise CamtoolError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 

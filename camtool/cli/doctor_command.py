@@ -18,6 +18,7 @@ from rich.table import Table
 from camtool.cli import terminal
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import JsonOption
+from camtool.errors import raise_interrupt
 
 _LIBRARIES = ("torch", "torchvision", "numpy", "pillow", "opencv-python", "scikit-image", "safetensors")
 
@@ -167,6 +168,7 @@ def _test_device(device: str) -> str | None:
         explanation = explain(load("demo", device=device), scene.image)
         heat = explanation.heat_in(scene.objects[0].mask)
     except Exception as error:  # noqa: BLE001  the reason of a broken installation is the result
+        raise_interrupt(error)
         return f"{type(error).__name__}: {error}"
     if explanation.label != _LABEL:
         return f"the demo model answers {explanation.label!r} for a {_LABEL}"

@@ -24,7 +24,7 @@ from urllib.request import (
     Request,
 )
 
-from camtool.errors import ImageError
+from camtool.errors import ImageError, raise_interrupt
 
 MOST_BYTES = 256 * 2**20
 """Largest file that is downloaded; photos are far smaller."""
@@ -84,12 +84,10 @@ def _exchange(url: str, request: Request, deadline: _Deadline, most_bytes: int) 
     except HTTPError as error:
         error.close()
         raise ImageError(f"{url} cannot be downloaded: the server answers {error.code} {error.reason}.") from error
-    except URLError as error:
-        raise ImageError(f"{url} cannot be downloaded: {error.reason}.") from error
     except (OSError, HTTPException, ValueError) as error:
-        if isinstance(error, ImageError):
-            raise
-        raise ImageError(f"{url} cannot be downloaded: {error or type(error).__name__}.") from error
+        raise_interrupt(error, ImageError)
+        reason = error.reason if isinstance(error, URLError) else error
+        raise ImageError(f"{url} cannot be downloaded: {reason}.") from error
 
 
 def _quote_url(url: str) -> str:
@@ -182,6 +180,7 @@ class _Deadline:
             try:
                 connection = socket.create_connection((str(place[0]), int(place[1])), left)
             except OSError as error:
+                raise_interrupt(error)
                 failure = error
                 continue
             connection.settimeout(timeout)

@@ -21,7 +21,7 @@ from PIL import Image, UnidentifiedImageError
 
 from camtool.arguments.checks import check_count, check_not_url, is_web_address
 from camtool.arguments.libraries import import_library
-from camtool.errors import ImageError
+from camtool.errors import ImageError, raise_interrupt
 from camtool.geometry.origins import Origin
 from camtool.inputs.decoding_costs import count_jpeg_scans, estimate_memory, get_pixel_bytes
 from camtool.inputs.formats import format_table
@@ -259,6 +259,7 @@ def _open_file(path: Path) -> BinaryIO:
     except FileNotFoundError:
         reason = "there is no such file"
     except OSError as error:
+        raise_interrupt(error)
         reason = error.strerror or str(error)
     except ValueError as error:
         # There is a NUL in the name.
@@ -388,7 +389,8 @@ def _describe_frames(image: Image.Image) -> tuple[MapWarning, ...]:
             frames = 0 if getattr(image, "is_animated", False) else 1
         else:
             frames = _count_whole_pages(image) if image.format == "TIFF" else getattr(image, "n_frames", 1)
-    except PIL_FAULTS:
+    except PIL_FAULTS as error:
+        raise_interrupt(error)
         # A later frame is damaged, but the first can be read.
         return ()
     note = (
@@ -422,8 +424,6 @@ def _name_in_errors(name: str, unknown: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except ImageError:
-        raise
     except _BOMBS as error:
         advice = "Save it again with fewer pixels, or give a PIL image."
         raise ImageError(f"{name} is too large to be decoded safely: {str(error).rstrip('.')}. {advice}") from error
@@ -431,6 +431,7 @@ def _name_in_errors(name: str, unknown: str = "") -> Iterator[None]:
         known = ", ".join([*_FORMATS, "HEIC"])
         raise ImageError(f"{name} is no image: its content is none of {known}.{unknown}") from error
     except PIL_FAULTS as error:
+        raise_interrupt(error, ImageError)
         raise ImageError(f"{name} is damaged or cut short: {error}.") from error
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from camtool.errors import raise_interrupt
 from camtool.inputs.formats.decoding import DECODER_FAULTS
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ def get_orientation(image: Image.Image) -> Any:
     """Return the orientation of a loaded image, 1 to 8; 1 if the EXIF data has none or is damaged."""
     try:
         return image.getexif().get(ORIENTATION_TAG, 1)
-    except DECODER_FAULTS:
+    except DECODER_FAULTS as error:
+        raise_interrupt(error)
         # The pixels can be read, and image viewers show them.
         return 1
 

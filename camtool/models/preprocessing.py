@@ -510,6 +510,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except CamtoolError as error:
         raise ModelError(str(error)) from error
     except (OSError, ValueError, RecursionError) as error:
+        raise_interrupt(error)
         raise ModelError(f"{path} cannot be read: {get_first_line(error)}.") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds a JSON {type(content).__name__}, not an object with settings.")

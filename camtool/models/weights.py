@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_not_url
 from camtool.arguments.messages import add_article, format_count
-from camtool.errors import ModelError
+from camtool.errors import ModelError, raise_interrupt
 from camtool.hooks.private_torch import set_state_version
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ def find_file_kind(path: Path) -> str:
             with archive.open(f"{folder}/data.pkl") as stream:
                 pickled = stream.read(_MAX_PICKLE)
         names = [str(argument) for code, argument, _ in pickletools.genops(pickled) if code.name == "GLOBAL"]
-    except (zipfile.BadZipFile, LookupError, OSError, ValueError, RuntimeError, NotImplementedError):
+    except (zipfile.BadZipFile, LookupError, OSError, ValueError, RuntimeError, NotImplementedError) as error:
+        raise_interrupt(error)
         return "weights"
     if any(name.startswith("ultralytics.") for name in names):
         return "ultralytics"
@@ -151,6 +152,7 @@ def _read_torch(path: Path) -> Any:
             "torch.load, and pass the model."
         ) from error
     except _UNPICKLER_ERRORS as error:
+        raise_interrupt(error)
         # The first sentence alone: torch's next one says how to run the code in the file.
         reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".") or type(error).__name__
         raise ModelError(f"weights {str(path)!r} are damaged: {reason}.") from error

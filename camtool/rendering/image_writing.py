@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from camtool.errors import ImageError
+from camtool.errors import ImageError, raise_interrupt
 
 _FORMATS: dict[str, dict[str, Any]] = {
     # Level 2 takes a third of the time of the usual level 6, and files are a tenth larger.
@@ -92,6 +92,7 @@ def _encode(pixels: npt.NDArray[np.uint8], stream: BinaryIO, quality: int, optio
     try:
         Image.fromarray(pixels).save(stream, quality=quality, **options)
     except (OSError, ValueError) as error:
+        raise_interrupt(error)
         if isinstance(error, OSError) and error.errno is not None:  # it is the disk's, not the encoder's
             raise
         size = " x ".join(map(str, pixels.shape[:2]))
@@ -209,6 +210,7 @@ def name_path_in_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        raise_interrupt(error)
         if error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error

@@ -13,7 +13,7 @@ from typing import Any
 
 from camtool.arguments.messages import map_json
 from camtool.arguments.regular_files import append_json_lines, hash_stream, iterate_lines, open_regular
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, raise_interrupt
 
 RECORD = ".camtool-files.jsonl"
 """The list of what camtool wrote to a folder: a line with a name and a hash for each time that a file was written."""
@@ -95,7 +95,8 @@ def _identify(path: Path) -> str:
     try:
         with open_regular(path, sys.maxsize) as stream:
             return hash_stream(stream)
-    except (CamtoolError, OSError):
+    except (CamtoolError, OSError) as error:
+        raise_interrupt(error)
         return _NOTHING
 
 

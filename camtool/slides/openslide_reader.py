@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from camtool.errors import ImageError
+from camtool.errors import ImageError, raise_interrupt
 from camtool.inputs.formats.decoding import DECODER_FAULTS
 from camtool.slides.readers import Level, SlideReader, build_region_error, check_mpp, check_piece, find_downsample
 
@@ -54,6 +54,7 @@ class OpenSlideReader(SlideReader):
         try:
             return self._openslide.OpenSlide(self.path)
         except (self._openslide.OpenSlideError, OSError) as error:
+            raise_interrupt(error)
             raise ImageError(f"{self.path} cannot be read as a slide: {error}.") from error
 
     def _get_tile(self, level: int) -> tuple[int, int]:
@@ -77,6 +78,7 @@ class OpenSlideReader(SlideReader):
             factor = self._slide.level_downsamples[level]  # OpenSlide's own, as it divides by it again
             region = self._slide.read_region((round(x * factor), round(y * factor)), level, (width, height))
         except (self._openslide.OpenSlideError, *DECODER_FAULTS) as error:
+            raise_interrupt(error)
             # After an error OpenSlide refuses every other region.
             self._slide.close()
             self._slide = self._open()

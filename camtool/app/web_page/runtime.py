@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from camtool.engines.graph_files import find_folder, get_first_line
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, raise_interrupt
 
 VERSION = "1.30.0"
 
@@ -83,6 +83,7 @@ def _download(kept: Path) -> None:
                     assert content is not None, name
                     Path(folder, name).write_bytes(content.read())
         except (OSError, ValueError, KeyError, tarfile.TarError, subprocess.SubprocessError) as error:
+            raise_interrupt(error)
             reason = getattr(error, "stderr", "") or get_first_line(error)
             raise CamtoolError(f"npm pack failed: {reason.strip()} {advice}") from error
         problem = _find_problem(Path(folder))

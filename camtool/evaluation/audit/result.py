@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from camtool.arguments.checks import check_choice
 from camtool.arguments.messages import format_count, format_ends, suggest_names
 from camtool.arguments.regular_files import read_regular
-from camtool.errors import MetricError
+from camtool.errors import MetricError, raise_interrupt
 from camtool.evaluation.audit.candidates import DECOYS
 from camtool.evaluation.audit.report.page import (
     PAGE_NAME,
@@ -343,6 +343,7 @@ def read_audit(path: str | os.PathLike[str]) -> Audit:
         audit = Audit(**_to_tuples(known))
         audit.to_markdown()  # fails where a value has another type
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise_interrupt(error)
         raise MetricError(f"audit: {path} cannot be read: {error}; give an audit.json that an audit wrote.") from error
     verdicts = read_verdicts(path.parent / VERDICTS_NAME)
     findings = tuple(replace(one, verdict=verdicts.get(one.key, one.verdict)) for one in audit.findings)

@@ -38,11 +38,10 @@ def name_in_errors(name: str, file_format: str) -> Iterator[None]:
     """Turn what a library raises on a damaged file into an :class:`ImageError` with the file's name."""
     try:
         yield
-    except ImageError:
-        raise
     except ImportError as error:
         raise ImageError(f"{name} cannot be decoded: {error}.") from error
     except DECODER_FAULTS as error:
+        raise_interrupt(error, ImageError)
         raise _build_error(name, file_format, error) from error
     except Exception as error:
         raise_interrupt(error)

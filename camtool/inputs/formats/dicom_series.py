@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from camtool.errors import ImageError
+from camtool.errors import ImageError, raise_interrupt
 from camtool.inputs.formats.decoding import name_in_errors
 from camtool.inputs.formats.dicom import (
     build_file_image,
@@ -116,6 +116,7 @@ def _holds_dicom(path: Path) -> bool:
         with path.open("rb") as stream:
             return is_dicom(stream.read(_HEADER_BYTES))
     except OSError as error:
+        raise_interrupt(error)
         raise ImageError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-from camtool.errors import ImageError
+from camtool.errors import ImageError, raise_interrupt
 from camtool.inputs import tiff
 from camtool.inputs.formats.dicom import is_dicom, read_dicom
 from camtool.inputs.formats.dicom_series import list_dicom_files, read_series
@@ -75,6 +75,7 @@ def read_folder(folder: Path, options: ReadingOptions) -> FileImage | None:
     try:
         return read_series(folder, options) if list_dicom_files(folder) else None
     except OSError as error:
+        raise_interrupt(error)
         raise ImageError(f"{folder} cannot be read: {error.strerror or error}.") from error
 
 

@@ -102,7 +102,8 @@ class HuggingFaceSource(Source):
         read: Callable[..., Any] = AutoProcessor.from_pretrained
         try:
             return read(model.name_or_path, trust_remote_code=False, local_files_only=True)
-        except (OSError, ValueError, KeyError, ImportError):
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise_interrupt(error)
             return None  # the folder holds no processor, or only one that needs code of its own
 
     def decode_phrases(self, model: Any, phrases: Sequence[Sequence[int]]) -> Sequence[str] | None:
@@ -265,6 +266,7 @@ def _build_tokenizer(model: nn.Module, path: str) -> Tokenizer:
         try:
             return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         except (OSError, ValueError, TypeError, ImportError) as error:
+            raise_interrupt(error)
             reason = f"from {path!r} ({get_first_line(error)})" if path else "because the model was not loaded"
             raise ModelError(
                 f"the tokenizer of {type(model).__name__} could not be read {reason}. Pass "
@@ -298,7 +300,8 @@ def _read_decoder(path: str) -> Callable[[list[int]], str] | None:
 
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError):
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise_interrupt(error)
         return None
     decode: Callable[[list[int]], str] = tokenizer.decode
     return decode
@@ -387,6 +390,7 @@ def _translate_errors(path: str) -> Iterator[None]:
             "load it yourself with transformers, and pass the model."
         ) from None
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise_interrupt(error)
         if _needs_own_code(error):
             raise ModelError(
                 f"model 'hf:{path}' needs Python code of its own, which camtool does not run. If you trust it, load "

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.error import URLError
 
 from torch import Tensor, nn
 
 from camtool.arguments.libraries import import_library
 from camtool.arguments.messages import suggest_names
-from camtool.errors import ModelError
+from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
-from camtool.models.sources.source import Source, get_first_line, to_height_and_width
+from camtool.models.sources.source import Source, to_height_and_width, translate_download_errors
 from camtool.models.two_towers import TextTower, Tokenizer
 from camtool.models.weights import load_state, read_state
 
@@ -92,6 +91,7 @@ def _find_named_tokenizer(base: str) -> Tokenizer:
         try:
             tokens: Tensor = _import_open_clip().get_tokenizer(base)(texts)
         except (OSError, ValueError, ImportError) as error:
+            raise_interrupt(error)
             raise ModelError(f"the tokenizer of 'open_clip:{base}' could not be downloaded ({error}).") from None
         return tokens
 
@@ -118,11 +118,6 @@ def _split_name(name: str, *, needs_tag: bool) -> tuple[str, str]:
 
 
 def _download(base: str, tag: str) -> nn.Module:
-    try:
+    with translate_download_errors(f"open_clip:{base}/{tag}", f"open_clip:{base}"):
         model: nn.Module = _import_open_clip().create_model(base, pretrained=tag, pretrained_text=False)
-    except (URLError, OSError, RuntimeError, ValueError) as error:
-        raise ModelError(
-            f"the weights of 'open_clip:{base}/{tag}' could not be downloaded ({get_first_line(error)}). Without "
-            f"internet, give a file with --weights FILE (in Python: load('open_clip:{base}', 'FILE'))."
-        ) from None
     return model

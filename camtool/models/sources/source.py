@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.error import URLError
 
 from torch import nn
 
-from camtool.errors import ModelError
+from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
 from camtool.models.two_towers import Tokenizer
@@ -127,6 +129,25 @@ def check_sides(where: object, sides: Iterable[Any]) -> None:
             f"{where} asks for images of {too_large[0]:.0f} pixels a side, and at most {_MAX_SIDE} are allowed. Name "
             "the preprocessing with transform=, or give smaller images to a transform of your own."
         )
+
+
+@contextmanager
+def translate_download_errors(weights: str, model: str) -> Iterator[None]:
+    """Raise what a library raises while it downloads weights as a ModelError that says what to do.
+
+    Args:
+        weights: The name of the weights.
+        model: The name of their model, as :func:`camtool.load` takes it together with a file.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the downloaded file has another hash
+        raise_interrupt(error)
+        reason = error.reason if isinstance(error, URLError) else get_first_line(error)
+        raise ModelError(
+            f"the weights of {weights!r} could not be downloaded ({reason}). Without internet, give a file with "
+            f"--weights FILE (in Python: load({model!r}, 'FILE')), or use --model demo, which is bundled."
+        ) from None
 
 
 def get_first_line(error: Exception) -> str:

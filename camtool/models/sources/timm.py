@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
-from urllib.error import URLError
 
 from PIL import Image
 from torch import nn
@@ -17,7 +16,13 @@ from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
-from camtool.models.sources.source import Source, check_sides, get_first_line, to_height_and_width
+from camtool.models.sources.source import (
+    Source,
+    check_sides,
+    get_first_line,
+    to_height_and_width,
+    translate_download_errors,
+)
 from camtool.models.sources.torchvision import build_gray, read_imagenet_labels
 from camtool.models.weights import load_state, match_names, read_state
 
@@ -140,6 +145,7 @@ def _build(name: str, **options: Any) -> Any:
     try:
         return timm.create_model(name, **options)
     except (ValueError, OSError) as error:  # a folder or a configuration that is not one of timm's
+        raise_interrupt(error)
         raise ModelError(f"model 'timm:{name}' cannot be built: {get_first_line(error)}") from None
 
 
@@ -162,13 +168,8 @@ def _download(name: str) -> nn.Module:
     _check_name(name)
     if ":" not in name and not _import_timm().list_pretrained(f"{name.partition('.')[0]}.*"):
         raise ModelError(f"timm has no weights for {name!r}; give a file: load('timm:{name}', 'FILE').")
-    try:
+    with translate_download_errors(f"timm:{name}", f"timm:{name}"):
         model: nn.Module = _import_timm().create_model(name, pretrained=True)
-    except (URLError, OSError, RuntimeError, ValueError) as error:
-        raise ModelError(
-            f"the weights of 'timm:{name}' could not be downloaded ({get_first_line(error)}). Without internet, give a "
-            f"file with --weights FILE (in Python: load('timm:{name}', 'FILE'))."
-        ) from None
     return model
 
 

@@ -8,16 +8,14 @@ from functools import cache, partial
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.error import URLError
 
 import torch
 from torch import Tensor, nn
 
-from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.structures.modules import find_detector_transform
 from camtool.models.loaded import Loaded
-from camtool.models.sources.source import Source
+from camtool.models.sources.source import Source, translate_download_errors
 from camtool.models.weights import count_classes, load_state, match_names, read_state
 
 if TYPE_CHECKING:
@@ -189,13 +187,7 @@ def _choose_heads(name: str, state: Mapping[str, Tensor]) -> dict[str, bool]:
 def _download(name: str, weights: Any) -> nn.Module:
     import torchvision.models as zoo
 
-    try:
+    with translate_download_errors(name, name):
         # torchvision must build the model: for some it renames weights or adds heads, as their files need it.
         model: nn.Module = zoo.get_model(name, weights=weights, progress=False)
-    except (URLError, OSError, RuntimeError) as error:  # RuntimeError: the downloaded file has another hash
-        reason = getattr(error, "reason", error)
-        raise ModelError(
-            f"the weights of {name!r} could not be downloaded ({reason}). Without internet, give a file with "
-            f"--weights FILE (in Python: load({name!r}, 'FILE')), or use --model demo, which is bundled."
-        ) from None
     return model

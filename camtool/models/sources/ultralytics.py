@@ -16,7 +16,7 @@ from torch import nn
 
 from camtool.arguments.checks import check_plain_yaml
 from camtool.arguments.libraries import import_library
-from camtool.errors import ModelError
+from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
 from camtool.models.sources.source import Source, get_first_line, to_height_and_width
@@ -125,6 +125,7 @@ class UltralyticsSource(Source):
             pickle.UnpicklingError,
             yaml.YAMLError,
         ) as error:
+            raise_interrupt(error)
             raise ModelError(
                 f"model 'ultralytics:{name}' cannot be loaded: {get_first_line(error)}. Give a file of Ultralytics, "
                 "e.g. 'ultralytics:yolo11n.pt', or 'ultralytics:yolo11n.yaml' for random weights."

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from camtool.arguments.checks import check_count
 from camtool.arguments.explain_arguments import to_list
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, raise_interrupt
 from camtool.runs.cluster import rows
 from camtool.runs.cluster.sources import Photo, open_photo
 from camtool.runs.photo_batches import describe_failure, explain_batch, prepare_photo
@@ -154,6 +154,7 @@ class ExplainBatch:
         try:
             source = open_photo(photo)
         except Exception as error:  # noqa: BLE001  the libraries of remote file systems may raise anything
+            raise_interrupt(error)
             return photo, describe_failure(photo.path, error)
         return photo, prepare_photo(self._explainer, source, photo.path, self._max_side)
 

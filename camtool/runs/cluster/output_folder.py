@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, raise_interrupt
 from camtool.rendering.image_writing import open_atomically
 from camtool.runs.cluster.remote_files import get_local_filesystem, import_library, is_uri, locate
 from camtool.runs.run_folder.description import DESCRIPTION, check_same, is_cluster_run, parse_description
@@ -83,6 +83,7 @@ class OutputFolder:
         try:
             self.filesystem.create_dir(self.path, recursive=True)
         except OSError as error:
+            raise_interrupt(error)
             raise CamtoolError(f"out {self.name!r} cannot be created: {error}.") from error
 
     @property

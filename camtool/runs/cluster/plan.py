@@ -12,7 +12,7 @@ from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
 
-from camtool.errors import CamtoolError, ImageError
+from camtool.errors import CamtoolError, ImageError, raise_interrupt
 from camtool.runs.cluster.remote_files import RemoteFile, get_local_filesystem, import_library, is_uri, list_uri
 from camtool.runs.cluster.sources import (
     ARCHIVE_SUFFIXES,
@@ -254,6 +254,7 @@ def _divide_table(file: RemoteFile, shard_size: int, column: str | None) -> list
             opened = parquet.ParquetFile(stream)
             schema, metadata = opened.schema_arrow, opened.metadata
     except (arrow.ArrowException, OSError) as error:
+        raise_interrupt(error)
         raise ImageError(f"{file.name} cannot be read as Parquet: {error}") from error
     image, name = find_image_column(schema, column, file.name)
     parts: list[ParquetRows] = []

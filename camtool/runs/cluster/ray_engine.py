@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, raise_interrupt
 from camtool.runs.cluster.output_folder import OutputFolder
 from camtool.runs.cluster.plan import Shard
 from camtool.runs.cluster.remote_files import import_library
@@ -189,6 +189,7 @@ def _check_reachable(address: str | None) -> None:
     try:
         socket.create_connection((match[1].strip("[]"), int(match[2])), timeout=_SECONDS_TO_CONNECT).close()
     except (OSError, OverflowError) as error:  # OverflowError: there is no such port
+        raise_interrupt(error)
         raise CamtoolError(f"--address {address}: no Ray cluster can be reached there: {error}.") from error
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from camtool.arguments import libraries
-from camtool.errors import CamtoolError, ImageError
+from camtool.errors import CamtoolError, ImageError, raise_interrupt
 
 _WILDCARDS = re.compile(r"[*\[]")
 """A question mark is no wildcard here: in a URI it begins the options of the file system."""
@@ -92,6 +92,7 @@ def locate(uri: str) -> RemoteFolder:
     except (arrow.ArrowInvalid, NotImplementedError):
         pass  # a scheme that pyarrow does not know
     except OSError as error:
+        raise_interrupt(error)
         raise CamtoolError(f"{prefix}... cannot be opened: {error}.") from error
     fsspec = import_library("fsspec")
     try:
@@ -135,6 +136,7 @@ def list_uri(uri: str, *, recursive: bool = False) -> list[RemoteFile]:
         selector = fs.FileSelector(folder.path, recursive=recursive or wildcard is not None)
         paths = [entry.path for entry in folder.filesystem.get_file_info(selector) if entry.type == fs.FileType.File]
     except OSError as error:
+        raise_interrupt(error)
         raise ImageError(f"path {uri!r} cannot be listed: {error}.") from error
     if wildcard is not None:
         glob_translate = import_library("fsspec.utils").glob_translate

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
-from camtool.errors import ImageError
+from camtool.errors import ImageError, raise_interrupt
 from camtool.inputs.image_files import IMAGE_SUFFIXES
 from camtool.runs.cluster import remote_files
 from camtool.runs.cluster.remote_files import RemoteFile, import_library
@@ -125,6 +125,7 @@ class TarArchive:
                     if member.isfile() and is_image_name(member.name):
                         yield self._read_member(archive, member)
         except _TAR_FAULTS as error:
+            raise_interrupt(error)
             reason = f"{self.file.name} cannot be read to its end: {error or type(error).__name__}."
             yield Photo(self.file.name, failure=reason)
 
@@ -172,6 +173,7 @@ class ParquetRows:
                         yield self._to_photo(values, row)
                         row += 1
         except (arrow.ArrowException, OSError) as error:
+            raise_interrupt(error)
             reason = f"{self.file.name} cannot be read from row {row} on: {error}"
             yield Photo(f"{self.file.name}/{row}", failure=reason)
 

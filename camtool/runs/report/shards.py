@@ -9,7 +9,7 @@ from typing import Any
 
 from camtool.arguments.libraries import import_library
 from camtool.arguments.regular_files import open_regular
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, raise_interrupt
 from camtool.runs.report.rows import ReportContents, ReportFailure, ReportRow, StoredHeatmap
 from camtool.runs.report.run_folders import MAX_ROWS, build_row, describe_limit, read_number
 
@@ -85,6 +85,7 @@ def _open_shard(path: Path) -> Iterator[Any]:
                 )
             yield file
     except (ArrowException, OSError, UnicodeDecodeError) as error:
+        raise_interrupt(error)
         raise CamtoolError(f"{str(path)!r} is not a Parquet file, or is damaged: {error}") from error
 
 

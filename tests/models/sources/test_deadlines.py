@@ -1,4 +1,4 @@
-"""A deadline while a library reads a file is no error of the file."""
+"""A deadline while a library reads a file, downloads one or computes is no error of the file."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.error import URLError
 
 import numpy as np
 import pytest
+from torch import nn
 
-from camtool.models import load
-from camtool.models.sources import hugging_face, timm
+from camtool.app.web_page import runtime
+from camtool.cli import doctor_command
+from camtool.errors import raise_interrupt
+from camtool.inputs.image_files import read_image
+from camtool.models import build_untrained, load
+from camtool.models.sources import hugging_face, open_clip, timm
+from camtool.models.weights import find_file_kind, read_state
+from camtool.rendering.image_writing import encode_image
+from camtool.runs.cluster.ray_engine import _check_reachable
+from camtool.runs.run_folder.hashes import hash_photo
 from camtool.slides.tiff_reader import TiffReader
 from tests.helpers import onnx_files
 
@@ -75,3 +85,87 @@ def test_of_a_slide(tmp_path: Path, let_time_run_out, monkeypatch: pytest.Monkey
     monkeypatch.setattr(tifffile, "TiffFile", let_time_run_out)
     with pytest.raises(DeadlineError):
         TiffReader(str(path))
+
+
+NET = nn.Module()
+NET.name_or_path = "org/name"  # type: ignore[assignment]
+OF_TRANSFORMERS = type("Net", (nn.Module,), {"__module__": "transformers.models.vit", "name_or_path": "org/name"})
+PICTURE = np.zeros((4, 4, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("replaced", "use"),
+    [
+        ("torchvision.models.get_model", lambda: load("alexnet")),
+        ("timm.create_model", lambda: load("timm:test_resnet")),
+        ("timm.create_model", lambda: build_untrained("timm:test_resnet")),
+        ("open_clip.create_model", lambda: load("open_clip:ViT-B-32/openai")),
+        ("open_clip.get_tokenizer", lambda: open_clip._find_named_tokenizer("ViT-B-32")(["a cat"])),
+        ("transformers.AutoConfig.from_pretrained", lambda: load("hf:org/name")),
+        ("transformers.AutoTokenizer.from_pretrained", lambda: hugging_face._build_tokenizer(NET, "org/name")(["a"])),
+        ("transformers.AutoTokenizer.from_pretrained", lambda: hugging_face._read_decoder("org/name")),
+        (
+            "transformers.AutoProcessor.from_pretrained",
+            lambda: hugging_face.HuggingFaceSource().find_processor(OF_TRANSFORMERS()),
+        ),
+        ("ultralytics.YOLO", lambda: load("ultralytics:yolo11n.yaml")),
+        ("torch.load", lambda: read_state(__file__)),
+        ("zipfile.ZipFile", lambda: find_file_kind(Path(__file__))),
+        ("subprocess.run", lambda: runtime._download(Path("kept"))),
+    ],
+)
+def test_of_a_model(let_time_run_out, monkeypatch: pytest.MonkeyPatch, replaced: str, use: Callable[[], Any]) -> None:
+    library = replaced.partition(".")[0]
+    pytest.importorskip(library, reason=f"{library} is not installed: pip install 'camtool[test]'")
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    monkeypatch.setattr(replaced, let_time_run_out)
+    with pytest.raises(DeadlineError):
+        use()
+
+
+@pytest.mark.parametrize(
+    ("replaced", "use"),
+    [
+        ("socket.create_connection", lambda path: read_image("http://127.0.0.1:9/photo.png")),
+        ("PIL.ImageFile.ImageFile.load", lambda path: read_image(path)),
+        ("PIL.Image.Image.save", lambda path: encode_image(PICTURE)),
+        ("camtool.runs.run_folder.hashes.hash_file", lambda path: hash_photo(path)),
+        ("socket.create_connection", lambda path: _check_reachable("127.0.0.1:9")),
+        ("camtool.explain", lambda path: doctor_command._test_device("cpu")),
+    ],
+)
+def test_of_anything_else(
+    tmp_path: Path, let_time_run_out, monkeypatch: pytest.MonkeyPatch, replaced: str, use: Callable[[Path], Any]
+) -> None:
+    path = tmp_path / "photo.png"
+    path.write_bytes(encode_image(PICTURE))
+    monkeypatch.setattr(replaced, let_time_run_out)
+    with pytest.raises(DeadlineError):
+        use(path)
+
+
+def test_that_urllib_wraps_without_a_cause(let_time_run_out) -> None:
+    def request() -> None:
+        try:
+            let_time_run_out()
+        except OSError as error:
+            raise URLError(error)  # noqa: B904  as in urllib
+
+    with pytest.raises(URLError) as raised:
+        request()
+    with pytest.raises(DeadlineError):
+        raise_interrupt(raised.value)
+
+
+def test_that_the_caller_handles_is_none_of_what_fails_then(let_time_run_out) -> None:
+    def fail() -> ValueError:
+        with pytest.raises(ValueError) as raised:  # noqa: PT011
+            raise ValueError
+        return raised.value
+
+    try:
+        let_time_run_out()
+    except DeadlineError:
+        error = fail()
+        raise_interrupt(error)
+    assert isinstance(error.__context__, DeadlineError)
