@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, raise_interrupt
 
 
 def import_library(module: str, need: str, package: str, error: type[CamtoolError] = CamtoolError) -> ModuleType:
@@ -18,11 +18,28 @@ def import_library(module: str, need: str, package: str, error: type[CamtoolErro
         error: The class of the error.
 
     Raises:
-        CamtoolError: The library is not installed, or misses something; then the message has the reason.
+        CamtoolError: The library is not installed, or its import fails; then the message has the reason.
+    """
+    library = import_optional(module, need, package, error)
+    if library is None:
+        raise error(f"{need}: pip install {package}")
+    return library
+
+
+def import_optional(
+    module: str, need: str, package: str, error: type[CamtoolError] = CamtoolError
+) -> ModuleType | None:
+    """Import a module as :func:`import_library`; return None if the library is not installed.
+
+    Raises:
+        CamtoolError: It is installed, and its import fails; the message has the reason.
     """
     try:
         return import_module(module)
-    except ImportError as missing:
-        is_absent = isinstance(missing, ModuleNotFoundError) and missing.name == module.partition(".")[0]
-        reason = "" if is_absent else f" ({missing})"
-        raise error(f"{need}: pip install {package}{reason}") from missing
+    except Exception as failure:
+        raise_interrupt(failure)
+        if isinstance(failure, ModuleNotFoundError) and failure.name == module.partition(".")[0]:
+            return None
+        # What is broken may raise anything, e.g. an AttributeError if another library has a version that does not fit.
+        kind = "" if isinstance(failure, ImportError) else f"its import fails: {type(failure).__name__}: "
+        raise error(f"{need}: pip install {package} ({kind}{failure})") from failure

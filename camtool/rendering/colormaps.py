@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from camtool.arguments.libraries import import_optional
 from camtool.arguments.messages import suggest_names
 from camtool.errors import ColormapError
 from camtool.rendering.pixel_checks import Floats, Pixels
@@ -101,7 +102,9 @@ def _find_palette(name: str) -> Pixels:
         return np.repeat(np.arange(256, dtype=np.uint8)[:, None], 3, axis=1)
     if name in _OPENCV:
         return _read_opencv_palette(name)
-    registry = _get_matplotlib_colormaps()
+    need = f"colormap {name!r} is not built in, and matplotlib's are read by it"
+    matplotlib: Any = import_optional("matplotlib", need, "matplotlib", ColormapError)
+    registry = {} if matplotlib is None else matplotlib.colormaps
     if name in registry:
         return _sample_colormap(registry[name])
     hint = suggest_names(name, [*COLORMAPS, *(known for known in registry if known not in COLORMAPS)])
@@ -115,15 +118,6 @@ def _read_opencv_palette(name: str) -> Pixels:
     steps = np.arange(256, dtype=np.uint8)[:, None]
     bgr = cv2.applyColorMap(steps, getattr(cv2, f"COLORMAP_{name.upper()}"))
     return np.asarray(bgr[:, 0, ::-1], dtype=np.uint8)
-
-
-def _get_matplotlib_colormaps() -> Any:
-    """Return matplotlib's color maps by name; an empty dictionary if it is not installed."""
-    try:
-        from matplotlib import colormaps
-    except ImportError:
-        return {}
-    return colormaps
 
 
 def _sample_colormap(colormap: Callable[[Any], Any]) -> Pixels:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from camtool.arguments.libraries import import_library
 from camtool.errors import ImageError, raise_interrupt
 from camtool.inputs.formats.decoding import DECODER_FAULTS
 from camtool.slides.readers import Level, SlideReader, build_region_error, check_mpp, check_piece, find_downsample
@@ -15,12 +16,11 @@ if TYPE_CHECKING:
 
 
 def import_openslide() -> Any:
-    """Return the package ``openslide``; ``None`` if it, or its library, is not installed."""
+    """Return the package ``openslide``; ``None`` if it, or its library, is not installed, or is broken."""
     try:
-        import openslide
-    except (ImportError, OSError):  # OSError: the Python package is there, and the library is not
+        return import_library("openslide", "slides need OpenSlide", "'camtool[slides]'", ImageError)
+    except ImageError:  # who opens slides says why, unless another reader takes the file
         return None
-    return openslide
 
 
 def find_format(path: str) -> str | None:

@@ -11,9 +11,27 @@ from PIL import Image
 from camtool.arguments.libraries import import_library
 from camtool.cli import app
 from camtool.demo.camnet import CamNet
-from camtool.errors import ImageError
+from camtool.errors import ColormapError, ImageError, MetricError, ModelError
+from camtool.evaluation.watch import callbacks
+from camtool.models import load
+from camtool.models.sources.hugging_face import _read_transform
+from camtool.rendering.colormaps import get_palette
+from camtool.slides.opening import open_slide
 
 MODEL = ("--model", "demo")
+
+
+class Watch:
+    """It is told no steps."""
+
+    def start(self, loggers, folder):
+        """Begin."""
+
+    def step(self, step, epoch):
+        """Count."""
+
+    def stop(self):
+        """End."""
 
 
 @pytest.mark.parametrize(
@@ -71,3 +89,50 @@ def test_a_library_of_another_version_is_not_called_absent(monkeypatch, tmp_path
     for library in ("old_library", "old_user"):
         with pytest.raises(ImageError, match=r"pip install it \(cannot import name 'absent_function'"):
             import_library(library, "photos need it", "it", ImageError)
+
+
+@pytest.mark.parametrize(
+    ("library", "use", "error"),
+    [
+        ("timm", lambda: load("timm:resnet18"), ModelError),
+        ("lightning", lambda: callbacks.make_lightning_callback(Watch()), MetricError),
+        ("pytorch_lightning", lambda: callbacks.make_lightning_callback(Watch()), MetricError),
+        ("transformers", lambda: callbacks.make_hugging_face_callback(Watch()), MetricError),
+        ("openslide", lambda: open_slide(__file__), ImageError),
+        ("matplotlib", lambda: get_palette("RdBu_r"), ColormapError),
+    ],
+)
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("int.absent", r"its import fails: AttributeError: .* no attribute 'absent'"),
+        ("import absent_part", "No module named 'absent_part'"),
+    ],
+)
+def test_a_broken_library_is_not_called_absent(monkeypatch, tmp_path, library, use, error, code, reason):
+    for name in [name for name in sys.modules if name.partition(".")[0] in {library, "lightning"}]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    (tmp_path / library).mkdir()
+    (tmp_path / library / "__init__.py").write_text(code, encoding="utf-8")
+    with pytest.raises(error, match=rf"pip install .* \({reason}\)$"):
+        use()
+
+
+def test_without_lightning_the_callback_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] in {"lightning", "pytorch_lightning"}]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(MetricError, match=r"^the callback needs Lightning: pip install lightning$"):
+        callbacks.make_lightning_callback(Watch())
+
+
+def test_an_image_processor_that_needs_a_library_is_not_called_absent(monkeypatch):
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'camtool[hf]'")
+
+    def from_pretrained(*_, **__):
+        raise ImportError("ViTImageProcessor requires the Absent library.\nInstall it.")
+
+    monkeypatch.setattr(transformers.AutoImageProcessor, "from_pretrained", from_pretrained)
+    with pytest.raises(ModelError, match=r"'hf:org/name' needs another package: ViTImageProcessor .* Absent library\."):
+        _read_transform("org/name")

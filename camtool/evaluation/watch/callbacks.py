@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from camtool.arguments.libraries import import_library, import_optional
 from camtool.errors import MetricError
 
 
@@ -25,7 +25,7 @@ class Steps(Protocol):
 
 def make_lightning_callback(watch: Steps) -> Any:
     """Return a ``Callback`` of Lightning that counts optimizer steps and writes to the trainer's loggers."""
-    base: Any = _import_first("lightning.pytorch", "pytorch_lightning").Callback
+    base: Any = _import_lightning().Callback
 
     class WatchCallback(base):  # type: ignore[misc]  # the library may be missing
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -45,7 +45,9 @@ def make_lightning_callback(watch: Steps) -> Any:
 
 def make_hugging_face_callback(watch: Steps) -> Any:
     """Return a ``TrainerCallback`` of transformers that counts optimizer steps."""
-    base: Any = _import_first("transformers").TrainerCallback
+    base: Any = import_library(
+        "transformers", "the callback needs transformers", "transformers", MetricError
+    ).TrainerCallback
 
     class WatchCallback(base):  # type: ignore[misc]  # the library may be missing
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -60,11 +62,15 @@ def make_hugging_face_callback(watch: Steps) -> Any:
     return WatchCallback()
 
 
-def _import_first(*names: str) -> Any:
-    for name in names:
-        try:
-            return import_module(name)
-        except ImportError:  # noqa: PERF203  one of the two is enough
-            continue
-    library = names[0].partition(".")[0]
-    raise MetricError(f"{library} is not installed; run: pip install {library}")
+def _import_lightning() -> Any:
+    """Return Lightning, under its new name or its old one.
+
+    Raises:
+        MetricError: Neither is installed, or the import of the one that is fails.
+    """
+    need = "the callback needs Lightning", "lightning", MetricError
+    return (
+        import_optional("lightning.pytorch", *need)
+        or import_optional("pytorch_lightning", *need)
+        or import_library("lightning.pytorch", *need)
+    )

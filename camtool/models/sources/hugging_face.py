@@ -173,7 +173,9 @@ def _read_transform(path: str, **options: Any) -> Transform | None:
     read: Callable[..., Any] = AutoImageProcessor.from_pretrained
     try:
         processor = read(path, trust_remote_code=False, **options)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except ImportError as error:
+        raise ModelError(f"model 'hf:{path}' needs another package: {get_first_line(error)}.") from None
+    except (OSError, ValueError, KeyError) as error:
         raise_interrupt(error)
         if _needs_own_code(error):
             raise ModelError(
