@@ -110,7 +110,7 @@ def audit_model(
     """
     from camtool.arguments.checks import check_choice
     from camtool.evaluation.audit import audit
-    from camtool.evaluation.audit.state import forget_state
+    from camtool.evaluation.audit.state import replace_state
 
     if fail_on is not None:
         check_choice("--fail-on", fail_on, ["finding"], error=CamtoolError)
@@ -124,9 +124,8 @@ def audit_model(
     classes, loaded = truth_options.read_classes(truth, plan, loaded)
     rows = [*range(len(plan.jobs))][:limit] if classes is None else choose_evenly(classes, limit)
     photos = [Path(plan.jobs[row].source) for row in rows]
-    if overwrite:
-        forget_state(out)
-    with end_at_interrupt(), FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
+    bar = FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress)
+    with end_at_interrupt(), replace_state(out, is_asked=overwrite), bar:
         result = audit(
             loaded,
             photos,

@@ -69,7 +69,7 @@ def compare_models(
     It goes on where it stopped if it is called again with the same folder for its results.
     """
     from camtool.arguments.checks import check_choice
-    from camtool.evaluation.audit.state import forget_state
+    from camtool.evaluation.audit.state import replace_state
     from camtool.evaluation.diff import diff
 
     events = map_options.split_names(fail_on or [])
@@ -86,10 +86,8 @@ def compare_models(
     if after.labels is None:
         after = replace(after, labels=before.labels)
     photos = [Path(job.source) for job in plan.jobs][:limit]
-    if overwrite:
-        forget_state(out)
     bar = FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress)
-    with audit_command.end_at_interrupt(), bar:
+    with audit_command.end_at_interrupt(), replace_state(out, is_asked=overwrite), bar:
         result = diff(
             before,
             after,

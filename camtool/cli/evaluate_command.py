@@ -67,7 +67,7 @@ def evaluate_methods(
     It goes on where it stopped if it is called again with the same folder for its results.
     """
     from camtool.evaluation.leaderboard import evaluate
-    from camtool.evaluation.leaderboard.measurement import remove_checkpoint
+    from camtool.evaluation.leaderboard.measurement import replace_checkpoint
     from camtool.evaluation.leaderboard.table import NAMES
     from camtool.figures.saving import load_canvas
     from camtool.rendering.written_files import check_inside, check_replaceable
@@ -81,9 +81,8 @@ def evaluate_methods(
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
     classes, loaded = read_classes(truth if truth == IMAGE_FOLDER else None, plan, loaded)
     annotations = None if truth in (None, IMAGE_FOLDER) else _read_objects(truth, plan, photos)
-    if overwrite:
-        remove_checkpoint(out, "checkpoint.jsonl")
-    with FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
+    bar = FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress)
+    with replace_checkpoint(out, "checkpoint.jsonl", is_asked=overwrite), bar:
         table = evaluate(
             loaded,
             [*map(str, photos)],

@@ -376,11 +376,10 @@ def test_folders_name_the_classes_of_a_model_without_names(run_command, monkeypa
     assert (finished.code, "3 folders with photos, and the model 2" in " ".join(finished.err.split())) == (2, True)
 
 
-# The method is unknown, so that nothing is computed after the state of earlier starts is read.
 STARTS = {
     "audit": ("photos", "--model", "demo", "--truth", "imagefolder"),
     "diff": ("demo", "demo-cheat", "photos", "-r"),
-    "evaluate": ("photos", "--model", "demo", "-r"),
+    "evaluate": ("photos", "--model", "demo", "-r", "--metric", "entropy"),
 }
 
 
@@ -389,13 +388,21 @@ def test_overwrite_starts_anew_and_removes_nothing_of_the_user(run_command, tmp_
     pytest.importorskip("matplotlib")
     state = tmp_path / "results" / ("checkpoint.jsonl" if command == "evaluate" else "state.jsonl")
     state.parent.mkdir()
-    state.write_text('{"key": "of an earlier start", "value": {"values": [1]}}\n')
-    start = (*STARTS[command], "--method", "gradcm", "--out", "results")
-    assert run_command(*start, command=(command,)).code == 2
-    assert state.exists()
-    finished = run_command(*start, "--overwrite", command=(command,))
+    line = '{"key": "of an earlier start", "value": {"values": [1]}}\n'
+    state.write_text(line)
+    start = (*STARTS[command], "--out", "results", "--method")
+    finished = run_command(*start, "gradcm", "--overwrite", command=(command,))
     assert (finished.code, "gradcm" in finished.err) == (2, True)
-    assert not state.exists()
+    assert [path.read_text() for path in state.parent.iterdir()] == [line]
+    state.rename(
+        state.parent / f".{state.name}.replaced"
+    )  # as a start leaves it that is killed before its first result
+    assert run_command(*start, "gradcm", command=(command,)).code == 2
+    assert [path.read_text() for path in state.parent.iterdir()] == [line]
+    start = (*start, "gradcam")
+    assert run_command(*start, "--overwrite", command=(command,)).code == 0
+    assert not (state.parent / f".{state.name}.replaced").exists()
+    assert "of an earlier start" not in state.read_text()
     state.write_text("my notes\n")
     finished = run_command(*start, "--overwrite", command=(command,))
     assert (finished.code, state.name in finished.err.replace("\n", "")) == (2, True)

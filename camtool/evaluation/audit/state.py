@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
@@ -23,7 +23,7 @@ from camtool.errors import ImageError, MetricError
 from camtool.evaluation.audit.images import AuditImages
 from camtool.evaluation.audit.split import group_images, split_in_halves
 from camtool.evaluation.audit.trials import LEAST_GROUPS
-from camtool.evaluation.leaderboard.measurement import Checkpoint, hash_tensors, hash_weights, remove_checkpoint
+from camtool.evaluation.leaderboard.measurement import Checkpoint, hash_tensors, hash_weights, replace_checkpoint
 from camtool.evaluation.subject import Subject
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.image_files import read_image
@@ -80,14 +80,18 @@ def hold_folder(folder: Path | None) -> Iterator[None]:
         raise MetricError(f"out: another audit works in {folder} ({error}); wait, or give another folder.") from error
 
 
-def forget_state(folder: Path) -> None:
-    """Remove the numbers of earlier starts in a folder, so that all are computed again.
+@contextmanager
+def replace_state(folder: Path, *, is_asked: bool) -> Iterator[None]:
+    """Put the numbers of earlier starts aside for the block, see :func:`replace_checkpoint`.
 
     Raises:
-        CamtoolError: Another audit works in it, or its state file is not camtool's.
+        CamtoolError: Another audit works in the folder, or its state file is not camtool's.
     """
-    with hold_folder(folder):
-        remove_checkpoint(folder, _STATE_NAME)
+    with ExitStack() as stack:
+        if folder.exists():
+            with hold_folder(folder):
+                stack.enter_context(replace_checkpoint(folder, _STATE_NAME, is_asked=is_asked))
+        yield
 
 
 class State:

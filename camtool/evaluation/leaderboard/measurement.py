@@ -9,8 +9,8 @@ import hashlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import chain
@@ -340,15 +340,34 @@ class Checkpoint:
         append_json_lines(self._path, ({"key": key, "value": value} for key, value in results.items()))
 
 
-def remove_checkpoint(folder: Path, name: str) -> None:
-    """Remove the results of earlier starts in a folder, so that all are computed again.
+@contextmanager
+def replace_checkpoint(folder: Path, name: str, *, is_asked: bool) -> Iterator[None]:
+    """Put the results of earlier starts aside for the block, if that is asked for, so that all are computed again.
+
+    They are restored if the block has no result, e.g. as an option has a typo. If the process is killed before it has
+    one, the next call restores them.
 
     Raises:
         CamtoolError: The file holds something else, or a link leads out of the folder.
     """
     check_inside(folder, Path(name))
-    Checkpoint(folder / name)  # refuses another file
-    (folder / name).unlink(missing_ok=True)
+    path, aside = folder / name, folder / f".{name}.replaced"
+    _keep_newer(path, aside)
+    if is_asked and path.exists():
+        Checkpoint(path)  # refuses another file
+        path.replace(aside)
+    try:
+        yield
+    finally:
+        _keep_newer(path, aside)
+
+
+def _keep_newer(path: Path, aside: Path) -> None:
+    """Remove results that were put aside if there are new ones, else restore them."""
+    if path.exists():
+        aside.unlink(missing_ok=True)
+    elif aside.exists():
+        aside.replace(path)
 
 
 def hash_tensors(tensors: Sequence[Tensor], *settings: object) -> str:

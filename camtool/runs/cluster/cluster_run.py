@@ -94,12 +94,12 @@ class ClusterRun:
             if not self.overwrite:
                 self.folder.check_unchanged(description)
             _check_request(explain, unfinished)
-            self._prepare_folder(description)
             try:
                 yield from run_on_ray(
                     unfinished,
                     self.folder,
                     self.settings,
+                    partial(self._prepare_folder, description),
                     resources=self.resources,
                     address=self.address,
                     pictures=self.pictures,

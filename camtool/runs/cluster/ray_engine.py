@@ -13,7 +13,7 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +76,7 @@ def run_on_ray(
     shards: Sequence[Shard],
     folder: OutputFolder,
     settings: Mapping[str, Any],
+    prepare_folder: Callable[[], None],
     *,
     resources: Resources | None = None,
     address: str | None = None,
@@ -91,6 +92,7 @@ def run_on_ray(
         shards: The shards that are not finished.
         folder: The output folder, which all workers must see.
         settings: The settings of :class:`camtool.runs.cluster.explain_batch.ExplainBatch`, without threads and readers.
+        prepare_folder: Prepares the folder once the cluster is reached and has the resources.
         resources: What a worker takes of the cluster.
         address: The address of a running cluster. By default the one of the environment variable ``RAY_ADDRESS`` or of
             this machine, or else a new one on this machine, which ends with the run. A connection that exists is used.
@@ -107,6 +109,7 @@ def run_on_ray(
         return
     with _connect(ray, address), _quiet_data(data):
         resolved = (resources or Resources()).resolve(ray.cluster_resources())
+        prepare_folder()
         worker = {
             "settings": {**settings, **_choose_threads(shards, resolved)},
             "folder": folder,

@@ -186,7 +186,11 @@ def test_an_error_of_a_worker_reaches_the_user_in_its_own_words(cluster, inputs,
     with pytest.raises(camtool.CamtoolError, match="no-such-model"):
         list(
             run_on_ray(
-                shards, OutputFolder.open(str(tmp_path)), {"model": "no-such-model"}, resources=Resources(workers=1)
+                shards,
+                OutputFolder.open(str(tmp_path)),
+                {"model": "no-such-model"},
+                list,
+                resources=Resources(workers=1),
             )
         )
 
@@ -215,7 +219,28 @@ def test_an_address_without_a_cluster_is_an_error_at_once(inputs, tmp_path, monk
     monkeypatch.setattr(ray, "init", None)  # it would wait for half a minute
     shards = plan_shards(inputs).shards
     with pytest.raises(camtool.CamtoolError, match=f"--address {address}: no Ray cluster can be reached"):
-        list(run_on_ray(shards, OutputFolder.open(str(tmp_path)), SETTINGS, address=address))
+        list(run_on_ray(shards, OutputFolder.open(str(tmp_path)), SETTINGS, pytest.fail, address=address))
+
+
+def test_what_the_cluster_refuses_removes_no_earlier_run(inputs, tmp_path, monkeypatch, capsys):
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1.0})
+    arguments = [inputs[0], "--model", "demo", "--out", str(tmp_path / "out")]
+
+    def run(*options: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["camtool", "cluster", *map(str, arguments), *options])
+        with pytest.raises(SystemExit):
+            app.main()
+        return "".join(capsys.readouterr())
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster_run, "run_on_ray", compute_here)
+        run()
+    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert "--cpus-per-worker 99: the cluster has 1 cores" in run("--overwrite", "--cpus-per-worker", "99")
+    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 
 # ------------------------------------------------------------------------------------------- resources and settings

@@ -41,8 +41,9 @@ def prepare(image: Image.Image) -> torch.Tensor:
     return (torch.from_numpy(pixels).movedim(2, 0).float() / 255 - 0.4) / 0.3
 
 
-def compute_here(shards, folder, settings, *, pictures, only_wrong, expected, **_):
+def compute_here(shards, folder, settings, prepare_folder, *, pictures, only_wrong, expected, **_):
     """Compute shards as Ray does, with one worker in this process."""
+    prepare_folder()
     worker = pickle.loads(pickle.dumps(ShardWorker(settings, folder, pictures, only_wrong, expected)))
     for shard in shards:
         outcome = worker.compute_shard(pickle.loads(pickle.dumps(shard)))
