@@ -125,10 +125,14 @@ class Preprocessing:
         """Return the size (h, w) that a photo is scaled to before the center is cropped, or bars are added."""
         if self.fit == "stretch":
             return self.size
-        choose = max if self.fit == "crop" else min
-        scale = choose(self.size[0] / height, self.size[1] / width)
-        rows, columns = (max(1, round(side * scale)) for side in (height, width))
-        return choose(self.size[0], rows), choose(self.size[1], columns)
+        rows, columns = self.size
+        if self.fit == "pad":
+            scale = min(rows / height, columns / width)
+            return max(1, min(rows, round(height * scale))), max(1, min(columns, round(width * scale)))
+        # As torchvision's Resize, which cuts off the fraction of the longer side.
+        if rows * width >= columns * height:
+            return rows, rows * width // height
+        return columns * height // width, columns
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchvision import transforms
+from torchvision.transforms.functional import _compute_resized_output_size
 
 import camtool
 from camtool import ForwardError, ImageError, ModelError
@@ -71,6 +72,36 @@ def test_a_square_size_is_resized_and_cropped_as_by_torchvision(side: int) -> No
     )
     torch.testing.assert_close(ours(PHOTO), theirs(PHOTO))
     assert find_statistics(ours) == ([*MEAN], [*STD])
+
+
+@pytest.mark.parametrize("side", [1, 24, 28, 31, 224])
+def test_photos_of_any_size_are_scaled_as_by_torchvision(side: int) -> None:
+    ours = Preprocessing((side, side))
+    sizes = [(height, width) for height in range(1, 400, 7) for width in range(1, 400, 11)]
+    expected = [tuple(_compute_resized_output_size(size, [side])) for size in sizes]
+    assert [ours.compute_scaled_size(*size) for size in sizes] == expected
+
+
+@pytest.mark.parametrize("size", [(16, 48), (50, 20), (17, 17)])
+def test_a_scaled_photo_covers_the_size_or_fits_into_it(size: tuple[int, int]) -> None:
+    for height, width in ((1, 400), (400, 1), (33, 64), (97, 31), (50, 50), size):
+        covers = Preprocessing(size).compute_scaled_size(height, width)
+        fits = Preprocessing(size, fit="pad").compute_scaled_size(height, width)
+        # One side is that of the size, the other one is not shorter, or not longer.
+        assert min(have - want for have, want in zip(covers, size, strict=True)) == 0
+        assert max(have - want for have, want in zip(fits, size, strict=True)) == 0
+        assert min(fits) >= 1
+
+
+@pytest.mark.parametrize("side", [16, 23, 28, 65])
+def test_a_page_takes_a_model_with_stated_preprocessing(side: int) -> None:
+    stated = camtool.preprocessing(side, mean=MEAN, std=STD)
+    _check_transform(camtool.Loaded(net(), stated))
+    plain = find_plain_transform(stated)
+    assert plain is not None
+    for height, width in ((211, 333), (480, 97), (31, 31)):
+        photo = Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8))
+        torch.testing.assert_close(plain(photo), stated(photo))
 
 
 @pytest.mark.parametrize(
@@ -172,6 +203,8 @@ def test_a_stretched_photo_is_described_in_numbers_and_a_padded_one_is_not() -> 
     assert find_plain_transform(padded) is None
     with pytest.raises(camtool.CamtoolError, match="fit='pad'"):
         _check_transform(camtool.Loaded(net(), padded))
+    with pytest.raises(camtool.CamtoolError, match="until they cover a size that is not square"):
+        _check_transform(camtool.Loaded(net(), camtool.preprocessing((24, 48), mean=0.5, std=0.5)))
 
 
 @pytest.mark.parametrize(

@@ -187,9 +187,9 @@ def _check_transform(loaded: Loaded) -> None:
         raise CamtoolError("model: a page prepares photos itself, so it needs a transform; use camtool.load(...).")
     if find_plain_transform(loaded.transform) is None:
         raise CamtoolError(
-            "model: its transform does more than resize, crop and normalize photos, e.g. it pads them (fit='pad'), or "
-            "resizes them by another rule than Pillow's bilinear, bicubic or Lanczos filter, which is all that a page "
-            "can repeat."
+            "model: its transform does more than resize, crop and normalize photos, which is all that a page can "
+            "repeat: e.g. it pads them (fit='pad'), scales them until they cover a size that is not square, or resizes "
+            "them by another rule than Pillow's bilinear, bicubic or Lanczos filter."
         )
 
 

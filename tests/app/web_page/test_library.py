@@ -26,7 +26,8 @@ import camtool
 from camtool.demo.camnet import load_bundled_model
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.geometry.crop_and_resize import Geometry
-from camtool.geometry.plain_transforms import PlainTransform
+from camtool.geometry.plain_transforms import PlainTransform, find_plain_transform
+from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.rendering.colormaps import get_palette
 from camtool.rendering.overlay import blend
 from camtool.rendering.regions import find_contours
@@ -96,13 +97,14 @@ def test_photos_are_prepared_as_by_pillow(width: int, height: int, tmp_path: Pat
     plains = [PlainTransform(64, None, (56, 56), name, *half) for name in ("bilinear", "bicubic", "lanczos")]
     plains += [PlainTransform(None, (47, 90), (47, 90), "bicubic", *half)]
     plains += [PlainTransform(31, None, (48, 61), "bilinear", *half)]  # with a border
+    stated = camtool.preprocessing(23, mean=half[0], std=half[1])
+    (as_plain,) = filter(None, [find_plain_transform(stated)])
     photo = draw_photo(width, height)
-    results = run(photo, [{"preparation": plain.to_dict()} for plain in plains], tmp_path)
-    for plain, result in zip(plains, results, strict=True):
-        expected = plain(photo).numpy()
+    results = run(photo, [{"preparation": plain.to_dict()} for plain in (*plains, as_plain)], tmp_path)
+    for prepare, result in zip([*plains, stated], results, strict=True):
+        expected = prepare(photo).numpy()
         np.testing.assert_allclose(decode(result["values"], np.float32).reshape(expected.shape), expected, atol=1e-6)
-        whole = Geometry.whole(height, width).resize(plain.resized or plain.shorter_side).center_crop(plain.crop)
-        assert result["geometry"]["box"] == pytest.approx(whole.box, abs=1e-9)
+        assert result["geometry"]["box"] == pytest.approx(read_geometry(prepare, (height, width)).box, abs=1e-9)
 
 
 def test_maps_are_placed_and_drawn_as_by_python(tmp_path: Path) -> None:
