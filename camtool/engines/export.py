@@ -19,7 +19,7 @@ from camtool.arguments.checks import check_choice
 from camtool.arguments.explain_arguments import get_module
 from camtool.engines.capture import capture_model, get_results
 from camtool.engines.gradients import trace_gradients
-from camtool.engines.graph_files import COMPILING, convert_to_onnx, export_graph, write_onnx
+from camtool.engines.graph_files import COMPILING, convert_to_onnx, export_graph, name_first_axis, write_onnx
 from camtool.engines.prepared import copy_for_capture
 from camtool.engines.runtimes import is_installed, open_session
 from camtool.engines.segments import Segment, split_at_layers
@@ -385,6 +385,7 @@ def _write_into(explained: _ExplainedModel, images: Tensor, path: Path, descript
         return
     outputs = ["logits", *description["outputs"].values()]
     onnx = convert_to_onnx(program, ["images", "target_class"], outputs)
+    name_first_axis(onnx, "batch")
     onnx.model.metadata_props["camtool"] = json.dumps(description)
     if path.suffix == ".onnx":
         write_onnx(onnx, path)

@@ -94,6 +94,25 @@ def convert_to_onnx(program: Any, names: Sequence[str], results: Sequence[str]) 
             raise NotCompilableError(f"ONNX cannot express the model: {_find_reason(error)}") from error
 
 
+def name_first_axis(program: Any, name: str) -> None:
+    """Give the open first axis of an ONNX program's inputs a name, also in all shapes that depend on it.
+
+    Torch makes up names such as ``s77``, and refuses some graphs if it is given one.
+    """
+    first = [port.shape[0] for port in program.model.graph.inputs]
+    made_up = "|".join(sorted({str(length) for length in first if not isinstance(length, int)}))
+    if not made_up:
+        return
+    pattern = re.compile(rf"\b({made_up})\b")
+    for graph in program.model.graphs():
+        results = chain.from_iterable(node.outputs for node in graph)
+        for value in (*graph.inputs, *results):
+            for axis, length in enumerate(value.shape or ()):
+                if not isinstance(length, int):
+                    value.shape[axis] = pattern.sub(name, str(length))
+        graph.metadata_props.update({key: pattern.sub(name, text) for key, text in graph.metadata_props.items()})
+
+
 def write_onnx(program: Any, path: Path) -> None:
     """Write an ONNX program, with its weights in a file beside it if they are too many for one file."""
     with hide_output():

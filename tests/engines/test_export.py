@@ -15,6 +15,7 @@ from typing import Any
 from zipfile import ZipFile
 
 import numpy as np
+import onnx
 import onnxruntime
 import openvino
 import pytest
@@ -114,6 +115,35 @@ def test_the_metadata_tell_what_the_file_is(demo: camtool.Loaded, tmp_path: Path
     assert (about["version"], about["drawing"]) == (camtool.__version__, DRAWING)
     assert about["preprocessing"]
     assert (about["mean"], about["std"]) == ([0.5, 0.25, 0.5], [0.5])
+
+
+class Folds(nn.Module):
+    """A network some of whose tensors have several rows for each image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 1, 1), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.first(x).relu().flatten(0, 1).mul(2).unflatten(0, (-1, 8))
+        return self.head(self.second(rows).relu().mean((2, 3)))
+
+
+def test_the_first_axis_is_called_batch_wherever_it_occurs(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    folds = Folds().eval()
+    path = camtool.export(folds, tmp_path / "net.onnx", size=SIZE)
+    onnx.checker.check_model(onnx.load(path), full_check=True)
+    graph = onnx.load(path).graph
+    names = [
+        {axis.dim_param for value in values for axis in value.type.tensor_type.shape.dim if axis.dim_param}
+        for values in ([*graph.input, *graph.output], graph.value_info)
+    ]
+    assert names == [{"batch"}, {"batch", "8*batch"}]
+    session = onnxruntime.InferenceSession(path)
+    assert [port.shape[0] for port in (*session.get_inputs(), *session.get_outputs())] == ["batch"] * 4
+    x = torch.randn(3, 3, *SIZE)
+    assert_equal_maps(run(path, x, [-1] * 3)[1], camtool.explain(folds, x))
 
 
 def test_one_image_at_a_time(net: nn.Module, tmp_path: Path) -> None:
