@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -52,7 +52,7 @@ def export_model(
 ) -> None:
     """Write a model with its explanation into one file, or a page, which runs without camtool and without torch."""
     from camtool.app.web_page.building import METHODS, export_page
-    from camtool.engines.export import check_beside, check_format, export, find_beside
+    from camtool.engines.export import ExportWarning, check_beside, check_format, export, find_beside
     from camtool.errors import CamtoolError
 
     is_page = path.suffix in ("", ".html")
@@ -75,16 +75,14 @@ def export_model(
         with _replace_page(path) as made:
             export_page(loaded, made, methods, map_.layer, sample=sample or None, runtime=runtime, half=half, **options)
     else:
-        export(
-            loaded,
-            path,
-            map_.method,
-            map_.layer,
-            size=preprocessing.size,
-            dynamic_batch=not fixed_batch,
-            resize=resize,
+        settings: dict[str, Any] = {
+            "size": preprocessing.size,
+            "dynamic_batch": not fixed_batch,
+            "resize": resize,
             **options,
-        )
+        }
+        with terminal.print_warnings(ExportWarning, is_quiet=printed.hides_progress):
+            export(loaded, path, map_.method, map_.layer, **settings)
     files = (
         [*path.iterdir()]
         if path.is_dir()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -66,6 +67,16 @@ def print_json(value: Any) -> None:
 def print_note(text: str) -> None:
     """Print one line of plain text to standard error that the user should know, but need not act on."""
     err.print(f"[dim]Note:[/] {escape(text)}", soft_wrap=True)
+
+
+@contextmanager
+def print_warnings(kind: type[Warning], *, is_quiet: bool) -> Iterator[None]:
+    """Print the warnings of the block as notes, all of a kind, and of others those that Python would show."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", kind)
+        yield
+    for warning in caught if not is_quiet else ():
+        print_note(str(warning.message))
 
 
 def print_notice(text: str) -> None:

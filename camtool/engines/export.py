@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from camtool.errors import CamtoolError, NotCompilableError
 from camtool.evidence.evidence import GridEvidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.geometry.cell_centers import CellCenters
-from camtool.geometry.plain_transforms import find_plain_transform
+from camtool.geometry.plain_transforms import PlainTransform, find_plain_transform
 from camtool.geometry.resampling import DRAWING, draw_heat
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import find_statistics
@@ -54,6 +55,10 @@ _TOLERANCE = 1e-3
 """Largest difference between the file's results and the model's, of the largest logit and of the map's peak. A wrong
 graph differs by far more. Usual ones differ by 1e-5; deep models with random weights by 1e-4, as they do from
 themselves in float64."""
+
+
+class ExportWarning(UserWarning):
+    """Something that a user of the file must know is not in it."""
 
 
 def export(
@@ -97,6 +102,10 @@ def export(
     Raises:
         CamtoolError: The model, the method or the format cannot be exported; the message names the operator or the
             reason. Nothing is written then.
+
+    Warns:
+        ExportWarning: The file cannot say how photos are prepared, as the transform does more than resize, crop and
+            normalize RGB photos, or makes images of another size than that of the file.
     """
     path = Path(path)
     check_format(path)
@@ -112,12 +121,21 @@ def export(
     layers = find_layers(loaded.model, images, None if name is None else [name])
     if len(layers) != 1:
         raise CamtoolError(f"layer: one layer can be exported, got {len(layers)}.")
+    plain, reason = _find_preparation(loaded, images)
+    settings: dict[str, Any] = {"plain": plain, "dynamic_batch": dynamic_batch, "resize": resize}
     try:
         with COMPILING:
-            _export(loaded, images, layers[0], methods, options, path, dynamic_batch=dynamic_batch, resize=resize)
+            _export(loaded, images, layers[0], methods, options, path, **settings)
     except NotCompilableError as error:
         names = " and ".join(repr(chosen.name) for chosen in methods)
         raise CamtoolError(f"the model cannot be exported with method {names}: {error}.") from error
+    if reason:
+        warnings.warn(
+            f"{path} does not say how photos are prepared, as the transform {reason}; 'preparation' is null in its "
+            "description. Prepare photos as 'preprocessing' says there, in camtool by load(FILE, transform=...).",
+            ExportWarning,
+            stacklevel=2,
+        )
     return path
 
 
@@ -162,6 +180,7 @@ def _export(
     options: dict[str, Any],
     path: Path,
     *,
+    plain: PlainTransform | None,
     dynamic_batch: bool,
     resize: bool,
 ) -> None:
@@ -171,7 +190,7 @@ def _export(
         raise NotCompilableError("its code fixes the number of images; use dynamic_batch=False")
     for count in range(1, len(images) + 1):  # models may treat a single image differently
         grid = _compare(explained, loaded.model, images[:count], layer, functions)
-    description = _describe(loaded, methods, options, layer, images, resize=resize)
+    description = _describe(loaded, methods, options, layer, images, plain, resize=resize)
     cells = (
         centers if centers is not None and grid == layer.layout.grid else CellCenters.stretch(grid, images.shape[2:])
     )
@@ -312,10 +331,29 @@ def _compare(
     return grid
 
 
+def _find_preparation(loaded: Loaded, images: Tensor) -> tuple[PlainTransform | None, str]:
+    """Return how photos are prepared, as numbers, or why the file cannot say it; "" if the model does not say it."""
+    size = tuple(images.shape[2:])
+    if loaded.transform is None:
+        return None, ""
+    if images.shape[1] != 3:
+        return None, "does not make images of three channels"
+    plain = find_plain_transform(loaded.transform)
+    if plain is None:
+        return None, "does more than resize, crop and normalize photos, e.g. it pads them"
+    return (plain, "") if plain.crop == size else (None, f"makes images of {plain.crop}, and the file takes {size}")
+
+
 def _describe(
-    loaded: Loaded, methods: Sequence[Method], options: dict[str, Any], layer: Layer, images: Tensor, *, resize: bool
+    loaded: Loaded,
+    methods: Sequence[Method],
+    options: dict[str, Any],
+    layer: Layer,
+    images: Tensor,
+    plain: PlainTransform | None,
+    *,
+    resize: bool,
 ) -> dict[str, Any]:
-    plain = None if loaded.transform is None or images.shape[1] != 3 else find_plain_transform(loaded.transform)
     return {
         "version": camtool.__version__,
         "model": loaded.name or type(loaded.model).__name__,
@@ -327,7 +365,7 @@ def _describe(
         "maps": "at the images' size" if resize else "on the layer's grid",
         "drawing": DRAWING,
         "preprocessing": None if loaded.transform is None else repr(loaded.transform),
-        "preparation": plain.to_dict() if plain is not None and plain.crop == tuple(images.shape[2:]) else None,
+        "preparation": None if plain is None else plain.to_dict(),
         "shorter_side": _find_shorter_side(loaded, images),
         **dict(zip(("mean", "std"), find_statistics(loaded.transform) or (None, None), strict=True)),
         "labels": None if loaded.labels is None else list(loaded.labels),

@@ -117,6 +117,37 @@ def test_the_metadata_tell_what_the_file_is(demo: camtool.Loaded, tmp_path: Path
     assert (about["mean"], about["std"]) == ([0.5, 0.25, 0.5], [0.5])
 
 
+@pytest.mark.parametrize(
+    ("transform", "channels", "reason"),
+    [
+        (camtool.preprocessing(16, mean=0, std=1), 3, ""),
+        (None, 3, ""),
+        (camtool.preprocessing(16, mean=0, std=1, fit="pad"), 3, "does more than resize, crop and normalize photos"),
+        (lambda photo: torch.rand(3, 16, 16), 3, "does more than resize, crop and normalize photos"),
+        (camtool.preprocessing(16, mean=0, std=1, channels="gray"), 1, "does not make images of three channels"),
+        (camtool.preprocessing(24, mean=0, std=1), 3, "makes images of (24, 24), and the file takes (16, 16)"),
+    ],
+)
+def test_what_the_file_cannot_say_of_the_preprocessing_has_a_reason(transform: Any, channels: int, reason: str) -> None:
+    loaded = camtool.Loaded(nn.Identity(), transform)
+    plain, told = module._find_preparation(loaded, torch.zeros(1, channels, 16, 16))
+    assert (plain is not None) == (transform is not None and not reason)
+    assert told.startswith(reason)
+    assert bool(told) == bool(reason)
+
+
+def test_preprocessing_that_is_left_out_is_warned_of(net: nn.Module, tmp_path: Path) -> None:
+    padded = camtool.Loaded(net, camtool.preprocessing(16, mean=0, std=1, fit="pad"))
+    with pytest.warns(module.ExportWarning, match=r"net\.pt2 does not say how photos are prepared, as .*pads") as told:
+        path = camtool.export(padded, tmp_path / "net.pt2")
+    assert (len(told), told[0].filename) == (1, __file__)
+    files: dict[str, Any] = {"camtool": ""}
+    torch.export.load(path, extra_files=files)
+    about = json.loads(files["camtool"])
+    assert about["preparation"] is None
+    assert "fit='pad'" in about["preprocessing"]
+
+
 class Folds(nn.Module):
     """A network some of whose tensors have several rows for each image."""
 
@@ -299,10 +330,13 @@ def test_the_command_writes_a_file_once(
     assert "demo.bin exists without demo.xml" in " ".join(capsys.readouterr().err.split())
     path.with_suffix(".bin").unlink()
     assert command("demo", str(path), "--resize", "--method", "layercam") == 0
-    assert "Exported" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert ("Exported" in said.out, "Note" in said.err) == (True, False)
     assert command("demo", str(path)) == 2
     assert "--overwrite" in capsys.readouterr().err
-    assert command("demo", str(path), "--overwrite", "--fixed-batch", "--size", "96x128") == 0
+    assert command("demo", str(path), "--overwrite", "--fixed-batch", "--size", "96x128", "--fit", "pad") == 0
+    assert "Note: " in (said := capsys.readouterr().err)
+    assert "demo.xml does not say how photos are prepared" in said
     assert list(openvino.Core().read_model(path).input("images").shape) == [1, 3, 96, 128]
 
 

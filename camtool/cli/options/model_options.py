@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import sys
-import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
@@ -102,16 +101,13 @@ class ModelOptions:
             announce_user_code(self.model, stated.transform)
         # Standard output is for results. torch prints to it when it downloads; older versions print to standard error.
         with (
+            terminal.print_warnings(WeightsWarning, is_quiet=is_quiet),
             redirect_stderr(StringIO()) if is_quiet else terminal.show_activity(f"Loading {self.model}"),
             redirect_stdout(sys.stderr),
-            warnings.catch_warnings(record=True) as caught,
         ):
-            warnings.simplefilter("always", WeightsWarning)
             loaded = load_with_preprocessing(
                 self.model, self.weights, labels=label_names, device=where, preprocessing=stated
             )
-        for warning in caught if not is_quiet else ():
-            terminal.print_note(str(warning.message))
         if loaded.transform_file is not None and not is_quiet:
             terminal.print_note(f"Preprocessing is that of {loaded.transform_file}.")
         return loaded
