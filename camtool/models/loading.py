@@ -55,7 +55,8 @@ def load(
 
             * a torchvision model: ``"resnet50"`` or ``"torchvision:resnet50"``;
             * a timm model, with or without a tag: ``"timm:convnext_tiny"``, ``"timm:resnet50.a1_in1k"``;
-            * a Hugging Face model, by its name on the hub or by a folder: ``"hf:org/name"``, ``"hf:/a/folder"``;
+            * a Hugging Face model, by its name on the hub or by a folder: ``"hf:org/name"``, ``"hf:/a/folder"``,
+              ``Path("/a/folder")``;
             * an open_clip model and a tag of weights: ``"open_clip:ViT-B-32/openai"``;
             * a file of Ultralytics, e.g. ``"ultralytics:yolo11n.pt"``; one that exists without the prefix, too;
             * a bundled model: ``"demo"``, ``"demo-cheat"``;
@@ -82,7 +83,8 @@ def load(
         ModelError: The name is unknown, the weights cannot be downloaded or read, they or the preprocessing beside them
             do not fit the model, or a library is missing.
     """
-    name = os.fspath(name) if isinstance(name, os.PathLike) else name
+    if isinstance(name, os.PathLike):  # no folder but one of Hugging Face is a model
+        name = f"hf:{os.fspath(name)}" if Path(name).is_dir() else os.fspath(name)
     _check_calls(name, calls)
     check_settings(transform, labels, 1, None, None)
     if is_function(name):
@@ -267,6 +269,8 @@ def _list_plain_names() -> list[str]:
 
 def _describe_file_hint(name: str) -> str:
     """Return a hint for a file that was given as the name of a model; nothing if it does not look like a file."""
+    if Path(name).is_dir():
+        return " It is a folder: put hf: before it if save_pretrained of Hugging Face wrote it."
     is_image = str(mimetypes.guess_type(name)[0]).startswith("image/")
     if is_image or PurePath(name).name != name:
         return " It looks like a photo or a path: give the name of a model here, and photos as the image to explain."

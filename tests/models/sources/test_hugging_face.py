@@ -104,6 +104,17 @@ def test_a_classifier_in_a_folder_has_its_transform_and_labels(tmp_path):
     assert result.raw.std() > 0
 
 
+def test_a_path_of_a_folder_needs_no_prefix(tmp_path):
+    save_model(tmp_path, vit(), build_processor("ViT", size=square()))
+    loaded = camtool.load(tmp_path)
+    assert (loaded.labels, loaded.name) == (["cat", "dog", "cow"], f"hf:{tmp_path}")
+    with pytest.raises(ModelError, match=r"is unknown\. It is a folder: put hf: before it if save_pretrained of"):
+        camtool.load(str(tmp_path))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match=r"'hf:.*empty' could not be loaded: .*config\.json"):
+        camtool.load(tmp_path / "empty")
+
+
 def test_a_file_of_weights_replaces_those_of_the_folder(tmp_path):
     other = vit()
     save_file(other.state_dict(), tmp_path / "other.safetensors")
