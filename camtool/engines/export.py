@@ -20,7 +20,7 @@ from camtool.arguments.checks import check_choice
 from camtool.arguments.explain_arguments import get_module
 from camtool.engines.capture import capture_model, get_results
 from camtool.engines.gradients import trace_gradients
-from camtool.engines.graph_files import COMPILING, convert_to_onnx, export_graph, name_first_axis, write_onnx
+from camtool.engines.graph_files import COMPILING, convert_to_onnx, export_graph, write_onnx
 from camtool.engines.prepared import copy_for_capture
 from camtool.engines.runtimes import is_installed, open_session
 from camtool.engines.segments import Segment, split_at_layers
@@ -28,7 +28,7 @@ from camtool.errors import CamtoolError, NotCompilableError
 from camtool.evidence.evidence import GridEvidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.geometry.cell_centers import CellCenters
-from camtool.geometry.plain_transforms import PlainTransform, find_plain_transform
+from camtool.geometry.plain_transforms import find_plain_transform
 from camtool.geometry.resampling import DRAWING, draw_heat
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import find_statistics
@@ -121,8 +121,8 @@ def export(
     layers = find_layers(loaded.model, images, None if name is None else [name])
     if len(layers) != 1:
         raise CamtoolError(f"layer: one layer can be exported, got {len(layers)}.")
-    plain, reason = _find_preparation(loaded, images)
-    settings: dict[str, Any] = {"plain": plain, "dynamic_batch": dynamic_batch, "resize": resize}
+    preparation, reason = _find_preparation(loaded, images)
+    settings: dict[str, Any] = {"preparation": preparation, "dynamic_batch": dynamic_batch, "resize": resize}
     try:
         with COMPILING:
             _export(loaded, images, layers[0], methods, options, path, **settings)
@@ -180,7 +180,7 @@ def _export(
     options: dict[str, Any],
     path: Path,
     *,
-    plain: PlainTransform | None,
+    preparation: dict[str, Any] | None,
     dynamic_batch: bool,
     resize: bool,
 ) -> None:
@@ -190,7 +190,7 @@ def _export(
         raise NotCompilableError("its code fixes the number of images; use dynamic_batch=False")
     for count in range(1, len(images) + 1):  # models may treat a single image differently
         grid = _compare(explained, loaded.model, images[:count], layer, functions)
-    description = _describe(loaded, methods, options, layer, images, plain, resize=resize)
+    description = {**_describe(loaded, methods, options, layer, images, resize=resize), "preparation": preparation}
     cells = (
         centers if centers is not None and grid == layer.layout.grid else CellCenters.stretch(grid, images.shape[2:])
     )
@@ -331,7 +331,7 @@ def _compare(
     return grid
 
 
-def _find_preparation(loaded: Loaded, images: Tensor) -> tuple[PlainTransform | None, str]:
+def _find_preparation(loaded: Loaded, images: Tensor) -> tuple[dict[str, Any] | None, str]:
     """Return how photos are prepared, as numbers, or why the file cannot say it; "" if the model does not say it."""
     size = tuple(images.shape[2:])
     if loaded.transform is None:
@@ -341,18 +341,13 @@ def _find_preparation(loaded: Loaded, images: Tensor) -> tuple[PlainTransform | 
     plain = find_plain_transform(loaded.transform)
     if plain is None:
         return None, "does more than resize, crop and normalize photos, e.g. it pads them"
-    return (plain, "") if plain.crop == size else (None, f"makes images of {plain.crop}, and the file takes {size}")
+    if plain.crop != size:
+        return None, f"makes images of {plain.crop}, and the file takes {size}"
+    return plain.to_dict(), ""
 
 
 def _describe(
-    loaded: Loaded,
-    methods: Sequence[Method],
-    options: dict[str, Any],
-    layer: Layer,
-    images: Tensor,
-    plain: PlainTransform | None,
-    *,
-    resize: bool,
+    loaded: Loaded, methods: Sequence[Method], options: dict[str, Any], layer: Layer, images: Tensor, *, resize: bool
 ) -> dict[str, Any]:
     return {
         "version": camtool.__version__,
@@ -365,7 +360,6 @@ def _describe(
         "maps": "at the images' size" if resize else "on the layer's grid",
         "drawing": DRAWING,
         "preprocessing": None if loaded.transform is None else repr(loaded.transform),
-        "preparation": None if plain is None else plain.to_dict(),
         "shorter_side": _find_shorter_side(loaded, images),
         **dict(zip(("mean", "std"), find_statistics(loaded.transform) or (None, None), strict=True)),
         "labels": None if loaded.labels is None else list(loaded.labels),
@@ -422,8 +416,8 @@ def _write_into(explained: _ExplainedModel, images: Tensor, path: Path, descript
             _check_results(torch.export.load(path).module()(*examples), expected, "the program that was read again")
         return
     outputs = ["logits", *description["outputs"].values()]
-    onnx = convert_to_onnx(program, ["images", "target_class"], outputs)
-    name_first_axis(onnx, "batch")
+    axes = [{0: "batch"}] * len(examples) if explained.has_any_batch_size else None
+    onnx = convert_to_onnx(program, ["images", "target_class"], outputs, axes)
     onnx.model.metadata_props["camtool"] = json.dumps(description)
     if path.suffix == ".onnx":
         write_onnx(onnx, path)

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from itertools import chain
 from pathlib import Path
@@ -73,44 +73,28 @@ def export_graph(graph: nn.Module, examples: Sequence[Tensor], *, has_any_batch_
     return program
 
 
-def convert_to_onnx(program: Any, names: Sequence[str], results: Sequence[str]) -> Any:
+def convert_to_onnx(
+    program: Any, names: Sequence[str], results: Sequence[str], axes: Sequence[Mapping[int, str]] | None = None
+) -> Any:
     """Return an exported program as a ``torch.onnx.ONNXProgram``.
 
     Args:
         program: A ``torch.export.ExportedProgram``.
         names: The names of its inputs.
         results: The names of its outputs.
+        axes: The names of open axes of each input. Torch makes some up, e.g. ``s77``, and refuses to export some graphs
+            if it is given them before.
 
     Raises:
         NotCompilableError: ONNX lacks an operator, which the message names.
     """
+    settings: dict[str, Any] = {"dynamo": True, "verbose": False, "dynamic_shapes": axes}
     with hide_output():
         try:
-            return torch.onnx.export(
-                program, input_names=list(names), output_names=list(results), dynamo=True, verbose=False
-            )
+            return torch.onnx.export(program, input_names=list(names), output_names=list(results), **settings)
         except Exception as error:
             raise_interrupt(error)
             raise NotCompilableError(f"ONNX cannot express the model: {_find_reason(error)}") from error
-
-
-def name_first_axis(program: Any, name: str) -> None:
-    """Give the open first axis of an ONNX program's inputs a name, also in all shapes that depend on it.
-
-    Torch makes up names such as ``s77``, and refuses some graphs if it is given one.
-    """
-    first = [port.shape[0] for port in program.model.graph.inputs]
-    made_up = "|".join(sorted({str(length) for length in first if not isinstance(length, int)}))
-    if not made_up:
-        return
-    pattern = re.compile(rf"\b({made_up})\b")
-    for graph in program.model.graphs():
-        results = chain.from_iterable(node.outputs for node in graph)
-        for value in (*graph.inputs, *results):
-            for axis, length in enumerate(value.shape or ()):
-                if not isinstance(length, int):
-                    value.shape[axis] = pattern.sub(name, str(length))
-        graph.metadata_props.update({key: pattern.sub(name, text) for key, text in graph.metadata_props.items()})
 
 
 def write_onnx(program: Any, path: Path) -> None:
