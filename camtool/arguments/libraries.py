@@ -26,9 +26,7 @@ def import_library(module: str, need: str, package: str, error: type[CamtoolErro
     return library
 
 
-def import_optional(
-    module: str, need: str, package: str, error: type[CamtoolError] = CamtoolError
-) -> ModuleType | None:
+def import_optional(module: str, need: str, package: str, error: type[CamtoolError]) -> ModuleType | None:
     """Import a module as :func:`import_library`; return None if the library is not installed.
 
     Raises:

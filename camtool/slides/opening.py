@@ -6,10 +6,9 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from camtool.arguments.checks import check_not_url
-from camtool.arguments.libraries import import_library
 from camtool.errors import ImageError
 from camtool.inputs.formats.decoding import name_in_errors
-from camtool.slides.openslide_reader import OpenSlideReader, find_format
+from camtool.slides.openslide_reader import OpenSlideReader, find_format, import_openslide
 from camtool.slides.readers import SlideReader
 from camtool.slides.tiff_reader import TiffReader
 
@@ -42,7 +41,7 @@ def _open_by_format(name: str) -> SlideReader:
         is_tiff = stream.read(4) in _TIFF_MAGIC
     if is_tiff:
         return TiffReader(name)
-    import_library("openslide", f"slide {name!r} needs OpenSlide", "'camtool[slides]'", ImageError)
+    import_openslide(name)
     raise ImageError(
         f"slide {name!r} is of no format that OpenSlide reads, and no TIFF. For a photo, use camtool.explain or "
         "camtool run."

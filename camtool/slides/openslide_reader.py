@@ -15,18 +15,25 @@ if TYPE_CHECKING:
     from camtool.slides.readers import Pixels
 
 
-def import_openslide() -> Any:
-    """Return the package ``openslide``; ``None`` if it, or its library, is not installed, or is broken."""
-    try:
-        return import_library("openslide", "slides need OpenSlide", "'camtool[slides]'", ImageError)
-    except ImageError:  # who opens slides says why, unless another reader takes the file
-        return None
+def import_openslide(name: str) -> Any:
+    """Return the package ``openslide``.
+
+    Args:
+        name: The slide that needs it, for the message.
+
+    Raises:
+        ImageError: It is not installed, or its import fails, e.g. as its library is missing.
+    """
+    return import_library("openslide", f"slide {name!r} needs OpenSlide", "'camtool[slides]'", ImageError)
 
 
 def find_format(path: str) -> str | None:
-    """Return OpenSlide's name for the format of a file; ``None`` if it does not know it or is not installed."""
-    openslide = import_openslide()
-    name: str | None = None if openslide is None else openslide.OpenSlide.detect_format(path)
+    """Return OpenSlide's name for the format of a file; ``None`` if it does not know it or cannot be imported."""
+    try:
+        openslide = import_openslide(path)
+    except ImageError:  # who opens slides says why, unless another reader takes the file
+        return None
+    name: str | None = openslide.OpenSlide.detect_format(path)
     return name
 
 
@@ -42,7 +49,7 @@ class OpenSlideReader(SlideReader):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._openslide = import_openslide()
+        self._openslide = import_openslide(path)
         self._slide = self._open()
         sizes: list[tuple[int, int]] = list(self._slide.level_dimensions)
         for number, (width, height) in enumerate(sizes):
