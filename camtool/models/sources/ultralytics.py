@@ -115,16 +115,7 @@ class UltralyticsSource(Source):
                 check_plain_yaml(path.read_text(encoding="utf-8", errors="ignore"))
             with _load_safely():
                 model = kind(name).model
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            NotImplementedError,
-            RecursionError,
-            pickle.UnpicklingError,
-            yaml.YAMLError,
-        ) as error:
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.PickleError, yaml.YAMLError) as error:
             raise_interrupt(error)
             raise ModelError(
                 f"model 'ultralytics:{name}' cannot be loaded: {get_first_line(error)}. Give a file of Ultralytics, "
