@@ -63,7 +63,8 @@ class Port:
             raise FunctionError(
                 f"input {self.name!r} takes whole numbers from {limits.min} to {limits.max}, and values from "
                 f"{values.min():g} to {values.max():g} came; let transform= return such numbers, e.g. "
-                "camtool.preprocessing(size, mean=0, std=1 / 255) for bytes."
+                "camtool.preprocessing(size, mean=0, std=1 / 255) for bytes. If it does, the method changed a photo "
+                "that is nearly black or white beyond what the file takes; choose another method for it."
             )
         return whole.clip(limits.min, limits.max).astype(self.dtype)
 
