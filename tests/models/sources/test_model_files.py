@@ -206,6 +206,20 @@ def test_a_file_of_bytes_takes_no_normalized_images(tmp_path: Path) -> None:
             loaded(images)
 
 
+@pytest.mark.parametrize("takes_bytes", [False, True])
+def test_who_does_what_a_refusal_of_a_photo_says_gets_a_map(tmp_path: Path, takes_bytes: bool) -> None:
+    path = onnx_files.write_by_hand(tmp_path / "net.onnx")
+    model = load(write_for_bytes(path) if takes_bytes else path, output="scores")
+    photo = Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4) * 10)
+    with pytest.raises(ImageError, match=r"pass transform=, e\.g\. camtool") as refusal:
+        camtool.explain(model, photo, method="occlusion")
+    std = "1 / 255" if takes_bytes else "1"
+    example = f'camtool.preprocessing(size=4, mean=0, std={std}, channels="gray")'
+    assert example in str(refusal.value)
+    transform = eval(example)
+    assert camtool.explain(model, photo, 0, method="occlusion", transform=transform).raw.max() > 0
+
+
 # ------------------------------------------------------------------------------------------------------------- metadata
 
 
