@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -264,11 +263,6 @@ class FileModel(FunctionModel):
             if port is not self.image:  # the class that an exported explanation is about: -1 for the highest
                 fed[port.name] = np.full(count, -1, port.dtype)
         return fed
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """The description that :func:`camtool.export` stored in the file; empty for other files."""
-        return json.loads(self.program.metadata.get("camtool", "{}"))  # type: ignore[no-any-return]
 
     def read_maps(self, images: Tensor, classes: Tensor, output: str) -> Tensor:
         """Return the maps ``(N, *grid)`` in an output of an exported file, for classes ``(N,)`` of images."""
