@@ -174,8 +174,6 @@ class BatchExplainer:
         try:
             forward_pass = self.run_forward_pass(run, batch)
         except _RowsError:
-            if len(requests) == 1:
-                raise
             return self._explain_one_by_one(batch, requests, run)
         # The cores are left to the engine, if one runs the model.
         with run.limit_threads() if isinstance(run, CompiledObserver) else nullcontext():
@@ -253,7 +251,8 @@ class BatchExplainer:
         """Run one forward pass with hooks on the layers.
 
         Raises:
-            _RowsError: A layer does not return one row for each image.
+            LayerError: A layer does not return one row for the only image.
+            _RowsError: A layer does not return one row for each of several images.
         """
         black, call_index = batch.items[0].black if batch.items else None, batch.call_index
         for _ in range(2):
@@ -276,7 +275,8 @@ class BatchExplainer:
         for name, output in outputs.items():
             if len(output) != count:
                 came = format_count(len(output), "row")
-                raise _RowsError(
+                refuse = LayerError if count == 1 else _RowsError
+                raise refuse(
                     f"layer {name!r} returned {came} in its last call for {format_count(count, 'image')}. Pass one "
                     "image at a time, or choose another layer."
                 )
@@ -444,7 +444,7 @@ class BatchExplainer:
 
 
 class _RowsError(LayerError):
-    """A layer does not return one row for each image."""
+    """A layer does not return one row for each of several images."""
 
 
 def _check_maps(method: Method, evidence: Evidence, raw: object) -> None:
