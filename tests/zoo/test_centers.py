@@ -28,10 +28,20 @@ STRETCHED = ["swin_tiny_patch4_window7_224", "crossvit_tiny_240", "tresnet_m"]
 
 FEWER_BLOCKS = {
     "cait_xxs24_224": {"depth": 4},
+    "davit_tiny": {"depths": (1, 1, 1, 1)},
     "swin_tiny_patch4_window7_224": {"depths": (2, 2, 2, 2)},
+    "tresnet_m": {"layers": (1, 1, 2, 1)},
     "twins_svt_small": {"depths": (1, 1, 2, 1)},
 }
 """Options of networks that repeat their blocks, which are alike."""
+
+FIRST_BLOCKS = {
+    "caformer_s18": {"stages.0.blocks": 1, "stages.1.blocks": 1, "stages.2.blocks": 1, "stages.3.blocks": 1},
+    "focalnet_tiny_srf": {"layers.2.blocks": 2},
+    "nest_tiny": {"levels.2.transformer_encoder": 2},
+    "resmlp_12_224": {"blocks": 4},
+}
+"""Networks without such options → list of blocks → how many of them are left."""
 
 SIZES = {"crossvit_tiny_240": 240, "cspresnet50": 160, "poolformer_s12": 160}
 """Sides of the pictures, by default 224: another one, or a smaller one where cells that are seen still lie inside."""
@@ -47,7 +57,10 @@ def build(name: str) -> nn.Module:
     torch.manual_seed(0)
     if name in torchvision.models.list_models():
         return torchvision.models.get_model(name, weights=None).eval()
-    return timm.create_model(name, pretrained=False, **FEWER_BLOCKS.get(name, {})).eval()
+    model = timm.create_model(name, pretrained=False, **FEWER_BLOCKS.get(name, {})).eval()
+    for path, count in FIRST_BLOCKS.get(name, {}).items():
+        model.set_submodule(path, model.get_submodule(path)[:count])
+    return model
 
 
 def calibrate(model: nn.Module, images: Tensor) -> None:
