@@ -38,8 +38,9 @@ FEWER_BLOCKS = {
 FIRST_BLOCKS = {
     "caformer_s18": {"stages.0.blocks": 1, "stages.1.blocks": 1, "stages.2.blocks": 1, "stages.3.blocks": 1},
     "focalnet_tiny_srf": {"layers.2.blocks": 2},
-    "nest_tiny": {"levels.2.transformer_encoder": 2},
+    "nest_tiny": {f"levels.{level}.transformer_encoder": 1 for level in range(3)},
     "resmlp_12_224": {"blocks": 4},
+    "resnet50": {f"layer{stage}": 1 for stage in range(1, 5)},
 }
 """Networks without such options → list of blocks → how many of them are left."""
 
@@ -56,11 +57,12 @@ def build(name: str) -> nn.Module:
 
     torch.manual_seed(0)
     if name in torchvision.models.list_models():
-        return torchvision.models.get_model(name, weights=None).eval()
-    model = timm.create_model(name, pretrained=False, **FEWER_BLOCKS.get(name, {})).eval()
+        model = torchvision.models.get_model(name, weights=None)
+    else:
+        model = timm.create_model(name, pretrained=False, **FEWER_BLOCKS.get(name, {}))
     for path, count in FIRST_BLOCKS.get(name, {}).items():
         model.set_submodule(path, model.get_submodule(path)[:count])
-    return model
+    return model.eval()
 
 
 def calibrate(model: nn.Module, images: Tensor) -> None:
