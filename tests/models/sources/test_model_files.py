@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,9 +24,16 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from tests.helpers import onnx_files  # noqa: E402
+from tests.helpers.exporter import describe_operators_once  # noqa: E402
 
 IMAGE = torch.arange(16.0).reshape(1, 4, 4) / 16
 BATCH = torch.stack([IMAGE, 1 - IMAGE, IMAGE.flip(1)])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _operators_are_described_once() -> Iterator[None]:
+    with describe_operators_once():
+        yield
 
 
 def load(path: Path, **settings: Any) -> camtool.Loaded:
@@ -360,9 +367,9 @@ def assert_equal_maps(
 
 
 def build_torchvision() -> nn.Module:
-    from torchvision.models import resnet18
+    from torchvision.models.resnet import BasicBlock, ResNet
 
-    return resnet18(num_classes=7)
+    return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=7)  # ResNet-18 without the repetitions of its blocks
 
 
 def build_timm(name: str, **settings: Any) -> nn.Module:
