@@ -20,7 +20,7 @@ from camtool.arguments.checks import check_choice
 from camtool.arguments.explain_arguments import get_module
 from camtool.engines.capture import capture_model, get_results
 from camtool.engines.gradients import trace_gradients
-from camtool.engines.graph_files import COMPILING, convert_to_onnx, export_graph, write_onnx
+from camtool.engines.graph_files import convert_to_onnx, export_graph, lock_compiler, write_onnx
 from camtool.engines.prepared import copy_for_capture
 from camtool.engines.runtimes import is_installed, open_session
 from camtool.engines.segments import Segment, split_at_layers
@@ -124,7 +124,7 @@ def export(
     preparation, reason = _find_preparation(loaded, images)
     settings: dict[str, Any] = {"preparation": preparation, "dynamic_batch": dynamic_batch, "resize": resize}
     try:
-        with COMPILING:
+        with lock_compiler():
             _export(loaded, images, layers[0], methods, options, path, **settings)
     except NotCompilableError as error:
         names = " and ".join(repr(chosen.name) for chosen in methods)

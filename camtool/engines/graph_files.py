@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ import camtool
 from camtool.errors import NotCompilableError, raise_interrupt
 from camtool.hooks.structures.nested_tensors import get_bytes
 
-COMPILING = threading.RLock()
+_COMPILING = threading.RLock()
 """Held while a model is compiled: the exporter prints, and its output is hidden for the whole process."""
 
 _LOGGERS = ("torch", "onnx_ir", "onnxscript")
@@ -59,8 +59,7 @@ def export_graph(graph: nn.Module, examples: Sequence[Tensor], *, has_any_batch_
     Raises:
         NotCompilableError: Torch cannot export it.
     """
-    automatic = torch.export.Dim.AUTO
-    shapes = tuple({0: automatic} for _ in examples) if has_any_batch_size else None
+    shapes = tuple({0: torch.export.Dim.AUTO} for _ in examples) if has_any_batch_size else None
     with torch.no_grad(), hide_output():
         try:
             program = torch.export.export(graph, tuple(examples), dynamic_shapes=shapes, strict=False)
@@ -122,19 +121,27 @@ def _find_reason(error: BaseException) -> str:
 
 
 @contextmanager
+def lock_compiler() -> Iterator[None]:
+    """Let no other thread compile meanwhile, and torch not look up which lines of code each node of a graph is from.
+
+    That takes a fifth of an export, and none of it is used: the lines name files of this machine.
+    """
+    with _COMPILING, ExitStack() as undo:
+        before = getattr(fx.config, "do_not_emit_stack_traces", False)  # older versions of torch lack it
+        undo.callback(setattr, fx.config, "do_not_emit_stack_traces", before)
+        fx.config.do_not_emit_stack_traces = True
+        yield
+
+
+@contextmanager
 def hide_output() -> Iterator[None]:
     """Hide what the exporter prints, logs and warns of: none of it is for the user."""
-    loggers = [*map(logging.getLogger, _LOGGERS)]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), ExitStack() as undo:
         warnings.simplefilter("ignore")
-        for logger in loggers:
+        for logger in map(logging.getLogger, _LOGGERS):
+            undo.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.CRITICAL)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+        yield
 
 
 def find_folder() -> Path:
@@ -199,11 +206,10 @@ def _hold(folder: Path) -> Iterator[bool]:
     import fcntl
 
     descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    is_held = False
+    with suppress(OSError):  # it is locked, or the file system has no locks
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_held = True
-    except OSError:  # it is locked, or the file system has no locks
-        is_held = False
     try:
         yield is_held
     finally:

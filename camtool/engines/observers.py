@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_choice
 from camtool.engines.compiled import CompiledModel
-from camtool.engines.graph_files import COMPILING, compute_key, get_first_line, hide_output, make_once
+from camtool.engines.graph_files import compute_key, get_first_line, hide_output, lock_compiler, make_once
 from camtool.engines.prepared import PreparedModel, copy_for_capture
 from camtool.engines.program import Plan, capture_program, read_plan, write_program
 from camtool.engines.runtimes import RUNTIMES, TorchGraph, is_installed, list_missing
@@ -177,7 +177,7 @@ class CompiledObserver:
                     raise NotCompilableError("the model has hooks, which may change at any time")
                 if has_rows:
                     raise NotCompilableError("the model runs on several rows for each image, e.g. the frames of clips")
-                with COMPILING, follow_step(f"Compiling the model for {self.engine}"):
+                with lock_compiler(), follow_step(f"Compiling the model for {self.engine}"):
                     return _Compiled(self._compile(model, layers, inputs, count, settings), "", weights, settings)
             except Exception as error:  # noqa: BLE001  if compiling fails for any reason, the model itself runs
                 raise_interrupt(error)

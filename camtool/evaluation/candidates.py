@@ -15,7 +15,7 @@ from camtool.explaining.pipeline import BatchExplainer
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.inputs.prepared_inputs import InputBatch
-from camtool.methods import METHODS, check_model_support, find_method
+from camtool.methods import METHODS, adapt_method, find_method
 from camtool.targets import ClassScore
 
 _OTHER_NEEDS = frozenset({"text", "a detector"})
@@ -109,8 +109,7 @@ def map_candidates(
     Raises:
         CamtoolError: A method cannot explain this model at this layer.
     """
-    methods = [find_method(candidate.method) for candidate in group]
-    check_model_support(methods, explainer.model)
+    methods = [adapt_method(find_method(candidate.method), explainer.model) for candidate in group]
     layer = group[0].layer
     own = replace(
         explainer,

@@ -64,7 +64,7 @@ from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.image_files import ImageSource
 from camtool.inputs.input_preparer import InputPreparer, ReadOnDemand
 from camtool.inputs.prepared_inputs import InputBatch, PreparedInput
-from camtool.methods import check_model_support, check_options, find_method, merges
+from camtool.methods import adapt_method, check_options, find_method, merges
 from camtool.models import Loaded, Transform, to_loaded, unwrap_layer
 from camtool.outputs.class_scores import UserScore
 from camtool.progress import follow_images
@@ -353,9 +353,9 @@ class Explainer(Generic[Result]):
         layers = None if wanted is None else [find_module_name(loaded.model, module) for module in wanted]
         if not methods or layers == []:
             raise CamtoolError(f"{'layer' if methods else 'method'} asks for nothing; give one or more.")
+        methods = [adapt_method(choice, loaded.model) for choice in methods]
         if options:
             check_options(methods, options, loaded.model)
-        check_model_support(methods, loaded.model)
         self._model, self._whole, self._settings = loaded.model, whole, settings
         transform, kind, reading = settings.transform or loaded.transform, settings.kind, settings.reading
         self.preparer = InputPreparer(loaded.model, transform, settings.device, kind=kind, reading=reading)

@@ -391,7 +391,7 @@ class _PassHooks:
         try:
             inputs = _read_inputs(module, args, kwargs)
             layers = self._find_layers(inputs)
-            self._running = ObservedPass(self._block, _map_inputs(inputs, _copy_detached))
+            self._running = ObservedPass(self._block, _map_inputs(inputs, lambda tensor: _copy(tensor.detach())))
             self._running.record(layers, self._layer_hooks)
         except (CamtoolError, torch.OutOfMemoryError) as error:
             self._running = ObservedPass(self._block, inputs, error.with_traceback(None))
@@ -546,10 +546,6 @@ def _copy(tensor: Tensor) -> Tensor:
             return tensor.clone()
     with torch.enable_grad() if tensor.requires_grad else nullcontext():
         return tensor.clone()
-
-
-def _copy_detached(tensor: Tensor) -> Tensor:
-    return _copy(tensor.detach())
 
 
 def _reaches_other_leaves(output: Any, leaves: Sequence[Tensor]) -> bool:

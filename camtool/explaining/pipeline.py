@@ -13,6 +13,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -132,9 +133,7 @@ class BatchExplainer:
         """Return what :meth:`explain` does, by the first engine that gives the model's own results."""
         kinds = {type(target) for request in requests for target in to_list(request)}
         question = self._describe_question(kinds, len(batch.items))
-        return run_by_engines(
-            self.engines, self.model, question, lambda run: self.explain(batch, requests, run), _flatten
-        )
+        return run_by_engines(self.engines, self.model, question, partial(self.explain, batch, requests), _flatten)
 
     def compute_device_maps(self, batch: InputBatch, classes: Tensor) -> ClassMaps:
         """Return the maps of one class ``(N,)`` of each image by the first method, by the first engine that works."""
@@ -172,7 +171,10 @@ class BatchExplainer:
             requests: The targets of each image.
             run: Runs the model: by default as it is.
         """
-        forward_pass = self.run_forward_pass(run, batch)
+        try:
+            forward_pass = self.run_forward_pass(run, batch)
+        except _RowsError:
+            return self._explain_one_by_one(batch, requests, run)
         # The cores are left to the engine, if one runs the model.
         with run.limit_threads() if isinstance(run, CompiledObserver) else nullcontext():
             rows = self.resolve_rows(requests, forward_pass, batch)
@@ -183,6 +185,20 @@ class BatchExplainer:
             of_image = [of_row for of_row, row in zip(by_row, rows, strict=True) if row.image == image]
             results.append(of_image if targets.asks_for_several(request) else of_image[0])
         return results
+
+    def _explain_one_by_one(self, batch: InputBatch, requests: Sequence[Any], run: Observe) -> list[Any]:
+        """Do what :meth:`explain` does for a model that runs its layers on one image after the other.
+
+        Raises:
+            LayerError: The scores of an image depend on the others.
+        """
+        singles = [(batch.select(slice(row, row + 1)), requests[row : row + 1]) for row in range(len(requests))]
+        scorer = replace(self, methods=())
+        alone = [one.score for single in singles for one in scorer.predict(*single)]
+        together = [one.score for one in scorer.predict(batch, requests)]
+        if len(alone) != len(together) or not np.allclose(alone, together, rtol=1e-3, atol=1e-3 * max(map(abs, alone))):
+            raise LayerError("the model joins the images of a batch: alone, they have other scores. Pass batch_size=1.")
+        return [result for single in singles for result in self.explain(*single, run)]
 
     def predict(self, batch: InputBatch, requests: Sequence[Any]) -> list[Prediction]:
         """Return the score of each target that is requested of each image, in order."""
@@ -235,7 +251,8 @@ class BatchExplainer:
         """Run one forward pass with hooks on the layers.
 
         Raises:
-            LayerError: A layer does not return one row for each image.
+            LayerError: A layer does not return one row for the only image.
+            _RowsError: A layer does not return one row for each of several images.
         """
         black, call_index = batch.items[0].black if batch.items else None, batch.call_index
         for _ in range(2):
@@ -255,7 +272,14 @@ class BatchExplainer:
                 return forward_pass
             # The user changed the model since the plan was made, so it is made anew.
             caches.forget_model(self.model)
-        _check_rows(outputs, count)
+        for name, output in outputs.items():
+            if len(output) != count:
+                came = format_count(len(output), "row")
+                refuse = LayerError if count == 1 else _RowsError
+                raise refuse(
+                    f"layer {name!r} returned {came} in its last call for {format_count(count, 'image')}. Pass one "
+                    "image at a time, or choose another layer."
+                )
         return forward_pass
 
     def _explain_rows(
@@ -411,27 +435,16 @@ class BatchExplainer:
                 declared=self.transforms[1],
                 is_layer_given=self.layers is not None,
             )
-            title = (
-                f"{explanation.label}, {explanation.method}{f' at {explanation.layer}' if explanation.layer else ''}"
-            )
+            place = f" at {explanation.layer}" if explanation.layer else ""
+            title = f"{explanation.label}, {explanation.method}{place}"
             return run_checks(context, title, explanation.warnings)
 
 
 # ----------------------------------------------------------------------------------------------------------- checks
 
 
-def _check_rows(outputs: Mapping[str, Tensor], images: int) -> None:
-    """Check that each layer returned one row for each image.
-
-    Raises:
-        LayerError: One did not.
-    """
-    name = next((name for name, output in outputs.items() if len(output) != images), None)
-    if name is not None:
-        raise LayerError(
-            f"layer {name!r} returned {format_count(len(outputs[name]), 'row')} in its last call for {images} images: "
-            "the model runs it on one image after the other, or joins them. Pass batch_size=1."
-        )
+class _RowsError(LayerError):
+    """A layer does not return one row for each of several images."""
 
 
 def _check_maps(method: Method, evidence: Evidence, raw: object) -> None:

@@ -109,7 +109,7 @@ class ConservativeMode(FunctionMode):
         gates = [tensor for tensor in live if tensor in self._gates]
         if len(live) < 2:
             return self._note_gate(func(*args, **kwargs), gates)
-        self.has_acted, scale = True, partial(_scale_gradient, factor=1 / len(live))
+        self.has_acted, scale = True, partial(change_gradient, change=lambda gradient: gradient / len(live))
         if gates and len(gates) < len(live):
             for gate in gates:
                 for valve in self._gates[gate]:
@@ -141,7 +141,7 @@ class ConservativeMode(FunctionMode):
         valve = _Valve(is_attention=func.__name__ == "softmax")
         first = next(iterate_tensors((args, kwargs)))
         args, kwargs = map_tensors(
-            (args, kwargs), lambda tensor: _PassValve.apply(tensor, valve) if tensor is first else tensor
+            (args, kwargs), lambda tensor: change_gradient(tensor, valve.let_through) if tensor is first else tensor
         )
         result = func(*args, **kwargs)
         self._gates[result] = [valve]
@@ -168,35 +168,27 @@ class _Valve:
     is_attention: bool
     is_closed: bool = False
 
+    def let_through(self, gradient: Tensor) -> Tensor | None:
+        """Return the gradient while the valve is open."""
+        return None if self.is_closed else gradient
 
-class _PassValve(torch.autograd.Function):
-    """Identity that passes a gradient back while its valve is open."""
+
+class _ChangeGradient(torch.autograd.Function):
+    """Identity whose backward pass changes the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, valve: _Valve) -> Tensor:
-        ctx.valve = valve
+    def forward(ctx: Any, tensor: Tensor, change: Callable[[Tensor], Tensor | None]) -> Tensor:
+        ctx.change = change
         return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return None if ctx.valve.is_closed else gradient, None
+        return ctx.change(gradient), None
 
 
-class _ScaleGradient(torch.autograd.Function):
-    """Identity that multiplies the gradient by a factor."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient * ctx.factor, None
-
-
-def _scale_gradient(tensor: Tensor, factor: float) -> Tensor:
-    return _ScaleGradient.apply(tensor, factor)  # type: ignore[no-any-return]
+def change_gradient(tensor: Tensor, change: Callable[[Tensor], Tensor | None]) -> Tensor:
+    """Return a view of a tensor whose gradient is changed in the backward pass, once; ``None`` stops it."""
+    return _ChangeGradient.apply(tensor, change)  # type: ignore[no-any-return]
 
 
 class _ReplaceGradient(torch.autograd.Function):

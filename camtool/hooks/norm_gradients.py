@@ -36,9 +36,8 @@ def has_wrong_norm_gradients() -> bool:
 
 def find_batch_norms(outputs: Any) -> list[Node]:
     """Return the nodes of batch norms on the graph of some tensors; none if torch computes their gradients rightly."""
-    if not has_wrong_norm_gradients():
-        return []
-    return [node for node in list_nodes(outputs) if node.name().startswith("NativeBatchNormBackward")]
+    nodes = list_nodes(outputs) if has_wrong_norm_gradients() else set()
+    return [node for node in nodes if node.name().startswith("NativeBatchNormBackward")]
 
 
 @contextmanager
@@ -55,7 +54,6 @@ def repair_batch_norms(outputs: Any) -> Iterator[None]:
 def _order_strides(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
     """Return the gradients at the outputs of a batch norm, in channels-last format if it has an axis of size one."""
     gradient, *others = gradients
-    is_ambiguous = gradient is not None and 1 in gradient.shape and gradient.ndim in _FORMATS
-    if gradient is None or not is_ambiguous or gradient.device.type != "cpu":
+    if gradient is None or gradient.ndim not in _FORMATS or 1 not in gradient.shape or gradient.device.type != "cpu":
         return None
     return gradient.clone(memory_format=_FORMATS[gradient.ndim]), *others

@@ -342,8 +342,7 @@ class InputPreparer:
         if isinstance(self._model, FunctionModel):
             raise ImageError(
                 f"img: a photo came, but how {self._model.name} takes photos is not known; pass transform=, e.g. "
-                "camtool.preprocessing(size=224, mean=0, std=1) (--size, --mean and --std), or "
-                "give a tensor as it takes it."
+                f"{self._model.example} (--size, --mean and --std), or a tensor as it takes it."
             )
         channels = list_channels(self._model, 2)
         kinds = (kind for kind, axes in SPATIAL_AXES.items() if list_channels(self._model, axes))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate, groupby
 from math import ceil
 from typing import Any, NamedTuple, TypeAlias
@@ -78,7 +79,7 @@ def find_depths(
         call_index: Which call of a layer is read if it runs more than once.
 
     Returns:
-        The layers. Fewer than asked for, or none, if few layers are on all paths.
+        The layers. Fewer than asked for, or none, if few layers are on all paths and can carry a map.
 
     Raises:
         LayerError: A named layer is unknown, is no grid, or does not lead to the explained layer.
@@ -87,11 +88,14 @@ def find_depths(
     question = "depths", describe_shapes(inputs), layer, key, call_index
 
     def find() -> tuple[Layer, ...]:
-        if isinstance(depths, int):
-            names = _choose(model, inputs, layer, depths, call_index) if depths > 1 else []
-        else:
-            names = _check_names(model, inputs, layer, depths, call_index)
-        return tuple(find_layers(model, inputs, names, call_index=call_index)) if names else ()
+        if not isinstance(depths, int):
+            return tuple(_find_named(model, inputs, layer, depths, call_index))
+        names = _choose(model, inputs, layer, depths, call_index) if depths > 1 else []
+        layers: list[Layer] = []
+        for name in names:
+            with suppress(LayerError):  # its tokens may be in another order than the image's rows
+                layers += find_layers(model, inputs, [name], call_index=call_index)
+        return tuple(layers)
 
     return [*remember_for_model(model, question, find)]
 
@@ -144,20 +148,20 @@ def _spread(start: int, stage: Sequence[_Place], count: int) -> list[_Place]:
     return list(dict.fromkeys(nearest))
 
 
-def _check_names(
+def _find_named(
     model: nn.Module, inputs: ModelInputs, layer: Layer, names: Sequence[str], call_index: int
-) -> list[str]:
-    """Return the names of depths that the user gave.
+) -> list[Layer]:
+    """Return the depths that the user named.
 
     Raises:
-        LayerError: One of them does not lead to the layer, or is the layer.
+        LayerError: One of them is unknown, is no grid, does not lead to the layer, or is the layer.
     """
-    find_layers(model, inputs, names, call_index=call_index)  # raises for unknown names
+    found = find_layers(model, inputs, names, call_index=call_index)
     paths = _count_paths(model, inputs, names, layer, call_index)
     for name in names:
         if name == layer.name or not paths[name]:
             raise LayerError(f"depths: layer {name!r} does not lead to layer {layer.name!r}; name layers before it.")
-    return list(names)
+    return found
 
 
 def _count_paths(
@@ -167,8 +171,7 @@ def _count_paths(
     # The graph is only read, so no tensor is kept.
     with guard(model), saved_tensors_hooks(lambda _: 0, torch.empty):
         image, observed = observe_with_trunk(model, list(dict.fromkeys([*names, layer.name])), inputs)
-        calls = observed.calls
-        nodes = {name: get_call(name, calls[name], call_index).grad_fn for name in calls}
+        nodes = {name: get_call(name, calls, call_index).grad_fn for name, calls in observed.calls.items()}
         return _count_paths_through(nodes, image, nodes[layer.name])
 
 

@@ -217,12 +217,7 @@ def _find_named(
         layouts = reader.find_layouts(call)
         # The prefix of a ViT does not change with the image's size, its grid does.
         if like is not None:
-            fixed = like.kind, like.prefix + like.suffix, like.views, like.view
-            layouts = [
-                layout
-                for layout in layouts
-                if (layout.kind, layout.prefix + layout.suffix, layout.views, layout.view) == fixed
-            ]
+            layouts = [layout for layout in layouts if _describe_beside(layout) == _describe_beside(like)]
         if not layouts:
             near = ", ".join(output.name for output in group_grid_outputs(calls, reader, call_index)[-5:]) or "none"
             raise LayerError(
@@ -250,6 +245,11 @@ def _find_named(
                 raise LayerError(f"layer {name!r} cannot carry a map: {verdict}. Name another layer with layer=.")
         layers.append(layer)
     return layers
+
+
+def _describe_beside(layout: Layout) -> tuple[object, ...]:
+    """Return what a layout has beside its grid."""
+    return layout.kind, layout.prefix + layout.suffix, layout.views, layout.view
 
 
 def find_size_in_model(model: nn.Module, inputs: ModelInputs) -> tuple[int, ...]:

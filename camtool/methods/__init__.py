@@ -26,7 +26,7 @@ from camtool.methods.registry import METHODS as METHODS
 from camtool.methods.registry import WRAPPERS as WRAPPERS
 from camtool.methods.registry import Method as Method
 from camtool.methods.registry import MethodFunction as MethodFunction
-from camtool.methods.registry import check_model_support as check_model_support
+from camtool.methods.registry import adapt_method as adapt_method
 from camtool.methods.registry import check_options as check_options
 from camtool.methods.registry import find_method as find_method
 from camtool.methods.registry import method as method

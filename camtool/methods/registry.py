@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from numbers import Integral
@@ -447,19 +447,17 @@ def check_options(methods: Sequence[Method], options: Mapping[str, Any], model: 
         )
 
 
-def check_model_support(methods: MutableSequence[Method], model: nn.Module) -> None:
-    """Check that the methods need no submodules of an unhookable model, and no gradients of a model without any.
-
-    A method whose maps an exported file holds is replaced by one that reads them.
+def adapt_method(method: Method, model: nn.Module) -> Method:
+    """Return the method; if the model lacks what it needs, but its file holds the maps, one that reads the file.
 
     Raises:
-        MethodError: A method needs more than the model offers; the message lists the methods that work.
+        MethodError: The method needs more than the model offers; the message lists the methods that work.
     """
     unhookable, lacks_gradients = describe_unhookable(model), read_tree(model).structure.lacks_gradients
-    for place, method in enumerate(methods):
-        if (unhookable and not _needs_only_model_calls(method)) or (method.needs & _GRADIENTS and lacks_gradients):
-            name, read = find_stored_maps(method.name, model) or _refuse(method, model, unhookable)
-            methods[place] = Method(name, read, needs=frozenset({"forwards"}), ignores_layer=True)
+    if not (unhookable and not _needs_only_model_calls(method)) and not (method.needs & _GRADIENTS and lacks_gradients):
+        return method
+    name, read = find_stored_maps(method.name, model) or _refuse(method, model, unhookable)
+    return Method(name, read, needs=frozenset({"forwards"}), ignores_layer=True)
 
 
 def _refuse(method: Method, model: nn.Module, unhookable: str | None) -> NoReturn:
@@ -481,10 +479,9 @@ def _list_working(model: nn.Module) -> str:
     if not describe_unhookable(model):
         return ", ".join(name for name, method in METHODS.items() if _works_without_gradients(method))
     missing = _GRADIENTS if read_tree(model).structure.lacks_gradients else frozenset()
-    called = (
+    return ", ".join(
         name for name, method in METHODS.items() if _needs_only_model_calls(method) and not method.needs & missing
     )
-    return ", ".join(called)
 
 
 def _suggest_weighting(wrapper: str, name: str) -> str:

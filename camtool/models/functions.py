@@ -40,9 +40,11 @@ class FunctionModel(nn.Module):
 
     Attributes:
         asked: The number of images that the function was asked about. Those of a call that failed count.
+        example: A transform for photos that may be right, as code.
     """
 
     lacks_gradients = True
+    example = "camtool.preprocessing(size=224, mean=0, std=1)"
     unhookable: str | None = "a function"
 
     def __init__(

@@ -21,7 +21,8 @@ import openvino
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torchvision import transforms
 
 import camtool
@@ -82,6 +83,25 @@ def test_the_exporter_writes_nothing(
         camtool.export(net, tmp_path / "net.onnx", size=SIZE)
     assert [record.name for record in caplog.records if not record.name.startswith("camtool")] == []
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.skipif(not hasattr(fx.config, "do_not_emit_stack_traces"), reason="this torch always looks them up")
+def test_lines_of_code_are_not_looked_up_while_a_model_is_exported(
+    net: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(x: Tensor) -> Tensor:
+        return x.sin()
+
+    def list_lines() -> list[str | None]:
+        graph = make_fx(forward, record_stack_traces=True)(torch.ones(1)).graph
+        return [node.stack_trace for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)]
+
+    assert list_lines() != [None]
+    lines: list[str | None] = []
+    monkeypatch.setattr(module, "_export", lambda *args, **options: lines.extend(list_lines()))
+    camtool.export(net, tmp_path / "net.onnx", size=SIZE)
+    assert lines == [None]
+    assert list_lines() != [None], "code of the user that is traced later has them"
 
 
 def test_maps_at_the_size_of_the_images_are_placed_by_centers(demo: camtool.Loaded, tmp_path: Path) -> None:

@@ -64,12 +64,25 @@ def test_one_image_at_a_time_has_the_map_of_the_twin(kind: str, method: str, lay
         (alone,) = camtool.explain(apart().eval(), image[None], 1, method=method, layer=layer)
         assert alone.layer == one.layer
         assert_close(alone.raw, one.raw, rtol=1e-4, atol=1e-5 * float(one.raw.max()))
-    model = apart().eval()
-    one_by_one = camtool.explain(model, batch, 1, method=method, layer=layer, batch_size=1)
-    for alone, one in zip(one_by_one, expected, strict=True):
-        assert_close(alone.raw, one.raw, rtol=1e-4, atol=1e-5 * float(one.raw.max()))
-    with pytest.raises(LayerError, match=r"1 row in its last call for 2 images|4 rows .* Pass batch_size=1"):
-        camtool.explain(model, batch, 1, method=method, layer=layer)
+    for settings in ({}, {"batch_size": 1}):
+        one_by_one = camtool.explain(apart().eval(), batch, 1, method=method, layer=layer, **settings)
+        for alone, one in zip(one_by_one, expected, strict=True):
+            assert_close(alone.raw, one.raw, rtol=1e-4, atol=1e-5 * float(one.raw.max()))
+
+
+class Joined(Apart):
+    """Scores of each image that depend on the one before it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        return logits + logits.roll(1, 0) * (len(x) > 1)
+
+
+def test_images_that_a_loop_joins_are_not_explained_alone() -> None:
+    batch = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    with pytest.raises(LayerError, match="joins the images of a batch"):
+        camtool.explain(Joined().eval(), batch, 1, layer="features")
+    assert len(camtool.explain(Joined().eval(), batch, 1, layer="features", batch_size=1)) == 2
 
 
 @pytest.mark.parametrize("method", ["fullgrad", "inputxgradient"])

@@ -10,13 +10,14 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from camtool.engines.graph_files import convert_to_onnx, export_graph, write_onnx
+from camtool.engines.graph_files import convert_to_onnx, export_graph, lock_compiler, write_onnx
 
 
 def export(model: nn.Module, images: Tensor, path: Path, *, fixed: bool = False) -> Path:
     """Write the forward pass of a model, for any number of images or for that of the example."""
-    program = export_graph(model.eval(), [images], has_any_batch_size=not fixed)
-    write_onnx(convert_to_onnx(program, ["images"], ["logits"]), path)
+    with lock_compiler():
+        program = export_graph(model.eval(), [images], has_any_batch_size=not fixed)
+        write_onnx(convert_to_onnx(program, ["images"], ["logits"]), path)
     return path
 
 

@@ -131,6 +131,33 @@ def test_a_layer_that_is_used_several_times_is_on_all_paths() -> None:
     assert [each.name for each in find_depths(net, x, layer, 4)] == ["1", "2.0"]
 
 
+class Shuffled(nn.Module):
+    """Tokens that are in another order than the image's rows in the first of its two stages, as in Hiera."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches = nn.Conv2d(3, 8, 4, 4)
+        self.first = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.last = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.head = nn.Linear(8, 5)
+        self.order = torch.randperm(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shuffled = self.first(self.patches(x).flatten(2).mT[:, self.order])
+        logits: Tensor = self.head(self.last(shuffled[:, self.order.argsort()]).mean(1))
+        return logits
+
+
+def test_depths_that_cannot_carry_a_map_are_left_out() -> None:
+    model, photo = Shuffled().eval(), torch.rand(1, 3, 32, 32)
+    (layer,) = find_layers(model, photo, ["last"])
+    assert [depth.name for depth in find_depths(model, photo, layer, 6)] == ["patches", "last.1"]
+    assert camtool.explain(model, photo, 1, method="faithcam", depths=6)[0].raw.shape == (8, 8)
+    with pytest.raises(LayerError, match=r"layer 'first' cannot carry a map: its tokens are not in the order"):
+        find_depths(model, photo, layer, ["first"])
+
+
 def test_the_search_leaves_no_trace() -> None:
     net, x = staged(2, 2)
     layer = find_layers(net, x)[0]

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import camtool
-from camtool.methods import METHODS
+from camtool.layers.layouts import Layer
+from camtool.methods import METHODS, WRAPPERS
 from camtool.targets import Detection
 from tests.methods.test_all_methods import FEWER, IMAGES, suited
 from tests.methods.test_drise import FEW, Queries
@@ -55,3 +56,15 @@ def test_no_pass_on_a_detector_has_more_rows() -> None:
     assert rows == 1
     assert together == 32
     assert_close(one_by_one, maps, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("by", WRAPPERS)
+def test_no_pass_of_a_wrapped_method_has_more_rows(by: str) -> None:
+    torch.manual_seed(0)
+    model, layer = suited("gradcam")
+    if WRAPPERS[by].needs:  # of an operation behind the layer
+        model, layer = nn.Sequential(model, nn.SiLU()), Layer(f"0.{layer.name}", layer.layout)
+    options = {"method": f"{by}:gradcam", "layer": layer.name}
+    one_by_one, rows = explain(model, [0, 1], 1, **options)
+    assert rows == 1
+    assert_close(one_by_one, explain(model, [0, 1], 32, **options)[0], rtol=1e-3, atol=1e-5)

@@ -28,10 +28,21 @@ STRETCHED = ["swin_tiny_patch4_window7_224", "crossvit_tiny_240", "tresnet_m"]
 
 FEWER_BLOCKS = {
     "cait_xxs24_224": {"depth": 4},
+    "davit_tiny": {"depths": (1, 1, 1, 1)},
     "swin_tiny_patch4_window7_224": {"depths": (2, 2, 2, 2)},
+    "tresnet_m": {"layers": (1, 1, 2, 1)},
     "twins_svt_small": {"depths": (1, 1, 2, 1)},
 }
 """Options of networks that repeat their blocks, which are alike."""
+
+FIRST_BLOCKS = {
+    "caformer_s18": {"stages.0.blocks": 1, "stages.1.blocks": 1, "stages.2.blocks": 1, "stages.3.blocks": 1},
+    "focalnet_tiny_srf": {"layers.2.blocks": 2},
+    "nest_tiny": {f"levels.{level}.transformer_encoder": 1 for level in range(3)},
+    "resmlp_12_224": {"blocks": 4},
+    "resnet50": {f"layer{stage}": 1 for stage in range(1, 5)},
+}
+"""Networks without such options → list of blocks → how many of them are left."""
 
 SIZES = {"crossvit_tiny_240": 240, "cspresnet50": 160, "poolformer_s12": 160}
 """Sides of the pictures, by default 224: another one, or a smaller one where cells that are seen still lie inside."""
@@ -46,8 +57,12 @@ def build(name: str) -> nn.Module:
 
     torch.manual_seed(0)
     if name in torchvision.models.list_models():
-        return torchvision.models.get_model(name, weights=None).eval()
-    return timm.create_model(name, pretrained=False, **FEWER_BLOCKS.get(name, {})).eval()
+        model = torchvision.models.get_model(name, weights=None)
+    else:
+        model = timm.create_model(name, pretrained=False, **FEWER_BLOCKS.get(name, {}))
+    for path, count in FIRST_BLOCKS.get(name, {}).items():
+        model.set_submodule(path, model.get_submodule(path)[:count])
+    return model.eval()
 
 
 def calibrate(model: nn.Module, images: Tensor) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options import model_options
 from camtool.cli.options.truth_options import read_true_classes
 from camtool.cli.progress import run_summary
+from camtool.cli.progress.countdown import build_countdown
 from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
 from camtool.cli.run_folders.local_run import describe_undrawable_labels, select_photos
 from camtool.cli.run_folders.run_options import ClusterOptions, RunRequest, is_given
@@ -140,9 +140,9 @@ class _Follower:
             self._earlier_failures += outcome.failures
             self._count(outcome)
         started, stop_code = time.perf_counter(), 0
-        outcomes = self._run.start()
+        outcomes, bar = self._run.start(), build_countdown(is_quiet=self._quiet or self._as_json)
         try:
-            with stop_at_sigterm(), closing(outcomes), self._build_progress() as progress:
+            with stop_at_sigterm(), closing(outcomes), bar as progress:
                 task = progress.add_task("Starting Ray", total=self._todo)
                 for outcome in outcomes:
                     self._add(outcome)
@@ -161,17 +161,6 @@ class _Follower:
         written = self._unreported & self._run.folder.list_files()
         for outcome in self._run.read_outcomes(sorted(written)):
             self._add(outcome)
-
-    def _build_progress(self) -> Progress:
-        return Progress(
-            TextColumn("[progress.description]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=terminal.err,
-            transient=True,
-            disable=self._quiet or self._as_json or not terminal.err.is_terminal,
-        )
 
     def _add(self, outcome: ShardOutcome) -> None:
         self._finished += 1

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import PrintOptions
+from camtool.cli.progress.countdown import build_countdown
 from camtool.cli.terminal import escape, print_line
 from camtool.errors import CamtoolError
 
@@ -105,17 +105,8 @@ def _write(
 ) -> WrittenReport:
     from camtool.runs.report import write_report
 
-    bar = Progress(
-        TextColumn("Writing the report"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=terminal.err,
-        transient=True,
-        disable=quiet or not terminal.err.is_terminal,
-    )
-    with bar:
-        task = bar.add_task("report")
+    with build_countdown(is_quiet=quiet) as bar:
+        task = bar.add_task("Writing the report")
         return write_report(
             run,
             photos=photos,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,8 +27,6 @@ from camtool.layers.centers import read_centers
 from camtool.maps import scale_min_max, upcast
 from camtool.methods.families.input_gradient import compute_gradients, get_row_inputs
 from camtool.methods.registry import method
-
-_PlacedTerm: TypeAlias = "tuple[Tensor, CellCenters | None]"
 
 
 @method("fullgrad", paper="arXiv 1905.00780", needs=("gradients", "biases"), ignores_layer=True)
@@ -57,7 +55,7 @@ def fullgrad(evidence: Evidence) -> Tensor:
     return torch.cat([_draw_terms(*terms) for terms in _compute_placed_terms(evidence)])
 
 
-def _draw_terms(from_pixels: Tensor, from_biases: Sequence[_PlacedTerm]) -> Tensor:
+def _draw_terms(from_pixels: Tensor, from_biases: Sequence[tuple[Tensor, CellCenters | None]]) -> Tensor:
     """Return the sum of some rows' terms, each scaled to [0, 1] and resized to the image's size."""
     total = scale_min_max(from_pixels.abs()).sum(1)
     for term, centers in from_biases:
@@ -97,7 +95,7 @@ def compute_full_gradients(evidence: Evidence) -> tuple[Tensor, list[Tensor]]:
     return torch.cat([from_pixels for from_pixels, _ in parts]), [torch.cat(terms) for terms in by_call]
 
 
-def _compute_placed_terms(evidence: Evidence) -> list[tuple[Tensor, list[_PlacedTerm]]]:
+def _compute_placed_terms(evidence: Evidence) -> list[tuple[Tensor, list[tuple[Tensor, CellCenters | None]]]]:
     """Return :func:`compute_full_gradients` with the centers of each term's cells; ``None`` for a stretched grid.
 
     The list has one entry for all rows, or one for each row if a layer does not run on all of them together.
@@ -123,7 +121,7 @@ def _compute_placed_terms(evidence: Evidence) -> list[tuple[Tensor, list[_Placed
     return [(inputs * input_gradient, [(call.compute_term(slope), center) for call, slope, center in placed])]
 
 
-def _compute_row_by_row(evidence: Evidence) -> list[tuple[Tensor, list[_PlacedTerm]]]:
+def _compute_row_by_row(evidence: Evidence) -> list[tuple[Tensor, list[tuple[Tensor, CellCenters | None]]]]:
     """Return the terms of each row. In a pass of several, a call that runs for each row would be recorded as many."""
     rows = zip(evidence.targets, evidence.images, strict=True)
     return [_compute_placed_terms(evidence.for_targets([target], [image]))[0] for target, image in rows]

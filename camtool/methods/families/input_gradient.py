@@ -23,6 +23,7 @@ from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import iterate_noisy_copies, score_with_graph
 from camtool.hooks.chunks import iterate_chunks
+from camtool.hooks.conservative_gradients import change_gradient
 from camtool.hooks.model_call import differentiate
 from camtool.hooks.private_torch import FunctionMode
 from camtool.hooks.state.guard import enable_gradients
@@ -291,18 +292,6 @@ class _GuideReLUs(FunctionMode):
         tensor, *others = args or (kwargs.pop("input"),)
         copied = tensor.clone()
         rectified = func(copied, *others, **kwargs)
-        guided = _PassPositiveGradients.apply(rectified)
+        guided = change_gradient(rectified, Tensor.relu)
         # A ReLU in place returned the copy; write the result to the original, so that it stays in place.
         return tensor.copy_(guided) if rectified is copied else guided
-
-
-class _PassPositiveGradients(torch.autograd.Function):
-    """Identity that passes only positive gradients back."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient.relu()

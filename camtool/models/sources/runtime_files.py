@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -187,10 +186,8 @@ def _read_openvino_port(port: Any, number: int) -> Port:
 
 def _read_tflite_port(detail: Mapping[str, Any]) -> Port:
     step, zero = detail["quantization"]
-    signature = detail.get("shape_signature", detail["shape"])
-    return Port(
-        detail["name"], _read_shape(signature.tolist()), np.dtype(detail["dtype"]), "", (float(step), int(zero))
-    )
+    shape = _read_shape(detail.get("shape_signature", detail["shape"]).tolist())
+    return Port(detail["name"], shape, np.dtype(detail["dtype"]), scale=(float(step), int(zero)))
 
 
 def _read_packed_labels(path: str) -> dict[str, str]:
@@ -239,6 +236,9 @@ class FileModel(FunctionModel):
         self.fixed = self.image.shape[0]
         height, width = self.image.shape[2:] if self.has_channels_first else self.image.shape[1:3]
         size = None if height is None or width is None else (height, width)
+        std = "1 / 255" if np.issubdtype(self.image.dtype, np.integer) and not self.image.scale[0] else "1"
+        gray = ', channels="gray"' if 1 in self.image.shape[1:] else ""
+        self.example = f"camtool.preprocessing(size={min(size or (224,))}, mean=0, std={std}{gray})"
         super().__init__(self._run, batch=self.fixed or batch, cache=False, input_size=size)
         # The state of the module is that of the file, so that a run notices another one.
         digest = hashlib.sha256(self._read_bytes()).digest()
@@ -264,11 +264,6 @@ class FileModel(FunctionModel):
             if port is not self.image:  # the class that an exported explanation is about: -1 for the highest
                 fed[port.name] = np.full(count, -1, port.dtype)
         return fed
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """The description that :func:`camtool.export` stored in the file; empty for other files."""
-        return json.loads(self.program.metadata.get("camtool", "{}"))  # type: ignore[no-any-return]
 
     def read_maps(self, images: Tensor, classes: Tensor, output: str) -> Tensor:
         """Return the maps ``(N, *grid)`` in an output of an exported file, for classes ``(N,)`` of images."""
@@ -314,14 +309,13 @@ class FileModel(FunctionModel):
             (output,) = by_name
         if output in by_name and by_name[output].dtype != object:
             return by_name[output]
-        shapes = {
-            name: "(no numbers)" if array.dtype == object else _format_shape(array) for name, array in by_name.items()
-        }
-        listed = ", ".join(f"{name!r} {shape}" for name, shape in shapes.items())
+        listed = ", ".join(f"{name!r} {_format_shape(port)}" for name, port in by_name.items())
         reason = f"has no numbers in output {output!r}" if output in by_name else f"has no output {output!r}"
         reason = "has several outputs" if output is None else reason
         raise ModelError(f"{self.path} {reason}; name that of the scores with output=: {listed}.")
 
 
 def _format_shape(port: Port) -> str:
+    if port.dtype == object:
+        return "(no numbers)"
     return f"({', '.join('?' if length is None else str(length) for length in port.shape)})"

@@ -37,13 +37,28 @@ METHODS = [
 ]
 _SIDE = 64
 
+
+def make_mobilenet_v3() -> nn.Module:
+    model = timm.create_model("mobilenetv3_small_050")
+    for stage, count in enumerate((1, 2, 2, 1, 1)):
+        model.blocks[stage] = model.blocks[stage][:count]
+    return model
+
+
 FEW_BLOCKS: dict[str, Callable[[], nn.Module]] = {
     "torchvision:mobilenet_v2": partial(
         torchvision.models.MobileNetV2, inverted_residual_setting=[[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 1, 2]]
     ),
-    "torchvision:shufflenet_v2_x0_5": partial(torchvision.models.ShuffleNetV2, [2, 2, 2], [24, 48, 96, 192, 1024]),
+    "torchvision:resnet18": partial(torchvision.models.ResNet, torchvision.models.resnet.BasicBlock, [1, 1, 1, 1]),
+    "torchvision:shufflenet_v2_x0_5": partial(torchvision.models.ShuffleNetV2, [1, 1, 2], [24, 48, 96, 192, 1024]),
+    "mobilenetv3_small_050": make_mobilenet_v3,
+    "test_convnext": partial(timm.create_model, "test_convnext", depths=[1, 1, 1, 2]),
+    "test_vit2": partial(timm.create_model, "test_vit2", depth=2, img_size=_SIDE),
 }
-"""What builds a network without the repetitions of its blocks: each operation with the same attributes is left."""
+"""What builds a network without the repetitions of its blocks.
+
+Each operation with the same attributes is left, but for some numbers of channels.
+"""
 
 
 def make_network(name: str) -> Loaded:
@@ -57,7 +72,7 @@ def make_network(name: str) -> Loaded:
     elif name == "densenet":
         model = torchvision.models.DenseNet(8, (2, 2, 2), 16)
     else:
-        size: dict[str, Any] = {"img_size": _SIDE} if name in ("test_vit2", "test_coatnet") else {}
+        size: dict[str, Any] = {"img_size": _SIDE} if name == "test_coatnet" else {}
         model = timm.create_model(name, **size)
     return Loaded(model.eval(), ImageClassification(crop_size=_SIDE, resize_size=_SIDE + 8), name=name)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,9 +24,16 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from tests.helpers import onnx_files  # noqa: E402
+from tests.helpers.exporter import describe_operators_once  # noqa: E402
 
 IMAGE = torch.arange(16.0).reshape(1, 4, 4) / 16
 BATCH = torch.stack([IMAGE, 1 - IMAGE, IMAGE.flip(1)])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _operators_are_described_once() -> Iterator[None]:
+    with describe_operators_once():
+        yield
 
 
 def load(path: Path, **settings: Any) -> camtool.Loaded:
@@ -215,6 +222,20 @@ def test_a_file_of_bytes_does_not_blame_the_transform_for_what_a_method_does(tmp
         assert camtool.explain(loaded, photo, 0, method="rise")[0].raw.shape == (4, 4)
 
 
+@pytest.mark.parametrize("takes_bytes", [False, True])
+def test_who_does_what_a_refusal_of_a_photo_says_gets_a_map(tmp_path: Path, takes_bytes: bool) -> None:
+    path = onnx_files.write_by_hand(tmp_path / "net.onnx")
+    model = load(write_for_bytes(path) if takes_bytes else path, output="scores")
+    photo = Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4) * 10)
+    with pytest.raises(ImageError, match=r"pass transform=, e\.g\. camtool") as refusal:
+        camtool.explain(model, photo, method="occlusion")
+    std = "1 / 255" if takes_bytes else "1"
+    example = f'camtool.preprocessing(size=4, mean=0, std={std}, channels="gray")'
+    assert example in str(refusal.value)
+    transform = eval(example)
+    assert camtool.explain(model, photo, 0, method="occlusion", transform=transform).raw.max() > 0
+
+
 # ------------------------------------------------------------------------------------------------------------- metadata
 
 
@@ -355,9 +376,9 @@ def assert_equal_maps(
 
 
 def build_torchvision() -> nn.Module:
-    from torchvision.models import resnet18
+    from torchvision.models.resnet import BasicBlock, ResNet
 
-    return resnet18(num_classes=7)
+    return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=7)  # ResNet-18 without the repetitions of its blocks
 
 
 def build_timm(name: str, **settings: Any) -> nn.Module:
