@@ -29,5 +29,16 @@ def list_children(process: int) -> list[int]:
 
 def read_resident_mib() -> float:
     """Return the resident memory of this process; 0 where there is no /proc."""
-    sizes = read_proc("self/statm").split()
-    return int(sizes[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20 if sizes else 0.0
+    return _read_mib()[0]
+
+
+def read_own_mib() -> float:
+    """Return the resident memory of this process without mapped files, whose pages other processes share."""
+    resident, of_files = _read_mib()
+    return resident - of_files
+
+
+def _read_mib() -> tuple[float, float]:
+    sizes = read_proc("self/statm").split() or ["0"] * 3
+    resident, of_files = (int(size) * os.sysconf("SC_PAGE_SIZE") / 2**20 for size in sizes[1:3])
+    return resident, of_files
