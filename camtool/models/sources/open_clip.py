@@ -12,7 +12,7 @@ from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
-from camtool.models.sources.source import Source, get_first_line, to_height_and_width
+from camtool.models.sources.source import Source, get_first_line, limit_silence, to_height_and_width
 from camtool.models.two_towers import TextTower, Tokenizer
 from camtool.models.weights import load_state, read_state
 
@@ -119,7 +119,8 @@ def _split_name(name: str, *, needs_tag: bool) -> tuple[str, str]:
 
 def _download(base: str, tag: str) -> nn.Module:
     try:
-        model: nn.Module = _import_open_clip().create_model(base, pretrained=tag, pretrained_text=False)
+        with limit_silence():
+            model: nn.Module = _import_open_clip().create_model(base, pretrained=tag, pretrained_text=False)
     except (URLError, OSError, RuntimeError, ValueError) as error:
         raise ModelError(
             f"the weights of 'open_clip:{base}/{tag}' could not be downloaded ({get_first_line(error)}). Without "

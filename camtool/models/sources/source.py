@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 _MAX_SIDE = 4096
 """Largest side that a file may ask images to be resized to. Published models have less."""
+
+_SILENCE = 60.0
+"""Seconds without a byte after which a server of weights is given up."""
 
 
 class Source(ABC):
@@ -133,3 +138,19 @@ def get_first_line(error: Exception) -> str:
     """Return the first line of an error's message, without a full stop; the name of its class if it has none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[0].rstrip(".")
+
+
+@contextmanager
+def limit_silence() -> Iterator[None]:
+    """Let downloads of a library in the block fail when the server is silent; torch and open_clip would wait for ever.
+
+    It is no limit of a whole download, as weights of gigabytes take hours on some lines. A limit of the user's stays.
+    """
+    if socket.getdefaulttimeout() is not None:  # the user's, or that of a model that another thread loads
+        yield
+        return
+    socket.setdefaulttimeout(_SILENCE)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(None)

@@ -17,7 +17,7 @@ from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
-from camtool.models.sources.source import Source, check_sides, get_first_line, to_height_and_width
+from camtool.models.sources.source import Source, check_sides, get_first_line, limit_silence, to_height_and_width
 from camtool.models.sources.torchvision import build_gray, read_imagenet_labels
 from camtool.models.weights import load_state, match_names, read_state
 
@@ -163,7 +163,8 @@ def _download(name: str) -> nn.Module:
     if ":" not in name and not _import_timm().list_pretrained(f"{name.partition('.')[0]}.*"):
         raise ModelError(f"timm has no weights for {name!r}; give a file: load('timm:{name}', 'FILE').")
     try:
-        model: nn.Module = _import_timm().create_model(name, pretrained=True)
+        with limit_silence():
+            model: nn.Module = _import_timm().create_model(name, pretrained=True)
     except (URLError, OSError, RuntimeError, ValueError) as error:
         raise ModelError(
             f"the weights of 'timm:{name}' could not be downloaded ({get_first_line(error)}). Without internet, give a "

@@ -17,7 +17,7 @@ from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.structures.modules import find_detector_transform
 from camtool.models.loaded import Loaded
-from camtool.models.sources.source import Source
+from camtool.models.sources.source import Source, limit_silence
 from camtool.models.weights import count_classes, load_state, match_names, read_state
 
 if TYPE_CHECKING:
@@ -191,7 +191,8 @@ def _download(name: str, weights: Any) -> nn.Module:
 
     try:
         # torchvision must build the model: for some it renames weights or adds heads, as their files need it.
-        model: nn.Module = zoo.get_model(name, weights=weights, progress=False)
+        with limit_silence():
+            model: nn.Module = zoo.get_model(name, weights=weights, progress=False)
     except (URLError, OSError, RuntimeError) as error:  # RuntimeError: the downloaded file has another hash
         reason = getattr(error, "reason", error)
         raise ModelError(
