@@ -110,7 +110,9 @@ def test_a_server_of_weights_that_sends_nothing_is_given_up(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/weights.pth"
         monkeypatch.setattr("torchvision.models.get_model", lambda *_, **__: urlopen(url))  # as torch.hub does
-        with pytest.raises(ModelError, match=r"weights of 'squeezenet1_1' could not be downloaded \(timed out\)") as error:
+        with pytest.raises(
+            ModelError, match=r"weights of 'squeezenet1_1' could not be downloaded \(timed out\)"
+        ) as error:
             camtool.load("squeezenet1_1")
         assert_one_line(error)
     assert socket.getdefaulttimeout() is None
