@@ -11,10 +11,11 @@ import ipaddress
 import json
 import re
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeAlias
-from urllib.parse import unquote_plus
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+from urllib.parse import parse_qs, unquote_plus
 
 from camtool.app.sentences import to_sentence
 from camtool.app.stores import DiskSpace
@@ -29,7 +30,7 @@ _API = "/gradio_api"
 _READ = (
     *("/", "/config", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json", "/logout"),
     *(f"{_API}/{name}" for name in ("info", "app_id", "user", "login_check", "startup-events", "theme.css")),
-    *(f"{_API}/{name}" for name in ("queue/data", "queue/status", "upload_progress")),
+    *(f"{_API}/{name}" for name in ("queue/status", "upload_progress")),
 )
 """Addresses that are read."""
 
@@ -40,8 +41,28 @@ _READ_BELOW = ("/assets/", "/static/", "/svelte/", f"{_API}/heartbeat/", _FILE)
 
 _UPLOAD, _LOGIN = f"{_API}/upload", "/login"
 
-_CALLS = tuple(f"{_API}/{name}" for name in ("queue/join", "cancel", "reset", "run/predict", "api/predict"))
+_JOIN, _ANSWERS = f"{_API}/queue/join", f"{_API}/queue/data"
+
+_CALLS = (_JOIN, *(f"{_API}/{name}" for name in ("cancel", "reset", "run/predict", "api/predict")))
 """Addresses to which the page posts JSON."""
+
+_EVENT = re.compile(rb'"event_id": ?"([0-9a-f]{32})"')
+"""The name of a call in what Gradio sends."""
+
+_ASKS_GRADIO = f"{_API}/login_check"
+"""Address that Gradio answers for users who gave the password, and for all users if there is none."""
+
+_FOR_STRANGERS = (_ASKS_GRADIO, *(f"{_API}/{name}" for name in ("user", "theme.css", "startup-events")))
+"""Addresses of Gradio's interface that need no password; Gradio asks for the last one when it starts.
+
+Those outside of the interface are the page without its contents.
+"""
+
+_MAX_CALLS = 16
+"""Most calls of one address whose answers were not fetched yet: a quarter of the queue, so that others have a place."""
+
+_MAX_SECONDS = 60.0
+"""Time after which a call counts as answered, e.g. of a browser that was closed before it asked for the answer."""
 
 _MAX_BODY = 2**20
 """Most bytes of a posted JSON or form. The largest are the masks of painting."""
@@ -118,6 +139,14 @@ class _Guesses:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+class _Call(NamedTuple):
+    """A call in the queue: the address that it came from, its session, and the time."""
+
+    address: str
+    session: str
+    time: float
+
+
 class Gate:
     """Middleware that refuses requests of other pages, unknown routes, foreign files, and too much of anything.
 
@@ -129,6 +158,7 @@ class Gate:
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], rules: GateRules) -> None:
         self._app, self._rules = app, rules
         self._guesses: dict[str, _Guesses] = {}
+        self._calls: dict[bytes, _Call] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -154,7 +184,11 @@ class Gate:
         self._check_origin(scope, path)
         if "deep_link" in unquote_plus(scope["query_string"].decode("latin-1")):
             raise _RefusedError(404, "The page has no such links.")  # Gradio would load a page that somebody uploaded
-        if method in ("GET", "HEAD") and (path in _READ or path.startswith(_READ_BELOW)):
+        if path.startswith(_API) and path not in _FOR_STRANGERS:
+            await self._check_password(scope)
+        if method == "GET" and path == _ANSWERS:
+            await self._give_answers(scope, receive, send)
+        elif method in ("GET", "HEAD") and (path in _READ or path.startswith(_READ_BELOW)):
             if path.startswith(_FILE) and not self._rules.disk.has_file(path.removeprefix(_FILE)):
                 raise _RefusedError(403, "This file is not one of the page.")
             await self._app(scope, receive, send)
@@ -164,8 +198,12 @@ class Gate:
             await self._log_in(scope, await _read_body(receive), send)
         elif method == "POST" and path in _CALLS:
             body = await _read_body(receive)
-            self._check_files(body)
-            await self._app(scope, _replay(body, receive), send)
+            sent = self._check_files(body)
+            if path == _JOIN:
+                session = str(sent.get("session_hash")) if isinstance(sent, dict) else ""
+                await self._queue_call(scope, _replay(body, receive), send, session)
+            else:
+                await self._app(scope, _replay(body, receive), send)
         else:
             raise _RefusedError(404, "The page has no such address.")
 
@@ -189,6 +227,22 @@ class Gate:
         is_visit = path == "/" and scope["method"] == "GET"
         if not is_visit and not sites <= {"same-origin", "none"}:
             raise _RefusedError(403, "Another web page sent this request.")
+
+    async def _check_password(self, scope: Scope) -> None:
+        """Ask Gradio whether the user gave the password, as some of its routes do not.
+
+        Raises:
+            _RefusedError: There is a password, and the user did not give it.
+        """
+        statuses = []
+
+        async def note(message: MutableMapping[str, Any]) -> None:
+            statuses.append(message.get("status", 200))
+
+        question = {"method": "GET", "path": _ASKS_GRADIO, "raw_path": _ASKS_GRADIO.encode(), "query_string": b""}
+        await self._app({**scope, **question}, _replay(b"", None), note)
+        if {*statuses} != {200}:
+            raise _RefusedError(401, "Give the password first.")
 
     async def _log_in(self, scope: Scope, body: bytes, send: Send) -> None:
         """Check the passwords of an address one after the other, and answer to wrong ones later and later."""
@@ -216,10 +270,49 @@ class Gate:
             if len(self._guesses) > _MAX_GUESSERS or not guesses.wrong:
                 self._guesses.pop(next(idle, "") if guesses.wrong else address, None)
 
+    # ------------------------------------------------------------------------------------------------- the queue
+
+    async def _queue_call(self, scope: Scope, receive: Receive, send: Send, session: str) -> None:
+        """Pass on a call, and count it if it is taken into the queue.
+
+        Raises:
+            _RefusedError: Too many calls of this address wait, or have answers that nobody fetched.
+        """
+        call = _Call(_get_network(scope), session, time.monotonic())
+        self._calls = {name: other for name, other in self._calls.items() if call.time - other.time < _MAX_SECONDS}
+        if sum(other.address == call.address for other in self._calls.values()) >= _MAX_CALLS:
+            raise _RefusedError(429, "Too many of your requests wait; try again when the page has answered.")
+
+        async def note(message: MutableMapping[str, Any]) -> None:
+            self._calls |= dict.fromkeys(_EVENT.findall(message.get("body", b"")), call)
+            await send(message)
+
+        unnamed = str(id(call)).encode()
+        self._calls[unnamed] = call  # at once, as others may come before Gradio gives it a name
+        try:
+            await self._app(scope, receive, note)
+        finally:
+            self._calls.pop(unnamed, None)
+
+    async def _give_answers(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on the answers to the calls of a session, until the last one or until the user has gone."""
+        sessions = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [])
+
+        async def note(message: MutableMapping[str, Any]) -> None:
+            await send(message)
+            if b'"process_completed"' in (content := message.get("body", b"")):
+                for name in _EVENT.findall(content):
+                    self._calls.pop(name, None)
+
+        try:
+            await self._app(scope, receive, note)
+        finally:  # Gradio drops the calls of a session whose user has gone
+            self._calls = {name: call for name, call in self._calls.items() if call.session not in sessions}
+
     # ---------------------------------------------------------------------------------------------- what is posted
 
-    def _check_files(self, body: bytes) -> None:
-        """Check that all files which a call names are uploads. Gradio would fetch URLs.
+    def _check_files(self, body: bytes) -> Any:
+        """Return what a call sent, if all files that it names are uploads. Gradio would fetch URLs.
 
         Raises:
             _RefusedError: One is not, or the body is no JSON.
@@ -234,6 +327,7 @@ class Gate:
         for path in _iterate_paths(sent):
             if not self._rules.disk.has_file(path):
                 raise _RefusedError(403, "The image is not a file that was uploaded to this page; upload it first.")
+        return sent
 
     async def _upload(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an upload on while it is within the limits of one file and of the disk."""

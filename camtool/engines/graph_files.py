@@ -179,7 +179,7 @@ def make_once(key: str, make: Callable[[Path], None]) -> Path:
     """
     folder = find_folder() / "engines"
     made = folder / key
-    if made.is_dir():
+    with suppress(FileNotFoundError):  # not made yet, or another process deletes it as the oldest one
         os.utime(made)
         return made
     folder.mkdir(parents=True, exist_ok=True)
@@ -228,12 +228,16 @@ def _remove_killed(folder: Path) -> None:
 
 
 def _delete_oldest(folders: Iterable[Path], keep: Path) -> None:
-    others = [path for path in folders if path.is_dir() and path != keep and not path.name.startswith(_UNFINISHED)]
-    by_age = sorted(others, key=lambda path: path.stat().st_mtime)
-    sizes = {path: sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in [*by_age, keep]}
-    total = sum(sizes.values())
-    for path in by_age:
+    known = dict[Path, tuple[float, int]]()
+    for path in folders:
+        if path.is_dir() and not path.name.startswith(_UNFINISHED):
+            with suppress(FileNotFoundError):  # another process deletes it, too
+                size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+                known[path] = path.stat().st_mtime, size
+    total = sum(size for _, size in known.values())
+    known.pop(keep, None)
+    for path in sorted(known, key=known.__getitem__):
         if total <= _LIMIT:
             return
         shutil.rmtree(path, ignore_errors=True)
-        total -= sizes[path]
+        total -= known[path][1]

@@ -99,23 +99,11 @@ _KNOWN_MODULES = (
 """Packages whose transforms are recognized by the names of their classes."""
 
 _KEEP_POSITIONS = frozenset(
-    {
-        "ConvertImageDtype",
-        "Grayscale",
-        "Identity",
-        "MaybeConvertMode",
-        "MaybePILToTensor",
-        "MaybeToTensor",
-        "Normalize",
-        "ObjectDetection",
-        "PILToTensor",
-        "RGB",
-        "ToDtype",
-        "ToImage",
-        "ToPILImage",
-        "ToPureTensor",
+    (
+        *("ConvertImageDtype", "Grayscale", "Identity", "MaybeConvertMode", "MaybePILToTensor", "MaybeToTensor"),
+        *("Normalize", "ObjectDetection", "PILToTensor", "RGB", "ToDtype", "ToImage", "ToPILImage", "ToPureTensor"),
         "ToTensor",
-    }
+    )
 )
 """Classes that change values or types, but move no pixel."""
 

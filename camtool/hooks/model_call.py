@@ -6,11 +6,13 @@ do not influence each other. Rows about the same image are separated by one batc
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from traceback import walk_tb
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -190,7 +192,7 @@ def differentiate(
     except Exception as error:
         raise_interrupt(error, CamtoolError, torch.OutOfMemoryError)
         # Checkpointing raises its error in a function of its own, which must not be taken for a hook.
-        reason = next((meaning for part, meaning in _REASONS if part in str(error)), None)
+        reason = next((meaning for part, meaning in _REASONS.items() if part in str(error)), None)
         reason = reason or (None if hooks_have_run else _describe_hook_error(error))
         if reason is None:
             raise
@@ -361,31 +363,7 @@ MAKES_SPECTROGRAM = (
     "The model makes a spectrogram of the signal: make the spectrogram the input, and explain the module behind it"
 )
 
-_REASONS = (
-    (
-        "modified by an inplace operation",
-        (
-            "a tensor that it needs was changed in place after the forward pass. If optimizer.step() did, explain "
-            "before it. If another thread trains the model, explain a copy of it, copy.deepcopy(model), or let the "
-            "thread wait; else the model writes to its own activations: call camtool within "
-            "torch.autograd.graph.allow_mutation_on_saved_tensors(), or use method='ablationcam', without gradients."
-        ),
-    ),
-    (
-        "backward through the graph a second time",
-        (
-            "the graph is freed. Explain an observed pass before loss.backward(), or pass it retain_graph=True; if the "
-            "model, or a hook on it, runs a backward pass of its own, remove it while explaining."
-        ),
-    ),
-    (
-        "use_reentrant=True",
-        (
-            "it uses torch.utils.checkpoint with use_reentrant=True; pass use_reentrant=False, or switch checkpointing "
-            "off while explaining."
-        ),
-    ),
-)
+_REASONS: dict[str, str] = json.loads(Path(__file__).with_name("autograd_errors.json").read_text(encoding="utf-8"))
 """A part of an error of autograd, and what it means."""
 
 

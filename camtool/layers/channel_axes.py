@@ -45,17 +45,8 @@ _FIRST: tuple[type[nn.Module], ...] = (
         for axes in (1, 2, 3)
         if hasattr(nn, f"{name}{axes}d")  # LPPool3d is missing in older releases
     ),
-    nn.SyncBatchNorm,
-    nn.GroupNorm,
-    nn.LocalResponseNorm,
-    nn.FractionalMaxPool2d,
-    nn.FractionalMaxPool3d,
-    nn.ChannelShuffle,
-    nn.PixelShuffle,
-    nn.PixelUnshuffle,
-    nn.Softmax2d,
-    nn.FeatureAlphaDropout,
-    nn.Upsample,
+    *(nn.SyncBatchNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d),
+    *(nn.ChannelShuffle, nn.PixelShuffle, nn.PixelUnshuffle, nn.Upsample, nn.Softmax2d, nn.FeatureAlphaDropout),
 )
 """Modules that take and return ``(N, C, *grid)``."""
 

@@ -145,7 +145,8 @@ def _hash(image: Tensor) -> Hashable:
 def _to_tensors(output: Any) -> Any:
     """Return an output with its arrays, and its lists of numbers, as tensors."""
     if isinstance(output, Tensor):
-        return output.detach().to("cpu")
+        # A copy, as a function may write its next answer into the same memory.
+        return output.detach().to("cpu", copy=True)
     if isinstance(output, Mapping):
         return {key: _to_tensors(value) for key, value in output.items()}
     if isinstance(output, (list, tuple)) and any(isinstance(entry, (Mapping, Tensor, np.ndarray)) for entry in output):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from PIL import Image
@@ -27,31 +28,7 @@ INK, MUTED, RULE = (28, 30, 34), (112, 116, 124), (222, 225, 230)
 
 # Pillow's own font has ASCII only. Fonts that systems bring, by file name, those for most scripts first; Pillow finds
 # them in the folders of the system.
-_SYSTEM_FONTS = (
-    "DejaVuSans.ttf",
-    "NotoSans-Regular.ttf",
-    "segoeui.ttf",
-    "Arial Unicode.ttf",
-    "NotoSansCJK-Regular.ttc",
-    "msyh.ttc",
-    "YuGothM.ttc",
-    "malgun.ttf",
-    "PingFang.ttc",
-    "Hiragino Sans GB.ttc",
-    "AppleSDGothicNeo.ttc",
-    "wqy-microhei.ttc",
-    "wqy-zenhei.ttc",
-    "DroidSansFallbackFull.ttf",
-    "NotoSansDevanagari-Regular.ttf",
-    "NotoSansBengali-Regular.ttf",
-    "NotoSansTamil-Regular.ttf",
-    "NotoSansThai-Regular.ttf",
-    "NotoSansArabic-Regular.ttf",
-    "NotoSansHebrew-Regular.ttf",
-    "Nirmala.ttf",
-    "leelawui.ttf",
-    "unifont.otf",
-)
+_SYSTEM_FONTS = Path(__file__).with_name("system_fonts.txt").read_text(encoding="utf-8").splitlines()
 _UNASSIGNED = "\U0010ffff"
 """No font has a letter for it, so it is drawn as what stands for missing letters."""
 

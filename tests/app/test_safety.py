@@ -297,6 +297,45 @@ def test_wrong_passwords_are_answered_later_and_later(url: str) -> None:
     assert log_in("secret")[0] == 200
 
 
+def test_nothing_but_the_empty_page_is_answered_without_the_password(url: str, caller: Caller, folder: Path) -> None:
+    upload = caller.upload(encode(6), "x.png").json()[0]
+    session = {"session_hash": caller.session}
+    read = ("info", "app_id", "queue/status", "queue/data", "upload_progress?upload_id=x", "monitoring", "mcp/sse")
+    files = (f"file={upload}", f"file={folder / 'photos' / 'mine.png'}", f"heartbeat/{caller.session}", "call/start/x")
+    with httpx.Client(base_url=url) as stranger:
+        for cookie in (*caller.client.cookies, None):
+            for path in ("config", *(f"gradio_api/{each}" for each in (*read, *files))):
+                assert stranger.get(path, params=session if path.endswith("data") else None).status_code == 401, path
+                assert stranger.head(path).status_code in (401, 404, 405), path
+            for path in ("queue/join", "cancel", "reset", "run/predict", "api/predict", "upload"):
+                body = {"data": [], "fn_index": 0, "event_id": "x", **session}
+                assert stranger.post(f"gradio_api/{path}", json=body).status_code == 401, path
+            page = stranger.get("")
+            assert "mine.png" not in page.text
+            assert "squeezenet" not in page.text
+            if cookie is not None:
+                stranger.cookies.set(cookie, "forged")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the whole network 127.0.0.0/8 is of this machine")
+def test_a_flood_of_calls_leaves_the_others_their_place(url: str, caller: Caller) -> None:
+    with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2"), base_url=url, timeout=120) as flooder:
+        flooder.post("login", data={"username": "anna", "password": "secret"})
+
+        def send(number: int) -> int:
+            body = {"data": [], "fn_index": caller.events["start"]["id"], "session_hash": f"flood {number % 20}"}
+            return int(flooder.post("gradio_api/queue/join", json=body).status_code)
+
+        with ThreadPoolExecutor(8) as pool:
+            statuses = [*pool.map(send, range(200))]
+        assert (statuses.count(200), statuses.count(429)) == (16, 184)
+        assert "process_completed" in caller.call("start", [])
+        assert send(0) == 429  # nobody fetched the answers
+        answers = flooder.get("gradio_api/queue/data", params={"session_hash": f"flood {statuses.index(200) % 20}"})
+        assert "process_completed" in answers.text
+        assert send(0) == 200
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the whole network 127.0.0.0/8 is of this machine")
 def test_a_stranger_who_guesses_passwords_keeps_nobody_else_out(url: str) -> None:
     def guess(number: int) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -151,3 +153,65 @@ def test_the_oldest_files_are_deleted(monkeypatch: pytest.MonkeyPatch, tmp_path:
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
     _delete_oldest(tmp_path.iterdir(), keep=tmp_path / "middle")
     assert {each.name for each in tmp_path.iterdir()} == {"new", "middle", "unfinished-x"}
+
+
+def test_graphs_that_another_process_deletes_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that find the folder too large delete the same graphs, and one may be asked for meanwhile."""
+
+    class Vanishing(type(Path())):  # type: ignore[misc]
+        def is_dir(self) -> bool:
+            exists = super().is_dir()
+            shutil.rmtree(self, ignore_errors=True)
+            return bool(exists)
+
+    for name in ("kept", "old", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(bytes(100))
+    monkeypatch.setattr("camtool.engines.graph_files._LIMIT", 150)
+    _delete_oldest([tmp_path / "kept", Vanishing(tmp_path / "old"), tmp_path / "other"], keep=tmp_path / "kept")
+    assert [one.name for one in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_graph_that_is_deleted_while_it_is_asked_for_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAMTOOL_CACHE", str(tmp_path))
+    made = make_once("key", lambda folder: (folder / "file").touch())  # type: ignore[arg-type, return-value]
+    note_use = os.utime
+
+    def delete_first(path: Path) -> None:
+        monkeypatch.undo()
+        monkeypatch.setenv("CAMTOOL_CACHE", str(tmp_path))
+        shutil.rmtree(path)
+        note_use(path)
+
+    monkeypatch.setattr("os.utime", delete_first)
+    make_once("key", lambda folder: (folder / "again").touch())  # type: ignore[arg-type, return-value]
+    assert [one.name for one in made.iterdir()] == ["again"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that start at once")
+def test_processes_that_make_one_graph_at_once_all_find_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAMTOOL_CACHE", str(tmp_path))
+    processes_of = get_context("fork")
+    everybody = processes_of.Barrier(4)
+
+    def make(folder: Path) -> None:
+        everybody.wait(60)  # each process makes it, as none has finished
+        for number in range(20):
+            (folder / str(number)).write_bytes(bytes(1000))
+
+    def use() -> None:
+        made = make_once("key", make)
+        assert {one.stat().st_size for one in made.iterdir()} == {1000}
+        assert len([*made.iterdir()]) == 20
+
+    processes = [processes_of.Process(target=use) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert [one.name for one in (tmp_path / "engines").iterdir()] == ["key"]

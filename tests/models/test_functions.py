@@ -141,6 +141,53 @@ def test_the_limit_is_checked_before_the_passes_and_known_answers_are_free() -> 
     assert sum(service.sizes) == 50
 
 
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_function_may_write_each_answer_into_the_same_memory(cache: bool) -> None:
+    service, memory = Service(), torch.empty(1, 3)
+    model = camtool.load(lambda images: memory.copy_(service.network(images)), batch=1, cache=cache)
+    images = torch.stack([IMAGE, 1 - IMAGE, IMAGE.flip(1)])
+    torch.testing.assert_close(model(images), service.network(images).detach())
+
+
+def test_kept_answers_are_those_of_one_service_and_change_with_any_pixel() -> None:
+    first, second = Service(), Service()
+    model, other_model = camtool.load(first), camtool.load(second)
+    other = IMAGE.clone()
+    other[2, 15, 15] = torch.nextafter(other[2, 15, 15], torch.tensor(2.0))
+    for _ in range(2):
+        for image in (IMAGE, other, IMAGE.permute(0, 2, 1), IMAGE.flip(0)):
+            model(image[None])
+    assert len(first.sizes) == 4
+    other_model(IMAGE[None])
+    assert len(second.sizes) == 1
+
+
+def test_what_the_caller_does_to_an_answer_does_not_change_the_kept_one() -> None:
+    boxes = {"boxes": np.ones((1, 4)), "labels": np.ones(1, int), "scores": np.ones(1)}
+    for model in (camtool.load(lambda x: x.mean((2, 3))), camtool.load(lambda x: [boxes for _ in x])):
+        (first,), before = model(IMAGE[None]), str(model(IMAGE[None]))
+        for tensor in first.values() if isinstance(first, dict) else [first]:
+            tensor.zero_()
+        assert str(model(IMAGE[None])) == before
+
+
+def test_what_a_service_knows_of_its_user_is_in_no_message_and_no_name() -> None:
+    class Client:
+        def __init__(self, key: str) -> None:
+            self.key = key
+
+        def __call__(self, images: Tensor) -> Any:
+            raise ConnectionError("closed")
+
+        def __repr__(self) -> str:
+            return f"Client({self.key})"
+
+    model = camtool.load(Client("my-key"))
+    with pytest.raises(FunctionError) as caught:
+        model(IMAGE[None])
+    assert "my-key" not in f"{caught.value} {model!r} {model.model!r} {model.name}"
+
+
 def test_without_a_cache_a_function_whose_answers_change_is_asked_again() -> None:
     service = Service()
     model = camtool.load(service, cache=False)

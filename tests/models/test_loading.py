@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import zipfile
+from urllib.request import urlopen
 
 import pytest
 import torch
@@ -101,6 +103,33 @@ def test_the_name_of_a_library_may_stand_before_a_model_of_torchvision():
 def test_behind_the_name_of_a_library_stands_none_of_another_one(rest):
     with pytest.raises(ModelError, match=f"'torchvision:{rest}' is unknown"):
         camtool.load(f"torchvision:{rest}")
+
+
+def test_a_server_of_weights_that_sends_nothing_is_given_up(monkeypatch):
+    monkeypatch.setattr("camtool.models.sources.source._SILENCE", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/weights.pth"
+        monkeypatch.setattr("torchvision.models.get_model", lambda *_, **__: urlopen(url))  # as torch.hub does
+        with pytest.raises(
+            ModelError, match=r"weights of 'squeezenet1_1' could not be downloaded \(timed out\)"
+        ) as error:
+            camtool.load("squeezenet1_1")
+        assert_one_line(error)
+    assert socket.getdefaulttimeout() is None
+
+
+def test_a_limit_of_silence_that_the_user_set_stays(monkeypatch):
+    monkeypatch.setattr("torchvision.models.get_model", lambda *_, **__: times.append(socket.getdefaulttimeout()))
+    times, before = [], socket.getdefaulttimeout()
+    try:
+        for limit in (7.0, None):
+            socket.setdefaulttimeout(limit)
+            with pytest.raises(AttributeError):  # the model is None
+                camtool.load("squeezenet1_1")
+            assert socket.getdefaulttimeout() == limit
+    finally:
+        socket.setdefaulttimeout(before)
+    assert times == [7.0, 60.0]
 
 
 def test_an_unknown_name_suggests_similar_names():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,16 @@ Path(r"{mark}").touch()
 class Mine:
     pass
 """
+
+
+class Malicious:
+    """An object whose pickle creates a file when it is read."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return (Path.touch, (Path(self.mark),))
 
 
 @pytest.fixture
@@ -72,6 +83,75 @@ def test_an_image_processor_with_code_in_its_folder_is_refused(tmp_path, mark):
     with pytest.raises(ModelError, match="preprocesses images with Python code of its own"):
         camtool.explain(bare, PHOTO)
     assert camtool.explain(bare, PHOTO, transform=prepare).warnings == ()
+    assert not mark.exists()
+
+
+def test_code_beside_a_model_that_nothing_names_is_not_run(tmp_path, mark, monkeypatch):
+    folder = tmp_path / "model"
+    vit().save_pretrained(folder)
+    (folder / "custom_generate").mkdir()
+    names = ("hubconf", "__init__", "conftest", "sitecustomize", "modeling_vit", "custom_generate/generate", "handler")
+    for name in names:
+        (folder / f"{name}.py").write_text(MALICIOUS.format(mark=mark))
+    (folder / "tokenizer.pkl").write_bytes(pickle.dumps(Malicious(str(mark))))
+    monkeypatch.chdir(folder)
+    for name in ("hf:.", f"hf:{folder}"):
+        assert isinstance(camtool.load(name).model, transformers.ViTForImageClassification)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("part", ["config", "vision_config"])
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_a_kernel_that_a_file_names_is_not_downloaded(tmp_path, monkeypatch, key, part):
+    clip().save_pretrained(tmp_path)
+    kernel = {key: "kernels-community/flash-attn2"}
+    values = kernel if part == "config" else json.loads((tmp_path / "config.json").read_text())[part] | kernel
+    update_json(tmp_path / "config.json", **(values if part == "config" else {part: values}))
+    monkeypatch.setattr(
+        "transformers.modeling_utils.lazy_import_flash_attention", lambda *_, **__: pytest.fail("it was loaded")
+    )
+    assert camtool.load(f"hf:{tmp_path}").text is not None
+
+
+@pytest.mark.parametrize("name", ["AutoModel", "pipeline", "Trainer", "logging", "__dict__"])
+def test_what_is_no_model_of_transformers_is_not_called_as_one(tmp_path, name):
+    vit().save_pretrained(tmp_path)
+    update_json(tmp_path / "config.json", architectures=[name])
+    with pytest.raises(ModelError, match=rf"is of no class of transformers .* \(it is an? {name}\); load it yourself"):
+        camtool.load(f"hf:{tmp_path}")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "timm"])
+def test_a_pickle_of_weights_with_code_is_refused(tmp_path, mark, name):
+    folder = tmp_path / "model"
+    vit().save_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save({"weights": Malicious(str(mark))}, folder / "pytorch_model.bin")
+    if name == "timm":
+        pytest.importorskip("timm")
+        (folder / "config.json").write_text(json.dumps({"architecture": "resnet18", "pretrained_cfg": {}}))
+    with pytest.raises(ModelError, match=r"Reading it could run any code|weights_only"):
+        camtool.load(f"hf:{folder}" if name == "pytorch_model.bin" else f"timm:local-dir:{folder}")
+    assert not mark.exists()
+
+
+def test_libraries_and_modules_beside_an_onnx_file_are_not_loaded_and_none_outside_is_read(tmp_path, mark):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    from tests.helpers import onnx_files
+
+    path = onnx_files.write_by_hand(tmp_path / "net.onnx")
+    for name in ("net.py", "custom_ops.py", "onnxruntime_extensions.py"):
+        (path.parent / name).write_text(MALICIOUS.format(mark=mark))
+    for name in ("net.so", "libcustom_ops.so", "net.dll"):
+        (path.parent / name).write_bytes(b"no library")
+    assert camtool.load(path, output="scores").model(torch.ones(1, 1, 4, 4)).shape == (1, 2)
+    graph = onnx.load(path)
+    graph.opset_import.add(domain="mine", version=1)
+    graph.graph.node[1].domain = "mine"
+    onnx.save(graph, path)
+    with pytest.raises(ModelError, match=r"net\.onnx cannot be read: .*is not a registered function"):
+        camtool.load(path, output="scores")
     assert not mark.exists()
 
 

@@ -54,7 +54,7 @@ class HuggingFaceSource(Source):
         path = _check_path(name)
         model_class, config = _read_config(path)
         if weights is None:
-            model = _load_pretrained(model_class, path)
+            model = _load_pretrained(model_class, config, path)
         else:
             model = model_class(config)
             load_state(model, read_state(weights), weights)
@@ -333,15 +333,19 @@ def _read_config(path: str) -> tuple[Any, Any]:
 
     with _translate_errors(path):
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    # A file may ask for a kernel of the hub, whose code would be downloaded and run.
+    config._attn_implementation = None
     transformers = _import_transformers()
-    names = config.architectures or []
-    model_class = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
-    if model_class is None:
+    names = [str(name) for name in config.architectures or ()]
+    kinds = [getattr(transformers, name, None) for name in names]
+    models = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)]
+    if not models:
         why = f"it is {add_article(' or '.join(names))}" if names else "its configuration names none"
         raise ModelError(
             f"model 'hf:{path}' is of no class of transformers {transformers.__version__} ({why}); load it yourself, "
             "and pass the model."
         )
+    model_class: Any = models[0]
     if not _takes_images(model_class):
         raise ModelError(
             f"model 'hf:{path}' is {add_article(model_class.__name__)}, which takes {model_class.main_input_name!r}, "
@@ -357,15 +361,16 @@ def _takes_images(model_class: Any) -> bool:
     return {"pixel_values", "input_ids"} <= signature(model_class.forward).parameters.keys()
 
 
-def _load_pretrained(model_class: Any, path: str) -> nn.Module:
+def _load_pretrained(model_class: Any, config: Any, path: str) -> nn.Module:
     """Load a model with its weights, and check that none of them is missing."""
     with _translate_errors(path):
-        model, info = model_class.from_pretrained(path, output_loading_info=True, trust_remote_code=False)
+        options = {"config": config, "trust_remote_code": False}
+        model, info = model_class.from_pretrained(path, output_loading_info=True, **options)
         missing = sorted({*info["missing_keys"], *(entry[0] for entry in info.get("mismatched_keys", ()))})
         # Self-supervised models such as DINO are published without the weights of the pooler.
         is_pooler = bool(missing) and all(name.startswith("pooler.") for name in missing)
         if is_pooler and "add_pooling_layer" in signature(model_class).parameters:
-            model = model_class.from_pretrained(path, add_pooling_layer=False, trust_remote_code=False)
+            model = model_class.from_pretrained(path, add_pooling_layer=False, **options)
             missing = []
     if missing:
         names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")

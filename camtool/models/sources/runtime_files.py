@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +27,9 @@ Layout: TypeAlias = Literal["NCHW", "NHWC"]
 
 _CHANNELS = (1, 3)
 _LABEL_FILES = ("labels.txt", "labelmap.txt")
+
+_MAX_LABELS_BYTES = 2**26
+"""Bytes of the class names in an archive, a million names: a small archive may unpack to more than the memory."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +132,15 @@ class OpenVinoProgram(Program):
         )
         own = ["camtool"]
         self.metadata = {"camtool": str(model.get_rt_info(own).value)} if model.has_rt_info(own) else {}
+        # All calls of a compiled model share the memory of one request: another thread would get its scores.
+        self._lock = threading.Lock()
 
     def run(self, arrays: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> list[NDArray[Any]]:
         """Return the outputs of some names, for the inputs by name."""
-        results = self._compiled([arrays[port.name] for port in self.inputs])
         places = [port.name for port in self.outputs]
-        return [np.array(results[places.index(name)]) for name in outputs]
+        with self._lock:
+            results = self._compiled([arrays[port.name] for port in self.inputs])
+            return [np.array(results[places.index(name)]) for name in outputs]
 
 
 class TfLiteProgram(Program):
@@ -146,18 +153,21 @@ class TfLiteProgram(Program):
         self._details = self._interpreter.get_input_details(), self._interpreter.get_output_details()
         self.inputs, self.outputs = ([*map(_read_tflite_port, details)] for details in self._details)
         self.metadata = _read_packed_labels(path)
+        # The sizes and the numbers of a call are in the interpreter.
+        self._lock = threading.Lock()
 
     def run(self, arrays: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> list[NDArray[Any]]:
         """Return the outputs of some names, for the inputs by name."""
         interpreter, (inputs, results) = self._interpreter, self._details
-        for detail in inputs:
-            interpreter.resize_tensor_input(detail["index"], arrays[detail["name"]].shape)
-        interpreter.allocate_tensors()
-        for detail in inputs:
-            interpreter.set_tensor(detail["index"], arrays[detail["name"]])
-        interpreter.invoke()
         by_name = {detail["name"]: detail["index"] for detail in results}
-        return [interpreter.get_tensor(by_name[name]) for name in outputs]
+        with self._lock:
+            for detail in inputs:
+                interpreter.resize_tensor_input(detail["index"], arrays[detail["name"]].shape)
+            interpreter.allocate_tensors()
+            for detail in inputs:
+                interpreter.set_tensor(detail["index"], arrays[detail["name"]])
+            interpreter.invoke()
+            return [interpreter.get_tensor(by_name[name]) for name in outputs]
 
 
 def _read_shape(shape: Sequence[Any]) -> tuple[int | None, ...]:
@@ -197,7 +207,11 @@ def _read_packed_labels(path: str) -> dict[str, str]:
     with suppress(BadZipFile), ZipFile(path) as archive:
         found = next((name for name in archive.namelist() if PurePath(name).name in _LABEL_FILES), None)
         if found is not None:
-            return {"labels": archive.read(found).decode("utf-8")}
+            with archive.open(found) as labels:
+                content = labels.read(_MAX_LABELS_BYTES + 1)
+            if len(content) > _MAX_LABELS_BYTES:
+                raise ModelError(f"{path}: {found} in it has more than {_MAX_LABELS_BYTES / 2**20:g} MB; remove it.")
+            return {"labels": content.decode("utf-8")}
     return {}
 
 

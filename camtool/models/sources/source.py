@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 _MAX_SIDE = 4096
 """Largest side that a file may ask images to be resized to. Published models have less."""
+
+_SILENCE = 60.0
+"""Seconds without a byte after which a server of weights is given up."""
 
 
 class Source(ABC):
@@ -140,7 +144,8 @@ def translate_download_errors(weights: str, model: str) -> Iterator[None]:
         model: The name of their model, as :func:`camtool.load` takes it together with a file.
     """
     try:
-        yield
+        with limit_silence():
+            yield
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the downloaded file has another hash
         raise_interrupt(error)
         reason = error.reason if isinstance(error, URLError) else get_first_line(error)
@@ -154,3 +159,19 @@ def get_first_line(error: Exception) -> str:
     """Return the first line of an error's message, without a full stop; the name of its class if it has none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[0].rstrip(".")
+
+
+@contextmanager
+def limit_silence() -> Iterator[None]:
+    """Let downloads of a library in the block fail when the server is silent; torch and open_clip would wait for ever.
+
+    It is no limit of a whole download, as weights of gigabytes take hours on some lines. A limit of the user's stays.
+    """
+    if socket.getdefaulttimeout() is not None:  # the user's, or that of a model that another thread loads
+        yield
+        return
+    socket.setdefaulttimeout(_SILENCE)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(None)

@@ -19,7 +19,7 @@ from camtool.arguments.libraries import import_library
 from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
-from camtool.models.sources.source import Source, get_first_line, to_height_and_width
+from camtool.models.sources.source import Source, get_first_line, limit_silence, to_height_and_width
 from camtool.models.sources.torchvision import build_resize
 from camtool.models.weights import load_state, read_state
 
@@ -113,7 +113,7 @@ class UltralyticsSource(Source):
         try:
             if (path := _find_own_yaml(name)) is not None:
                 check_plain_yaml(path.read_text(encoding="utf-8", errors="ignore"))
-            with _load_safely():
+            with _load_safely(), limit_silence():
                 model = kind(name).model
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.PickleError, yaml.YAMLError) as error:
             raise_interrupt(error)

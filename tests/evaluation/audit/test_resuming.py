@@ -185,6 +185,20 @@ def test_the_stamp_of_an_image_in_memory_changes_with_what_is_seen(one, other, i
     assert (_stamp(one) == _stamp(other)) is is_same
 
 
+def test_the_stamp_of_a_file_changes_with_its_content_and_its_place(tmp_path):
+    one, other = tmp_path / "one.png", tmp_path / "other.png"
+    one.write_bytes(b"12345")
+    stamp = _stamp(one)
+    assert _stamp(one) == _stamp(str(one)) == stamp
+    one.rename(other)
+    other.write_bytes(b"54321")  # as many bytes
+    os.utime(other, ns=(0, other.stat().st_mtime_ns + 10**9))  # clocks of file systems may be coarse
+    other.rename(one)
+    assert _stamp(one) != stamp
+    one.unlink()
+    assert _stamp(one) not in (stamp, _stamp(other))
+
+
 def test_another_transform_is_another_audit(tmp_path):
     photos = [(255 * image.permute(1, 2, 0)).byte().numpy() for image in draw_images(48)[0]]
 

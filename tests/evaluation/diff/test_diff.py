@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
+import signal
 import warnings
 from dataclasses import replace
 from html import unescape
 from io import BytesIO
+from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 import pandas
@@ -178,6 +182,35 @@ def test_a_comparison_that_was_cut_off_goes_on_with_the_same_result(result, tmp_
     assert len(scored) == count
     # Another new model is another comparison.
     assert compare(new=load({"apple": RED, "sky": GREEN}), out=tmp_path).to_json() != result.to_json()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a process that starts at once")
+def test_a_process_that_is_killed_while_it_writes_leaves_whole_files(result, tmp_path):
+    """The process is killed before the first, the second and the third file gets its name."""
+
+    def save_and_die(number):
+        renamed = iter(range(number))
+
+        def rename(path, target):
+            if next(renamed, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return path.rename(target)
+
+        Path.replace = rename
+        result.save(tmp_path)
+
+    result.save(tmp_path / "whole")
+    names = ["diff.json", "diff.md", "index.html"]
+    whole = [(tmp_path / "whole" / name).read_bytes() for name in names]
+    for number in range(3):
+        process = get_context("fork").Process(target=save_and_die, args=(number,))
+        process.start()
+        process.join(120)
+        assert process.exitcode == -signal.SIGKILL
+        left = {name: (tmp_path / name).read_bytes() for name in names if (tmp_path / name).exists()}
+        assert left == dict(list(zip(names, whole, strict=True))[:number])
+    result.save(tmp_path)
+    assert [(tmp_path / name).read_bytes() for name in names] == whole
 
 
 def test_another_transform_is_another_comparison(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -311,6 +312,66 @@ def test_a_tflite_file_has_its_labels_and_takes_quantized_bytes(tmp_path: Path) 
             without[:, :, rows, columns] = 0
             drop = compute_scores(IMAGE[None])[0, 0] - compute_scores(without)[0, 0]
             np.testing.assert_allclose(covered[rows, columns], drop, atol=1e-6)
+
+
+def write_file(folder: Path, runtime: str) -> Path:
+    """Write the network by hand as a file that a runtime opens; a runtime that is absent skips the test."""
+    if runtime == "ai_edge_litert":
+        pytest.importorskip(runtime)
+        from tests.helpers import tflite_files
+
+        return tflite_files.write_by_hand(folder / "net.tflite")
+    path = onnx_files.write_by_hand(folder / "net.onnx")
+    if runtime == "openvino":
+        openvino = pytest.importorskip(runtime)
+        openvino.save_model(openvino.Core().read_model(path), path.with_suffix(".xml"), compress_to_fp16=False)
+        return path.with_suffix(".xml")
+    return path
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino", "ai_edge_litert"])
+def test_threads_that_share_a_file_get_the_scores_of_their_own_images(tmp_path: Path, runtime: str) -> None:
+    model = load(write_file(tmp_path, runtime), output="scores").model
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.rand(1 + number % 3, 1, 4, 4, generator=generator) for number in range(300)]
+    with ThreadPoolExecutor(4) as pool:
+        scores = [*pool.map(model, batches)]
+    for images, of_batch in zip(batches, scores, strict=True):
+        np.testing.assert_allclose(of_batch, compute_scores(images), rtol=1e-5, atol=1e-6)
+
+
+def test_a_damaged_tflite_file_is_refused_and_ends_no_process(tmp_path: Path) -> None:
+    path = write_file(tmp_path, "ai_edge_litert")
+    content, random = path.read_bytes(), np.random.default_rng(0)
+    for size in (0, 7, len(content) // 2, len(content) - 8):
+        path.write_bytes(content[:size])
+        with pytest.raises(ModelError, match=r"net\.tflite cannot be read: "):
+            load(path)
+    outcomes = set[str]()
+    for _ in range(60):
+        damaged = bytearray(content)
+        damaged[random.integers(len(content))] = random.integers(256)
+        path.write_bytes(damaged)
+        try:
+            outcomes.add(str(load(path, layout="NHWC").model(BATCH).shape))
+        except (ModelError, FunctionError) as error:
+            outcomes.add(type(error).__name__)
+    assert {"torch.Size([3, 2])", "ModelError"} <= outcomes
+
+
+def test_labels_that_unpack_to_more_than_the_memory_are_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ai_edge_litert")
+    from tests.helpers import tflite_files
+
+    path = tflite_files.write_by_hand(tmp_path / "net.tflite", "dark\nbright\n")
+    monkeypatch.setattr("camtool.models.sources.runtime_files._MAX_LABELS_BYTES", 12)
+    assert load(path).labels == ["dark", "bright"]
+    monkeypatch.setattr("camtool.models.sources.runtime_files._MAX_LABELS_BYTES", 11)
+    monkeypatch.setattr("zipfile.ZipFile.read", lambda *_: pytest.fail("all of it was unpacked"))
+    with pytest.raises(ModelError, match=r"net\.tflite: labels\.txt in it has more than .* MB; remove it"):
+        load(path)
 
 
 def test_the_package_of_a_runtime_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

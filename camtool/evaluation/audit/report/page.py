@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,35 +22,11 @@ _GENERATOR = "camtool audit"
 
 _SCRIPTS = ("dom.js", "theme.js", "audit.js")
 
-_PICTURES = {
-    "covered": ("Covered", "As the model sees it, with the region outlined; then with the region inpainted."),
-    "pasted": ("Pasted onto other classes", "As the model sees it; then with the cue of another image, outlined."),
-    "without": ("Of the class, without it", ""),
-    "otherwise": ("With it, answered otherwise", ""),
-    "similar": ("Most like it in other classes", "Not answered as the class."),
-    "mistaken": ("Mistaken for the class", "Of other classes, answered as this one."),
-}
-"""Kind of pictures → title and explanation."""
+_TEXTS = json.loads(Path(__file__).with_name("page_texts.json").read_text(encoding="utf-8"))
+"""Titles and explanations of pictures, and of those of a kind of candidates where they differ.
 
-_OF_KIND = {
-    "property": {
-        "covered": ("Evened out", "As the model sees it; then shifted to the mean of the other classes."),
-        "pasted": ("Given to other classes", "As the model sees it; then shifted to the mean of the class."),
-    },
-    "position": {
-        "covered": ("Moved away", "As the model sees it; then moved to where other classes are."),
-        "pasted": ("Other classes, moved there", "As the model sees it; then moved to the place of the class."),
-    },
-    "concept": {"covered": ("With it", "Outlined where it is strongest. It is removed from activations, not pixels.")},
-}
-"""Kind of candidates → titles and explanations that differ."""
-
-_VERBS = {
-    "property": ("Evening it out", "Shifting it"),
-    "position": ("Moving it away", "Moving them there"),
-    "concept": ("Removing it", "Adding it"),
-}
-"""Kind of candidates → what removing and giving it is called, where it is not covering and pasting."""
+And what removing and giving a candidate is called, by its kind, where it is not covering and pasting.
+"""
 
 _PAIRS = ("covered", "pasted")
 
@@ -127,7 +104,7 @@ def _choose_pictures(kinds: Mapping[str, Sequence[Mapping[str, Any]]], of_kind: 
                 for entry in kinds[kind]
             ],
         }
-        for kind, (title, hint) in {**_PICTURES, **_OF_KIND.get(of_kind, {})}.items()
+        for kind, (title, hint) in {**_TEXTS["pictures"], **_TEXTS["pictures of a kind"].get(of_kind, {})}.items()
         if kinds.get(kind)
     ]
 
@@ -138,7 +115,7 @@ def _format_answer(answer: Mapping[str, Any]) -> tuple[str, str]:
 
 def _describe(finding: Mapping[str, Any], pictures: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a finding with what the page shows of it: effects, numbers and accuracies in words."""
-    remove, give = _VERBS.get(finding["kind"], ("Covering it", "Pasting it"))
+    remove, give = _TEXTS["verbs"].get(finding["kind"], ("Covering it", "Pasting it"))
     named = (
         (remove, "changes the answer", finding["removal"]),
         (give, f"makes others '{finding['label']}'", finding["transplant"]),
