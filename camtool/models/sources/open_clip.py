@@ -11,7 +11,7 @@ from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
-from camtool.models.sources.source import Source, to_height_and_width, translate_download_errors
+from camtool.models.sources.source import Source, tell_download_errors, to_height_and_width
 from camtool.models.two_towers import TextTower, Tokenizer
 from camtool.models.weights import load_state, read_state
 
@@ -118,6 +118,6 @@ def _split_name(name: str, *, needs_tag: bool) -> tuple[str, str]:
 
 
 def _download(base: str, tag: str) -> nn.Module:
-    with translate_download_errors(f"open_clip:{base}/{tag}", f"open_clip:{base}"):
+    with tell_download_errors(f"open_clip:{base}/{tag}", f"open_clip:{base}"):
         model: nn.Module = _import_open_clip().create_model(base, pretrained=tag, pretrained_text=False)
     return model

@@ -136,7 +136,7 @@ def check_sides(where: object, sides: Iterable[Any]) -> None:
 
 
 @contextmanager
-def translate_download_errors(weights: str, model: str) -> Iterator[None]:
+def tell_download_errors(weights: str, model: str) -> Iterator[None]:
     """Raise what a library raises while it downloads weights as a ModelError that says what to do.
 
     Args:

@@ -16,13 +16,7 @@ from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
-from camtool.models.sources.source import (
-    Source,
-    check_sides,
-    get_first_line,
-    to_height_and_width,
-    translate_download_errors,
-)
+from camtool.models.sources.source import Source, check_sides, get_first_line, tell_download_errors, to_height_and_width
 from camtool.models.sources.torchvision import build_gray, read_imagenet_labels
 from camtool.models.weights import load_state, match_names, read_state
 
@@ -168,7 +162,7 @@ def _download(name: str) -> nn.Module:
     _check_name(name)
     if ":" not in name and not _import_timm().list_pretrained(f"{name.partition('.')[0]}.*"):
         raise ModelError(f"timm has no weights for {name!r}; give a file: load('timm:{name}', 'FILE').")
-    with translate_download_errors(f"timm:{name}", f"timm:{name}"):
+    with tell_download_errors(f"timm:{name}", f"timm:{name}"):
         model: nn.Module = _import_timm().create_model(name, pretrained=True)
     return model
 

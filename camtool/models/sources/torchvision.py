@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.structures.modules import find_detector_transform
 from camtool.models.loaded import Loaded
-from camtool.models.sources.source import Source, translate_download_errors
+from camtool.models.sources.source import Source, tell_download_errors
 from camtool.models.weights import count_classes, load_state, match_names, read_state
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _choose_heads(name: str, state: Mapping[str, Tensor]) -> dict[str, bool]:
 def _download(name: str, weights: Any) -> nn.Module:
     import torchvision.models as zoo
 
-    with translate_download_errors(name, name):
+    with tell_download_errors(name, name):
         # torchvision must build the model: for some it renames weights or adds heads, as their files need it.
         model: nn.Module = zoo.get_model(name, weights=weights, progress=False)
     return model
