@@ -20,10 +20,14 @@ def import_library(module: str, need: str, package: str, error: type[CamtoolErro
     Raises:
         CamtoolError: The library is not installed, or its import fails; then the message has the reason.
     """
-    library = import_optional(module, need, package, error)
-    if library is None:
-        raise error(f"{need}: pip install {package}")
-    return library
+    try:
+        return import_module(module)
+    except Exception as failure:
+        raise_interrupt(failure)
+        # What is broken may raise anything, e.g. an AttributeError if another library has a version that does not fit.
+        kind = "" if isinstance(failure, ImportError) else f"its import fails: {type(failure).__name__}: "
+        reason = "" if _is_absent(module, failure) else f" ({kind}{failure})"
+        raise error(f"{need}: pip install {package}{reason}") from failure
 
 
 def import_optional(module: str, need: str, package: str, error: type[CamtoolError]) -> ModuleType | None:
@@ -33,11 +37,12 @@ def import_optional(module: str, need: str, package: str, error: type[CamtoolErr
         CamtoolError: It is installed, and its import fails; the message has the reason.
     """
     try:
-        return import_module(module)
-    except Exception as failure:
-        raise_interrupt(failure)
-        if isinstance(failure, ModuleNotFoundError) and failure.name == module.partition(".")[0]:
+        return import_library(module, need, package, error)
+    except error as failure:
+        if _is_absent(module, failure.__cause__):
             return None
-        # What is broken may raise anything, e.g. an AttributeError if another library has a version that does not fit.
-        kind = "" if isinstance(failure, ImportError) else f"its import fails: {type(failure).__name__}: "
-        raise error(f"{need}: pip install {package} ({kind}{failure})") from failure
+        raise
+
+
+def _is_absent(module: str, failure: BaseException | None) -> bool:
+    return isinstance(failure, ModuleNotFoundError) and failure.name == module.partition(".")[0]

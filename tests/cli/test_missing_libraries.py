@@ -91,6 +91,12 @@ def test_a_library_of_another_version_is_not_called_absent(monkeypatch, tmp_path
             import_library(library, "photos need it", "it", ImageError)
 
 
+def test_the_cause_of_the_error_is_that_of_the_import() -> None:
+    with pytest.raises(ImageError, match="pip install it$") as refusal:
+        import_library("absent_library", "photos need it", "it", ImageError)
+    assert isinstance(refusal.value.__cause__, ModuleNotFoundError)
+
+
 @pytest.mark.parametrize(
     ("library", "use", "error"),
     [
