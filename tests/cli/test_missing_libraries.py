@@ -92,7 +92,7 @@ def test_a_library_of_another_version_is_not_called_absent(monkeypatch, tmp_path
 
 
 def test_the_cause_of_the_error_is_that_of_the_import() -> None:
-    with pytest.raises(ImageError, match="pip install it$") as refusal:
+    with pytest.raises(ImageError, match=r"pip install it$") as refusal:
         import_library("absent_library", "photos need it", "it", ImageError)
     assert isinstance(refusal.value.__cause__, ModuleNotFoundError)
 
