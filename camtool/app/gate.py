@@ -58,11 +58,11 @@ _FOR_STRANGERS = (_ASKS_GRADIO, *(f"{_API}/{name}" for name in ("user", "theme.c
 Those outside of the interface are the page without its contents.
 """
 
-_MAX_CALLS = 16
-"""Most calls of one address whose answers were not fetched yet: a quarter of the queue, so that others have a place."""
+_MAX_CALLS, _MAX_SECONDS = 16, 60.0
+"""Most calls of one address whose answers were not fetched yet: a quarter of the queue, so that others have a place.
 
-_MAX_SECONDS = 60.0
-"""Time after which a call counts as answered, e.g. of a browser that was closed before it asked for the answer."""
+And the time after which a call counts as answered, e.g. of a browser that was closed before it asked for the answer.
+"""
 
 _MAX_BODY = 2**20
 """Most bytes of a posted JSON or form. The largest are the masks of painting."""
@@ -192,11 +192,17 @@ class Gate:
             if path.startswith(_FILE) and not self._rules.disk.has_file(path.removeprefix(_FILE)):
                 raise _RefusedError(403, "This file is not one of the page.")
             await self._app(scope, receive, send)
-        elif method == "POST" and path == _UPLOAD:
+        elif method == "POST" and path in (_UPLOAD, _LOGIN, *_CALLS):
+            await self._take_posted(path, scope, receive, send)
+        else:
+            raise _RefusedError(404, "The page has no such address.")
+
+    async def _take_posted(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        if path == _UPLOAD:
             await self._upload(scope, receive, send)
-        elif method == "POST" and path == _LOGIN:
+        elif path == _LOGIN:
             await self._log_in(scope, await _read_body(receive), send)
-        elif method == "POST" and path in _CALLS:
+        else:
             body = await _read_body(receive)
             sent = self._check_files(body)
             if path == _JOIN:
@@ -204,8 +210,6 @@ class Gate:
                 await self._queue_call(scope, _replay(body, receive), send, session)
             else:
                 await self._app(scope, _replay(body, receive), send)
-        else:
-            raise _RefusedError(404, "The page has no such address.")
 
     # ---------------------------------------------------------------------------------------------------- who asks
 

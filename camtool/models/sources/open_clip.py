@@ -119,5 +119,4 @@ def _split_name(name: str, *, needs_tag: bool) -> tuple[str, str]:
 
 def _download(base: str, tag: str) -> nn.Module:
     with tell_download_errors(f"open_clip:{base}/{tag}", f"open_clip:{base}"):
-        model: nn.Module = _import_open_clip().create_model(base, pretrained=tag, pretrained_text=False)
-    return model
+        return _import_open_clip().create_model(base, pretrained=tag, pretrained_text=False)  # type: ignore[no-any-return]

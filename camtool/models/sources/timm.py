@@ -163,8 +163,7 @@ def _download(name: str) -> nn.Module:
     if ":" not in name and not _import_timm().list_pretrained(f"{name.partition('.')[0]}.*"):
         raise ModelError(f"timm has no weights for {name!r}; give a file: load('timm:{name}', 'FILE').")
     with tell_download_errors(f"timm:{name}", f"timm:{name}"):
-        model: nn.Module = _import_timm().create_model(name, pretrained=True)
-    return model
+        return _import_timm().create_model(name, pretrained=True)  # type: ignore[no-any-return]
 
 
 def _build_from_file(name: str, weights: str | PathLike[str]) -> nn.Module:

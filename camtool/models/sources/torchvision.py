@@ -189,5 +189,4 @@ def _download(name: str, weights: Any) -> nn.Module:
 
     with tell_download_errors(name, name):
         # torchvision must build the model: for some it renames weights or adds heads, as their files need it.
-        model: nn.Module = zoo.get_model(name, weights=weights, progress=False)
-    return model
+        return zoo.get_model(name, weights=weights, progress=False)  # type: ignore[no-any-return]
