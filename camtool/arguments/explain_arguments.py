@@ -14,32 +14,15 @@ import numpy as np
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_count
+from camtool.arguments.foreign_names import read_foreign_names
 from camtool.arguments.messages import add_article, format_count
 from camtool.errors import CamtoolError, ImageError, MethodError, ModelError, TargetError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_TARGET = "target_class= here: an index, a name, or one of camtool.targets"
-_LAYER = 'layer= here: a dotted name such as "layer4", a module, or a list of them; by default the best one is found'
-_FOREIGN = {
-    **dict.fromkeys(("target", "targets", "target_category", "class_idx"), _TARGET),
-    **dict.fromkeys(("target_layer", "target_layers", "layers"), _LAYER),
-    **dict.fromkeys(("input_tensor", "image", "images", "img_tensor", "input"), "img= here, the second argument"),
-    "methods": "method= here: a name, a function, or a list of them",
-    "reshape_transform": "not needed: the layout of a layer's output is detected",
-    "aug_smooth": 'a wrapper here: method="tta:gradcam"',
-    "eigen_smooth": 'a wrapper here: method="eigen:gradcam"',
-    **{
-        name: f"an option of reading files: reading={{{name!r}: ...}}"
-        for name in ("bands", "window", "percentiles", "slice", "axis", "frame", "max_pixels")
-    },
-    # Former names of camtool itself.
-    "picture": "image= here: of several inputs the one that is explained, by position or name",
-    "call": "call_index= here: 0 is a layer's first call, -1 its last",
-    "use_cuda": 'not needed: images go to the device of the model; move it with model.to("cuda")',
-}
-"""The keywords of other libraries, and how to write the same with camtool."""
+_FOREIGN = read_foreign_names("keywords")
+"""The keywords of other libraries, and former ones of camtool, and how to write the same with camtool."""
 
 
 # ------------------------------------------------------------------------------------------------------------ the model

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import NoReturn
 
 
-def _read_table(kind: str) -> dict[str, str]:
+def read_foreign_names(kind: str) -> dict[str, str]:
     """Return name → what to write here, of a table in ``foreign_names.json``, which lists the names of each."""
     tables = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
     return {name: answer for answer, names in tables[kind].items() for name in names}
 
 
-METHOD_NAMES = _read_table("methods")
+METHOD_NAMES = read_foreign_names("methods")
 """A name of another library → the method that computes the same, or what comes closest."""
 
-_OTHERS = _read_table("others")
+_OTHERS = read_foreign_names("others")
 """A name of another library → what to write here."""
 
 

@@ -1,7 +1,8 @@
 """Rules that decide which outputs are grids over the image, and which grids can carry a map.
 
 The shape of an output alone misleads: attention weights ``(N, heads, T, T)`` look like feature maps, queries look like
-patches. Each rule names one kind of output and the models that need the rule. The rules are applied in this order:
+patches. Each rule names one kind of output, and the comment above it the models that are explained at a wrong layer, or
+with a wrong grid, without the rule. The rules are applied in this order:
 
 ==================  ================================================================================================
 :data:`TRACE`       to each call of the forward pass; a match ends the part of the forward pass that is searched
@@ -38,7 +39,6 @@ class Rule(Generic[Facts]):
     Attributes:
         name: The kind of output that the rule is about.
         applies: Check that the rule is about the given facts.
-        needed_by: Models that are explained at a wrong layer, or with a wrong grid, without the rule.
         effect: ``"exclude"`` excludes matches. ``"prefer"`` excludes all others if there are matches.
         verdict: Reason that the table of candidates shows for an excluded layer. It may name fields of the facts in
             braces. Outputs excluded by a rule without a verdict are not listed.
@@ -46,7 +46,6 @@ class Rule(Generic[Facts]):
 
     name: str
     applies: Callable[[Facts], bool]
-    needed_by: str
     effect: Literal["exclude", "prefer"] = "exclude"
     verdict: str = ""
 
@@ -86,11 +85,8 @@ def _is_query_output(facts: DetectorCall) -> bool:
 
 
 TRACE: tuple[Rule[DetectorCall], ...] = (
-    Rule(
-        "detection queries",
-        _is_query_output,
-        needed_by="DETR, Mask2Former: a square number of queries looks like a grid of patches",
-    ),
+    # DETR, Mask2Former: a square number of queries looks like a grid of patches.
+    Rule("detection queries", _is_query_output),
 )
 """Rules on calls. The call that matches, and all later calls, are not searched."""
 
@@ -141,21 +137,13 @@ def _is_transposed(reading: Reading) -> bool:
 
 
 READING: tuple[Rule[Reading], ...] = (
-    Rule(
-        "windows",
-        lambda reading: reading.shape[0] != (reading.layout.rows.count if reading.layout.rows else 1),
-        needed_by="Swin, MaxViT and detectors: windows or regions instead of images along the first axis",
-    ),
-    Rule(
-        "inside of attention",
-        lambda reading: not reading.layout.has_tokens and _is_inside_attention(reading),
-        needed_by="ViT: queries (N, heads, T, C) and attention weights (N, heads, T, T) have the shape of maps",
-    ),
-    Rule(
-        "inside of token mixing",
-        lambda reading: reading.layout.has_tokens and _is_transposed(reading),
-        needed_by="MLP-Mixer: layers that mix positions work on transposed tokens (N, C, T)",
-    ),
+    # Swin, MaxViT and detectors: windows or regions instead of images along the first axis.
+    Rule("windows", lambda reading: reading.shape[0] != (reading.layout.rows.count if reading.layout.rows else 1)),
+    # ViT: queries (N, heads, T, C) and attention weights (N, heads, T, T) have the shape of maps.
+    Rule("inside of attention", lambda reading: not reading.layout.has_tokens and _is_inside_attention(reading)),
+    # MLP-Mixer: layers that mix positions work on transposed tokens (N, C, T).
+    Rule("inside of token mixing", lambda reading: reading.layout.has_tokens and _is_transposed(reading)),
+    # Networks on spectrograms: strides that differ between axes, so the channels form the better grid.
     Rule(
         "another channel axis",
         lambda reading: (
@@ -165,19 +153,14 @@ READING: tuple[Rule[Reading], ...] = (
             and reading.channels.is_certain
             and not reading.has_known_channels
         ),
-        needed_by="networks on spectrograms: strides that differ between axes, so the channels form the better grid",
     ),
-    Rule(
-        "known channel axis",
-        lambda reading: reading.has_known_channels,
-        needed_by="networks with as many channels as rows and columns",
-        effect="prefer",
-    ),
+    # Networks with as many channels as rows and columns.
+    Rule("known channel axis", lambda reading: reading.has_known_channels, effect="prefer"),
+    # Networks with about as many channels as rows, whose channel axis is unknown.
     Rule(
         "exact proportions",
         # Ten channels over 8 x 8 positions can be read as 10 x 8.
         lambda reading: is_in_proportion(reading.layout.grid, reading.size),
-        needed_by="networks with about as many channels as rows, whose channel axis is unknown",
         effect="prefer",
     ),
 )
@@ -194,17 +177,15 @@ _POOLS: tuple[type[nn.Module], ...] = (
 )
 
 MODULE: tuple[Rule[TracedCall], ...] = (
-    Rule(
-        "pooling",
-        lambda call: isinstance(call.module, _POOLS),
-        needed_by="VGG: the pooling before its classifier is deeper, but only coarsens the last feature map",
-    ),
+    # VGG: the pooling before its classifier is deeper, but only coarsens the last feature map.
+    Rule("pooling", lambda call: isinstance(call.module, _POOLS)),
 )
 """Rules on the call that returned a grid. They do not hold for a layer that the user names."""
 
 
 # ------------------------------------------------------------------------------------- activations and gradients
 
+_HARDLY_REACHED = "the score's gradient reaches hardly any of its positions"
 NOT_REACHED = "no gradient reaches it"
 """Verdict on a layer whose gradient is zero everywhere."""
 
@@ -292,50 +273,22 @@ def _are_equal(variants: Tensor) -> bool:
 
 
 RESPONSE: tuple[Rule[Response], ...] = (
-    Rule(
-        "constant output",
-        _is_constant,
-        needed_by="Swin, BEiT: relative position biases (N, heads, T, T) that modules return",
-        verdict="it does not depend on the image",
-    ),
+    # Swin, BEiT: relative position biases (N, heads, T, T) that modules return.
+    Rule("constant output", _is_constant, verdict="it does not depend on the image"),
     # Before the rules on few positions, because the error about an untrained head looks for this verdict.
-    Rule(
-        "output without gradient",
-        _is_unreached,
-        needed_by="ViT: behind the last attention the class is read from the class token alone",
-        verdict=NOT_REACHED,
-    ),
-    Rule(
-        "one row",
-        _is_reached_in_one_row,
-        needed_by="transformers whose attention weights are a module at the top level: the class token reads one row",
-        verdict="the score's gradient reaches hardly any of its positions",
-    ),
-    Rule(
-        "few positions",
-        _is_reached_in_few_positions,
-        needed_by="transformers that read class and distillation tokens which are taken for a part of the grid",
-        verdict="the score's gradient reaches hardly any of its positions",
-    ),
+    # ViT: behind the last attention the class is read from the class token alone.
+    Rule("output without gradient", _is_unreached, verdict=NOT_REACHED),
+    # Transformers whose attention weights are a module at the top level: the class token reads one row.
+    Rule("one row", _is_reached_in_one_row, verdict=_HARDLY_REACHED),
+    # Transformers that read class and distillation tokens which are taken for a part of the grid.
+    Rule("few positions", _is_reached_in_few_positions, verdict=_HARDLY_REACHED),
     # Score maps are reached in all positions, but in the channel of the target class only.
-    Rule(
-        "class scores",
-        _is_class_scores,
-        needed_by="SqueezeNet, fully convolutional segmenters: the last maps are the scores, not features",
-        verdict="it holds the classes' own score maps, not features",
-    ),
-    Rule(
-        "latents",
-        _is_latent,
-        needed_by="Perceiver: a square number of latents looks like a grid of patches",
-        verdict="it holds tokens that are the model's own, not the image's",
-    ),
-    Rule(
-        "frames in another order",
-        lambda response: response.has_other_frames,
-        needed_by="networks on frames: frames before clips in the batch, or clips (N, T, C, H, W) of three frames",
-        verdict=OTHER_FRAMES,
-    ),
+    # SqueezeNet, fully convolutional segmenters: the last maps are the scores, not features.
+    Rule("class scores", _is_class_scores, verdict="it holds the classes' own score maps, not features"),
+    # Perceiver: a square number of latents looks like a grid of patches.
+    Rule("latents", _is_latent, verdict="it holds tokens that are the model's own, not the image's"),
+    # Networks on frames: frames before clips in the batch, or clips (N, T, C, H, W) of three frames.
+    Rule("frames in another order", lambda response: response.has_other_frames, verdict=OTHER_FRAMES),
 )
 """Rules on activations and gradients. The first that applies gives the verdict."""
 
@@ -365,22 +318,18 @@ def _is_in_other_order(order: TokenOrder) -> bool:
 
 
 ORDER: tuple[Rule[TokenOrder], ...] = (
-    Rule(
-        "tokens in another order",
-        _is_in_other_order,
-        needed_by="Hiera: between its stages the tokens of each window lie one after the other",
-        verdict="its tokens are not in the order of the image's rows",
-    ),
+    # Hiera: between its stages the tokens of each window lie one after the other.
+    Rule("tokens in another order", _is_in_other_order, verdict="its tokens are not in the order of the image's rows"),
+    # ViT with registers between the patches: a class token and a shifted grid have as many tokens.
     Rule(
         "tokens that begin elsewhere",
         lambda order: not order.is_located,
-        needed_by="ViT with registers between the patches: a class token and a shifted grid have as many tokens",
         verdict="it is uncertain which of its tokens are the image's, and which are registers or learned queries",
     ),
+    # BLIP-2, Perceiver, TokenLearner: learned queries look at the whole image, but form a grid by number.
     Rule(
         "tokens without places",
         lambda order: order.has_places is False,
-        needed_by="BLIP-2, Perceiver, TokenLearner: learned queries look at the whole image, but form a grid by number",
         verdict="its tokens have no places on the image, as learned queries and pooled tokens have none",
     ),
 )
@@ -396,10 +345,10 @@ class Projection(NamedTuple):
 
 
 PROJECTION: tuple[Rule[Projection], ...] = (
+    # CaiT and attention pooling: keys and values each show a part of what their source shows.
     Rule(
         "attention projection",
         lambda projection: projection.source is not None,
-        needed_by="CaiT and attention pooling: keys and values each show a part of what their source shows",
         verdict="a projection of {facts.source}",
     ),
 )

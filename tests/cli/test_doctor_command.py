@@ -1,14 +1,11 @@
-"""``camtool doctor``, and completion in the shell."""
+"""``camtool doctor``."""
 
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -146,23 +143,3 @@ def test_a_crash_fails_the_test_and_is_told(camtool_: Command, monkeypatch) -> N
     assert result.code == 1
     assert json.loads(result.out)["self_test"] == {"cpu": "OSError: the disk is [gone]"}
     assert "the disk is [gone]" in camtool_("doctor").out
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [("camtool do", ["doctor"]), ("camtool photos/ --meth", ["--method"]), ("camtool layers --js", ["--json"])],
-)
-def test_the_shell_completes_commands_and_options(line: str, expected: list[str]) -> None:
-    finished = subprocess.run(
-        [sys.executable, "-c", "import sys; from camtool.cli.app import main; sys.argv = ['camtool']; main()"],
-        env={
-            **os.environ,
-            "_CAMTOOL_COMPLETE": "complete_bash",
-            "COMP_WORDS": line,
-            "COMP_CWORD": str(line.count(" ")),
-        },
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert finished.stdout.split() == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -163,9 +164,15 @@ def test_each_rule_is_needed_by_a_network(table: str, rule: Rule[Any], monkeypat
     assert example.find() != example.expected
 
 
+def test_a_comment_above_each_rule_names_the_models_that_need_it() -> None:
+    lines = [line.strip() for line in Path(rules.__file__).read_text(encoding="utf-8").splitlines()]
+    above = [lines[number - 1] for number, line in enumerate(lines) if line.startswith("Rule(")]
+    assert len(above) == len(RULES)
+    assert all(line.startswith("# ") for line in above)
+
+
 @pytest.mark.parametrize(("table", "rule"), RULES)
-def test_each_rule_names_the_models_that_need_it(table: str, rule: Rule[Any]) -> None:
-    assert rule.needed_by, f"the rule {rule.name!r} in rules.{table} names no model"
+def test_each_excluded_candidate_has_a_reason(table: str, rule: Rule[Any]) -> None:
     assert rule.verdict or table not in ("RESPONSE", "PROJECTION"), "candidates are listed with a reason"
 
 

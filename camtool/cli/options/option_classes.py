@@ -12,6 +12,8 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.models import OptionInfo
 
+from camtool.cli.options.completions import COMPLETIONS
+
 _FOLDED = ("Labels", "Preprocessing", "Scientific formats")
 """Headings of the options that ``--help`` leaves out and ``--help-all`` shows."""
 
@@ -58,6 +60,7 @@ def _iterate_options(name: str, hint: Any, default: Any, panel: str | None) -> I
         info = copy(metadata[0])
         info.rich_help_panel = info.rich_help_panel or panel
         info.hidden = info.rich_help_panel in _FOLDED
+        info.autocompletion = COMPLETIONS.get(name)
         hint = Annotated[hint.__origin__, info]
     yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 

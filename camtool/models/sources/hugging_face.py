@@ -338,14 +338,14 @@ def _read_config(path: str) -> tuple[Any, Any]:
     transformers = _import_transformers()
     names = [str(name) for name in config.architectures or ()]
     kinds = [getattr(transformers, name, None) for name in names]
-    models = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)]
-    if not models:
+    base = transformers.PreTrainedModel
+    model_class: Any = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, base)), None)
+    if model_class is None:
         why = f"it is {add_article(' or '.join(names))}" if names else "its configuration names none"
         raise ModelError(
             f"model 'hf:{path}' is of no class of transformers {transformers.__version__} ({why}); load it yourself, "
             "and pass the model."
         )
-    model_class: Any = models[0]
     if not _takes_images(model_class):
         raise ModelError(
             f"model 'hf:{path}' is {add_article(model_class.__name__)}, which takes {model_class.main_input_name!r}, "

@@ -84,6 +84,13 @@ class TorchvisionSource(Source):
         return read_imagenet_labels() if type(model).__module__.startswith("torchvision.") else None
 
 
+def read_published_labels(name: str) -> Sequence[str]:
+    """Return the class names of a model's published weights, without loading them; none for an unknown name."""
+    import torchvision.models as zoo
+
+    return zoo.get_model_weights(name)["DEFAULT"].meta.get("categories", ()) if name in zoo.list_models() else ()
+
+
 def list_photo_models() -> list[str]:
     """List the models that take one photo: classifiers, segmenters and detectors, each kind in alphabetical order."""
     import torchvision.models as zoo

@@ -55,6 +55,9 @@ target that is not about a class, ``probability`` if it is unknown. ``overlay`` 
 folder of the shard, or null. ``failure`` is the reason why a photo failed; its other columns but ``path`` are null.
 """
 
+_OF_LINE = ("method", "layer", "label", "score", "probability", "predicted_label", "true_label", "correct")
+"""Columns with a value of the manifest's line as it is."""
+
 Row = dict[str, Any]
 """Column → value. Columns that are left out are null."""
 
@@ -78,13 +81,9 @@ def _build_row(photo: Photo, explanation: Explanation, overlay: str | None) -> R
     levels = np.rint(maps.normalize(explanation.raw) * 255).astype(np.uint8)
     height, width = explanation.view.size
     return {
+        **{name: getattr(line, name) for name in _OF_LINE},
         "path": line.image,
-        "method": line.method,
-        "layer": line.layer,
         "class_index": line.index,
-        "label": line.label,
-        "score": line.score,
-        "probability": line.probability,
         "heatmap": zlib.compress(levels.tobytes()),
         "heatmap_height": levels.shape[0],
         "heatmap_width": levels.shape[1],
@@ -94,9 +93,6 @@ def _build_row(photo: Photo, explanation: Explanation, overlay: str | None) -> R
         "warnings": [str(warning) for warning in line.warnings],
         "warning_codes": [*line.warning_codes],
         "box": None if line.box is None else [*line.box],
-        "predicted_label": line.predicted_label,
-        "true_label": line.true_label,
-        "correct": line.correct,
         "overlay": overlay,
     }
 
