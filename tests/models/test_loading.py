@@ -118,6 +118,31 @@ def test_a_server_of_weights_that_sends_nothing_is_given_up(monkeypatch):
     assert socket.getdefaulttimeout() is None
 
 
+def test_a_hub_that_sends_nothing_is_given_up(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    import huggingface_hub
+
+    monkeypatch.setattr("camtool.models.sources.source._SILENCE", 0.2)
+    session = huggingface_hub.get_session()
+    hooks = {event: [*hooks] for event, hooks in session.event_hooks.items()}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/api/models/org/name"
+
+        def ask_twice(*_: object, **__: object) -> None:
+            # transformers forgets the error of its question for a revision, and asks for files.
+            with pytest.raises(Exception, match="timed out"):
+                session.get(url, timeout=None)
+            session.get(url, timeout=None)
+
+        monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", ask_twice)
+        with pytest.raises(
+            ModelError, match=r"could not be loaded: 127\.0\.0\.1 has sent nothing for 0 seconds"
+        ) as error:
+            camtool.load("hf:org/name")
+        assert_one_line(error)
+    assert {event: [*hooks] for event, hooks in session.event_hooks.items()} == hooks
+
+
 def test_a_limit_of_silence_that_the_user_set_stays(monkeypatch):
     monkeypatch.setattr("torchvision.models.get_model", lambda *_, **__: times.append(socket.getdefaulttimeout()))
     times, before = [], socket.getdefaulttimeout()

@@ -25,7 +25,7 @@ from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.structures.caches import cached_property
 from camtool.models.loaded import Loaded
-from camtool.models.sources.source import Source, check_sides, get_first_line, to_height_and_width
+from camtool.models.sources.source import Source, check_sides, get_first_line, limit_silence, to_height_and_width
 from camtool.models.two_towers import TextTower, Tokenizer, find_encoders
 from camtool.models.weights import load_state, read_state
 
@@ -172,7 +172,8 @@ def _read_transform(path: str, **options: Any) -> Transform | None:
 
     read: Callable[..., Any] = AutoImageProcessor.from_pretrained
     try:
-        processor = read(path, trust_remote_code=False, **options)
+        with limit_silence():
+            processor = read(path, trust_remote_code=False, **options)
     except ImportError as error:
         raise ModelError(f"model 'hf:{path}' needs another package: {get_first_line(error)}.") from None
     except (OSError, ValueError, KeyError) as error:
@@ -266,7 +267,8 @@ def _build_tokenizer(model: nn.Module, path: str) -> Tokenizer:
         from transformers import AutoTokenizer
 
         try:
-            return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            with limit_silence():
+                return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         except (OSError, ValueError, TypeError, ImportError) as error:
             raise_interrupt(error)
             reason = f"from {path!r} ({get_first_line(error)})" if path else "because the model was not loaded"
@@ -389,7 +391,8 @@ def _translate_errors(path: str) -> Iterator[None]:
     from safetensors import SafetensorError
 
     try:
-        yield
+        with limit_silence():
+            yield
     except pickle.UnpicklingError:
         raise ModelError(
             f"model 'hf:{path}' has its weights in a pickle, pytorch_model.bin, which is damaged or holds more than "

@@ -11,7 +11,7 @@ from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
-from camtool.models.sources.source import Source, tell_download_errors, to_height_and_width
+from camtool.models.sources.source import Source, limit_silence, tell_download_errors, to_height_and_width
 from camtool.models.two_towers import TextTower, Tokenizer
 from camtool.models.weights import load_state, read_state
 
@@ -89,7 +89,8 @@ def _find_named_tokenizer(base: str) -> Tokenizer:
 
     def tokenize(texts: list[str]) -> Tensor:
         try:
-            tokens: Tensor = _import_open_clip().get_tokenizer(base)(texts)
+            with limit_silence():
+                tokens: Tensor = _import_open_clip().get_tokenizer(base)(texts)
         except (OSError, ValueError, ImportError) as error:
             raise_interrupt(error)
             raise ModelError(f"the tokenizer of 'open_clip:{base}' could not be downloaded ({error}).") from None

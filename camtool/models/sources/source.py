@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 
@@ -163,15 +165,43 @@ def get_first_line(error: Exception) -> str:
 
 @contextmanager
 def limit_silence() -> Iterator[None]:
-    """Let downloads of a library in the block fail when the server is silent; torch and open_clip would wait for ever.
+    """Let downloads of a library in the block fail when the server is silent; most libraries would wait for ever.
 
     It is no limit of a whole download, as weights of gigabytes take hours on some lines. A limit of the user's stays.
     """
-    if socket.getdefaulttimeout() is not None:  # the user's, or that of a model that another thread loads
+    with ExitStack() as stack:
+        if socket.getdefaulttimeout() is None:  # else the user's, or that of a model that another thread loads
+            socket.setdefaulttimeout(_SILENCE)
+            stack.callback(socket.setdefaulttimeout, None)
+        hub = sys.modules.get("huggingface_hub")  # it has sockets of its own
+        if hub is not None and hasattr(hub.get_session(), "event_hooks"):  # from version 1.0 on
+            watch, hooks = _HubWatch(), hub.get_session().event_hooks
+            for event, hook in (("request", watch.limit), ("response", watch.note_answer)):
+                hooks.setdefault(event, []).append(hook)
+                stack.callback(hooks[event].remove, hook)
         yield
-        return
-    socket.setdefaulttimeout(_SILENCE)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(None)
+
+
+class _HubWatch:
+    """Give up the hub of Hugging Face if no request is answered; its library sets few limits, and tries six times."""
+
+    def __init__(self) -> None:
+        self._asked_at: float | None = None
+
+    def limit(self, request: Any) -> None:
+        """Set the limits that a request of httpx does not have.
+
+        Raises:
+            TimeoutError: Requests before it were not answered for too long.
+        """
+        now = monotonic()
+        if self._asked_at is None:
+            self._asked_at = now
+        elif now - self._asked_at > _SILENCE:
+            raise TimeoutError(f"{request.url.host} has sent nothing for {now - self._asked_at:.0f} seconds")
+        limits = request.extensions["timeout"]
+        limits.update({step: _SILENCE for step, limit in limits.items() if limit is None})
+
+    def note_answer(self, _: Any) -> None:
+        """Start anew with the next request."""
+        self._asked_at = None
