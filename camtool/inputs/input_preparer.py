@@ -208,6 +208,8 @@ class InputPreparer:
             transform = find_transform(self._model)
         black, white = (None, None) if transform is None else find_black_and_white(given, transform)
         values = tensor.detach().cpu()  # once, as each copy waits for a GPU
+        if isinstance(self._model, FunctionModel):
+            self._model.check_image(values)
         value_range = ValueRange.of_tensor(values)
         notes = find_tensor_warnings(value_range, black, white, kind)
         return PreparedInput(given, build_view(values, value_range, kind, transform), tuple(notes), black, white)
@@ -239,6 +241,8 @@ class InputPreparer:
             file_image, self._transform if file_image.is_volume else self.transform
         )
         tensor = values.to(self._device, get_dtype(self._model))
+        if isinstance(self._model, FunctionModel):
+            self._model.check_image(tensor)
         is_unit = bool(notes)
         black, white = (tensor.new_zeros(len(tensor)), tensor.new_ones(len(tensor))) if is_unit else (None, None)
         warnings = find_tensor_warnings(ValueRange.of_tensor(tensor), black, white, kind)
@@ -253,6 +257,8 @@ class InputPreparer:
         transform, notes = self._get_image_transform()
         geometry = self._read_geometry((image.height, image.width))
         made = _check_transformed(transform(self._cut_middle(image, geometry)), transform)
+        if isinstance(self._model, FunctionModel):
+            self._model.check_image(made)
         value_range = ValueRange.of_tensor(made)  # before it is on a GPU, for which each look waits
         tensor = made.to(self._device, get_dtype(self._model))
         black, white = find_black_and_white(tensor, transform)
@@ -301,8 +307,8 @@ class InputPreparer:
         # One that holds other tensors (DTensor) is kept.
         is_plain = type(tensor) is Tensor or hasattr(tensor, "__tensor_flatten__")
         given = (tensor if is_plain else tensor.as_subclass(Tensor)).to(self._device)
-        first = next(self._model.parameters(), None)
-        if not given.is_floating_point() or (first is not None and given.dtype == first.dtype):
+        first: torch.dtype | None = getattr(next(self._model.parameters(), None), "dtype", None)
+        if not given.is_floating_point() or given.dtype == first:
             return given
         # Models of mixed precision have parameters of several types, and take inputs of any of them.
         dtypes = {parameter.dtype for parameter in self._model.parameters() if parameter.is_floating_point()}

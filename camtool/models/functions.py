@@ -82,6 +82,9 @@ class FunctionModel(nn.Module):
         output = _join([self._answers[key] for key in map(_hash, given)])
         return map_tensors(output, lambda tensor: tensor.to(images.device))
 
+    def check_image(self, image: Tensor) -> None:
+        """Check that an image of the user, of any shape, has values that the function takes: it may take any."""
+
     def check_limit(self, count: int, batches: Iterable[Any]) -> None:
         """Check that a number of images, or those of them without a known answer, can be asked about.
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from camtool.arguments.checks import check_choice
 from camtool.errors import FunctionError, ModelError
+from camtool.hooks.state.guard import is_library_running
 from camtool.models.functions import FunctionModel
 
 if TYPE_CHECKING:
@@ -51,25 +52,12 @@ class Port:
     scale: tuple[float, int] = (0.0, 0)
 
     def to_own(self, values: NDArray[np.float32]) -> NDArray[Any]:
-        """Return numbers in the type of the port; where that is bytes, they must be bytes already, or quantized.
-
-        Raises:
-            FunctionError: Bytes are taken, and the values are no bytes.
-        """
+        """Return numbers in the type of the port; where that is bytes, the nearest that it has."""
         step, zero = self.scale
         if not np.issubdtype(self.dtype, np.integer):
             return values.astype(self.dtype)
-        whole = np.round(values / step + zero if step else values)
         limits = np.iinfo(self.dtype)
-        is_unit = values.min() >= 0 and values.max() <= 1 and bool((values != np.round(values)).any())
-        if not step and (is_unit or whole.min() < limits.min or whole.max() > limits.max):
-            raise FunctionError(
-                f"input {self.name!r} takes whole numbers from {limits.min} to {limits.max}, and values from "
-                f"{values.min():g} to {values.max():g} came; let transform= return such numbers, e.g. "
-                "camtool.preprocessing(size, mean=0, std=1 / 255) for bytes. If it does, the method changed a photo "
-                "that is nearly black or white beyond what the file takes; choose another method for it."
-            )
-        return whole.clip(limits.min, limits.max).astype(self.dtype)
+        return np.round(values / step + zero if step else values).clip(limits.min, limits.max).astype(self.dtype)
 
     def to_real(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return the numbers that quantized ones stand for; others as they are."""
@@ -268,8 +256,28 @@ class FileModel(FunctionModel):
         """The name of the file in messages."""
         return f"the file {self.path.name}"
 
+    def check_image(self, image: Tensor) -> None:
+        """Check that an image of the user, of any shape, has the levels that the file takes.
+
+        Raises:
+            FunctionError: It has others.
+        """
+        port, values = self.image, image.detach().float().cpu()
+        if port.scale[0] or not np.issubdtype(port.dtype, np.integer):
+            return
+        limits, low, high = np.iinfo(port.dtype), values.min().item(), values.max().item()
+        is_unit = low >= 0 and high <= 1 and not torch.equal(values, values.round())
+        if is_unit or low < limits.min - 0.5 or high > limits.max + 0.5:
+            raise FunctionError(
+                f"input {port.name!r} takes whole numbers from {limits.min} to {limits.max}, and values from {low:g} "
+                f"to {high:g} came; let transform= return such numbers, e.g. camtool.preprocessing(size, mean=0, "
+                "std=1 / 255) for bytes."
+            )
+
     def feed(self, images: Tensor) -> dict[str, NDArray[Any]]:
         """Return the inputs of the file for images ``(N, C, H, W)``, repeated up to the number that it takes."""
+        if not is_library_running():  # what methods make of an image may be between its levels, or beyond them
+            self.check_image(images)
         count = max(len(images), self.fixed or 0)
         values = images.numpy() if self.has_channels_first else images.permute(0, 2, 3, 1).numpy()
         values = np.concatenate([values, np.repeat(values[-1:], count - len(values), 0)])

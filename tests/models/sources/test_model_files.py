@@ -214,13 +214,15 @@ def test_a_file_of_bytes_takes_no_normalized_images(tmp_path: Path) -> None:
             loaded(images)
 
 
-def test_a_file_of_bytes_does_not_blame_the_transform_for_what_a_method_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["rise", "scorecam", "noise:eigencam"])
+def test_a_method_may_make_fractions_of_an_image_of_two_levels(tmp_path: Path, method: str) -> None:
     loaded = load(write_for_bytes(onnx_files.write_by_hand(tmp_path / "net.onnx")), output="scores")
-    dark, black = (BATCH[:1] > 0.5).float(), torch.zeros_like(BATCH[:1])
-    with pytest.raises(FunctionError, match="If it does, the method changed a photo that is nearly black or white"):
-        camtool.explain(loaded, dark, 0, method="rise")
-    for photo in (black, black + 255):
-        assert camtool.explain(loaded, photo, 0, method="rise")[0].raw.shape == (4, 4)
+    bits = (BATCH[:1] > 0.5).float()
+    for photo in (bits, bits * 0, bits * 255):
+        assert camtool.explain(loaded, photo, 0, method=method)[0].raw.shape == (4, 4)
+    for given in (BATCH[:1], -bits):
+        with pytest.raises(FunctionError, match=r"takes whole numbers from 0 to 255, and values from .* came"):
+            camtool.explain(loaded, given, 0, method=method)
 
 
 @pytest.mark.parametrize("takes_bytes", [False, True])
