@@ -21,8 +21,10 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from itertools import pairwise
 from traceback import walk_tb
+from typing import Any
 
 
 class CamtoolError(Exception):
@@ -98,6 +100,16 @@ def raise_interrupt(error: BaseException, *others: type[BaseException]) -> None:
             raise cause
     if isinstance(error, others):
         raise error
+
+
+class Forgive(suppress):
+    """As ``contextlib.suppress``, but what a signal handler raises arrives: for blocks that take long."""
+
+    def __exit__(self, *failure: Any) -> bool:
+        """Leave the block; return True if it failed with one of the errors."""
+        if is_forgiven := super().__exit__(*failure):
+            raise_interrupt(failure[1])
+        return is_forgiven
 
 
 def _find_cause(error: BaseException) -> BaseException | None:

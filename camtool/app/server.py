@@ -20,7 +20,7 @@ from camtool.app.sentences import hide_folder, hide_folders_in_errors
 from camtool.app.stores import DEMO, DiskSpace, ImageFolder, ModelStore
 from camtool.app.workbench import MAX_MEMORY, Workbench
 from camtool.arguments.libraries import import_library
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, raise_interrupt
 from camtool.inputs.formats.reading_options import MAX_PIXELS
 from camtool.models import Loaded, load
 from camtool.models.sources.torchvision import list_photo_models
@@ -176,6 +176,7 @@ class AppServer:
                 head=f"<script>{read_asset('download.js')}</script>",
             )
         except OSError as error:
+            raise_interrupt(error)
             raise CamtoolError(f"the page cannot be served at {settings.host}: {error}") from error
 
     def _build_page_settings(self, disk: DiskSpace) -> PageSettings:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.arguments.libraries import import_library
-from camtool.errors import MethodError
+from camtool.errors import MethodError, raise_interrupt
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_activations_with_graph
 from camtool.hooks.structures.modules import list_weights, read_tree
@@ -69,6 +69,7 @@ def _copy_model(model: nn.Module) -> nn.Module:
     try:
         copied = copy.deepcopy(model, {id(weight): weight for weight in list_weights(model)})
     except (RuntimeError, TypeError, ValueError, AttributeError, copy.Error) as error:
+        raise_interrupt(error)
         raise MethodError(
             f"DeepLIFT works on a copy of the model, which cannot be copied ({error}); use method='ablationcam'."
         ) from error
@@ -97,9 +98,8 @@ def _explain_row(deep_lift: Any, evidence: Evidence, row: int) -> Tensor:
         warnings.filterwarnings("ignore", message=r"\s*Setting forward, backward hooks", category=UserWarning)
         try:
             contributions: Tensor = deep_lift.attribute(activations, torch.zeros_like(activations))
-        except torch.OutOfMemoryError:
-            raise
         except (RuntimeError, AssertionError) as error:
+            raise_interrupt(error, torch.OutOfMemoryError)
             raise MethodError(
                 f"captum's DeepLIFT fails on what follows layer {evidence.layer!r} ({error}). Each activation function "
                 "must be a module that is called once. Use method='ablationcam' or 'shapleycam', or a later layer."

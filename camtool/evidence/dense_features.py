@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from camtool.errors import MethodError, TargetError
+from camtool.errors import MethodError, TargetError, raise_interrupt
 from camtool.evidence.attention import find_common_layout, is_self_attention
 from camtool.evidence.evidence import Evidence
 from camtool.hooks.attention.branches import AttentionBranch, CapturedBranches
@@ -241,9 +241,8 @@ class DenseFeatures:
             with forward_pass.restore_autocast():
                 output = resume(forward_pass.model, block.name, tokens, inputs, call_index=block.call_index)
             return predictions.to_batch(output, len(variants))
-        except torch.OutOfMemoryError:
-            raise
         except (RuntimeError, ValueError, TargetError) as error:
+            raise_interrupt(error, torch.OutOfMemoryError)
             raise MethodError(f"its head cannot be run on single patches ({error}); {_OTHER_METHODS}") from error
 
 

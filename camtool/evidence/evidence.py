@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from camtool.errors import ForwardError, LayerError, MethodError, NotCompilableError
+from camtool.errors import ForwardError, LayerError, MethodError, NotCompilableError, raise_interrupt
 from camtool.evidence.forward_pass import ForwardPass, ScoredTargets
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
@@ -147,9 +147,8 @@ class Evidence:
                     direction.detach().to(output.dtype).clone(), torch.zeros_like(output[:1])
                 )
                 return upcast(layer.layout.to_grid(self._scored.hessian_vector_product(layer.name, own_layout)))
-        except ForwardError:  # e.g. a hook on the backward pass failed
-            raise
         except RuntimeError as error:
+            raise_interrupt(error, ForwardError)  # e.g. a hook on the backward pass failed
             raise MethodError(
                 f"torch has no second derivative of what follows layer {self.layer!r} ({error}). Use method='gradcam'; "
                 "or, for attention, run within torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."

@@ -128,7 +128,8 @@ def _copy_model(model: nn.Module) -> nn.Module | None:
     """Return a copy in evaluation mode; ``None`` if the model cannot be copied."""
     try:
         copied = copy.deepcopy(model)
-    except (AssertionError, RuntimeError, TypeError, ValueError, AttributeError, copy.Error):
+    except (AssertionError, RuntimeError, TypeError, ValueError, AttributeError, copy.Error) as error:
+        raise_interrupt(error)
         return None
     # Not copied.eval(), which a model may override.
     for module in copied.modules():

@@ -23,7 +23,7 @@ from torch.autograd.graph import GradientEdge
 from torch.utils.hooks import BackwardHook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from camtool.errors import CamtoolError, ForwardError, raise_interrupt
+from camtool.errors import CamtoolError, Forgive, ForwardError, raise_interrupt
 from camtool.hooks.norm_gradients import repair_batch_norms
 from camtool.hooks.private_torch import has_backward_hooks
 from camtool.hooks.registration import describe_hook, list_foreign_hooks
@@ -282,11 +282,10 @@ def compute_row_products(scores: Tensor, images: Sequence[int], tensor: Tensor, 
 
 def _differentiate_batches(compute: Callable[..., Sequence[Tensor]], batches: Sequence[Tensor]) -> list[Tensor] | None:
     """Return the gradients of weighted sums, many at once; None if vmap does not support an operation on the way."""
-    try:
+    with Forgive(RuntimeError):
         parts = [compute(grad_outputs=batch, is_grads_batched=True) for batch in batches]
-    except RuntimeError:
-        return None
-    return [torch.cat(gradients) for gradients in zip(*parts, strict=True)]
+        return [torch.cat(gradients) for gradients in zip(*parts, strict=True)]
+    return None
 
 
 def _differentiate_one_by_one(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.explain_arguments import HasModel, get_module
 from camtool.arguments.messages import add_article, format_count
-from camtool.errors import ForwardError, LayerError
+from camtool.errors import ForwardError, LayerError, raise_interrupt
 from camtool.hooks.model_call import NEED_GRADIENTS, retry_with_gradients, run_model
 from camtool.hooks.recomputed_blocks import recompute_blocks
 from camtool.hooks.registration import add_forward_hook
@@ -309,7 +309,8 @@ def resume(
     run = partial(_resume, model, {layer: activations}, call_indices=[call_index], grad=grad, shapes=shapes)
     try:
         output = None if stores_image_sizes else run(inputs)
-    except (RuntimeError, ValueError):
+    except (RuntimeError, ValueError) as error:
+        raise_interrupt(error)
         if variants == 1:
             raise
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from camtool.errors import raise_interrupt
+from camtool.errors import Forgive
 from camtool.inputs.formats.decoding import DECODER_FAULTS
 
 if TYPE_CHECKING:
@@ -21,12 +21,9 @@ _FLIPPED = {2: (-2,), 3: (-3, -2), 4: (-3,), 6: (-2,), 7: (-3, -2), 8: (-3,)}
 
 def get_orientation(image: Image.Image) -> Any:
     """Return the orientation of a loaded image, 1 to 8; 1 if the EXIF data has none or is damaged."""
-    try:
+    with Forgive(*DECODER_FAULTS):
         return image.getexif().get(ORIENTATION_TAG, 1)
-    except DECODER_FAULTS as error:
-        raise_interrupt(error)
-        # The pixels can be read, and image viewers show them.
-        return 1
+    return 1  # the pixels can be read, and image viewers show them
 
 
 def turn_upright(values: NDArray[Any], orientation: Any) -> NDArray[Any]:

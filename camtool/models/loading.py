@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from camtool.arguments.checks import check_not_url, parse_device
 from camtool.arguments.explain_arguments import check_settings, is_function
 from camtool.arguments.messages import suggest_names
-from camtool.errors import ModelError
+from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.structures.modules import describe_unhookable
 from camtool.models.functions import FunctionModel
@@ -195,6 +195,7 @@ def _move(model: nn.Module, device: torch.device | None) -> nn.Module:
     try:
         return model.to(device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch is built without it, or has no driver
+        raise_interrupt(error)
         raise ModelError(f"device={str(device)!r} is not available: {get_first_line(error)}.") from error
 
 

@@ -169,6 +169,7 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], path: str | PathLi
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
+        raise_interrupt(error)
         raise ModelError(
             f"weights {str(path)!r} do not fit the model: {_describe_mismatch(model, state, error)}"
         ) from error

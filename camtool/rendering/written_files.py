@@ -13,7 +13,7 @@ from typing import Any
 
 from camtool.arguments.messages import map_json
 from camtool.arguments.regular_files import append_json_lines, hash_stream, iterate_lines, open_regular
-from camtool.errors import CamtoolError, raise_interrupt
+from camtool.errors import CamtoolError, Forgive
 
 RECORD = ".camtool-files.jsonl"
 """The list of what camtool wrote to a folder: a line with a name and a hash for each time that a file was written."""
@@ -92,12 +92,9 @@ def _identify(path: Path) -> str:
     """Return the hash of a file, a word for a folder, or :data:`_NOTHING`."""
     if path.is_dir():
         return "a folder"
-    try:
-        with open_regular(path, sys.maxsize) as stream:
-            return hash_stream(stream)
-    except (CamtoolError, OSError) as error:
-        raise_interrupt(error)
-        return _NOTHING
+    with Forgive(CamtoolError, OSError), open_regular(path, sys.maxsize) as stream:
+        return hash_stream(stream)
+    return _NOTHING
 
 
 def _read_record(folder: Path) -> dict[str, str | None]:

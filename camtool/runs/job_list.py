@@ -15,7 +15,7 @@ from pathlib import Path
 from camtool.arguments.checks import check_not_url, is_web_address
 from camtool.arguments.messages import suggest_names
 from camtool.arguments.regular_files import describe_kind
-from camtool.errors import ImageError
+from camtool.errors import ImageError, raise_interrupt
 from camtool.inputs import image_files
 from camtool.inputs.formats.dicom_series import are_of_one_series, holds_dicom
 from camtool.inputs.formats.format_table import is_dicom_file
@@ -260,6 +260,7 @@ def _list_folder(
             with os.scandir(folder) as entries:
                 visible = [entry for entry in entries if not entry.name.startswith(".")]
         except OSError as error:
+            raise_interrupt(error)
             if folder == base:
                 raise
             unreadable.append(Skipped(folder, f"a folder that cannot be read: {error.strerror}"))

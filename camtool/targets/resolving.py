@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from camtool.arguments.explain_arguments import check_class_index
-from camtool.errors import TargetError, raise_interrupt
+from camtool.errors import Forgive, TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.class_scores import Link, compute_class_scores, find_predicted
 from camtool.outputs.detections import Detections
@@ -137,15 +137,13 @@ def score_request(request: Any, labels: Sequence[str] | None, output: Any) -> Te
 
     Of several requests the first counts.
     """
-    try:
+    # A function of the user may raise anything. Then it does so again when it is explained, with a better message.
+    with Forgive(Exception):
         first, prediction = _get_first(request), get_predictions(output)[0]
         if first is None and isinstance(prediction, Detections):  # a layer is chosen by candidates, too
             return find_most_confident(None, ImageOutput(prediction, labels))(output)[0]
         return resolve_targets(first, prediction, labels)[0](output)[0]
-    # A function of the user may raise anything. Then it does so again when it is explained, with a better message.
-    except Exception as error:  # noqa: BLE001
-        raise_interrupt(error)
-        return None
+    return None
 
 
 def get_score_key(request: Any) -> Hashable:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from contextlib import suppress
 from datetime import datetime
 from hashlib import blake2b
 from itertools import pairwise
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from camtool.errors import Forgive
 from camtool.evaluation.annotations import is_missing
 
 HASH_SIDE = 16
@@ -55,7 +55,7 @@ def read_capture_time(source: Any) -> tuple[str, float] | None:
     """
     if not isinstance(source, (str, os.PathLike)) or not os.path.isfile(source):  # noqa: PTH113  str or Path
         return None
-    with suppress(Exception), Image.open(source) as image:
+    with Forgive(Exception), Image.open(source) as image:
         exif = image.getexif()
         taken = datetime.strptime(str(exif.get_ifd(_EXIF_BLOCK)[_DATE_TAG]), "%Y:%m:%d %H:%M:%S")
         camera = " ".join(str(exif.get(tag, "")) for tag in _CAMERA_TAGS)

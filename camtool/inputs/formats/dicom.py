@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast, get_args
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from camtool.errors import ImageError
+from camtool.errors import Forgive, ImageError, raise_interrupt
 from camtool.geometry.origins import Origin
 from camtool.inputs.formats import contrast as contrasts
 from camtool.inputs.formats.contrast import Contrast
@@ -155,7 +155,7 @@ TAGS = (
 
 def read_tags(path: Path) -> dict[str, str]:
     """Return the attributes in :data:`TAGS` that a DICOM file has; none for another file, or a damaged one."""
-    with suppress(OSError, ImageError), path.open("rb") as stream:
+    with Forgive(OSError, ImageError), path.open("rb") as stream:
         if is_dicom(stream.read(_PREAMBLE + len(_MAGIC))):
             stream.seek(0)
             dataset = open_dataset(stream, path.name, has_pixels=False)
@@ -195,6 +195,7 @@ def decode_frames(dataset: Any, name: str, frames: Sequence[int]) -> tuple[list[
     try:
         decoded = [decoder.as_array(dataset, index=index, **options) for index in frames]
     except RuntimeError as error:
+        raise_interrupt(error)
         hint = f" If it is whole, another decoder may read it: pip install {package}" if syntax.is_compressed else ""
         raise ImageError(f"{name} is compressed as {syntax.name} and cannot be decoded: {error}.{hint}") from error
     for word in ("PixelData", "FloatPixelData", "DoubleFloatPixelData"):

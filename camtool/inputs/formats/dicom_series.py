@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from camtool.errors import ImageError, raise_interrupt
+from camtool.errors import Forgive, ImageError, raise_interrupt
 from camtool.inputs.formats.decoding import name_in_errors
 from camtool.inputs.formats.dicom import (
     build_file_image,
@@ -59,11 +59,10 @@ def holds_dicom(path: Path) -> bool:
 
 def are_of_one_series(first: Path, second: Path) -> bool:
     """Return True if two DICOM files are slices of one series; False if they do not say so, or cannot be read."""
-    try:
+    with Forgive(ImageError, OSError):
         one, other = (_read_place(path, ReadingOptions()) for path in (first, second))
-    except (ImageError, OSError):
-        return False
-    return one.series == other.series and one.size == other.size
+        return one.series == other.series and one.size == other.size
+    return False
 
 
 def read_series(folder: Path, options: ReadingOptions) -> FileImage:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-from camtool.errors import ImageError, raise_interrupt
+from camtool.errors import Forgive, ImageError, raise_interrupt
 from camtool.inputs import tiff
 from camtool.inputs.formats.dicom import is_dicom, read_dicom
 from camtool.inputs.formats.dicom_series import list_dicom_files, read_series
@@ -83,8 +83,6 @@ def is_dicom_file(path: Path) -> bool:
     """Check whether a file without a usual suffix is an image of DICOM: scanners name files by numbers."""
     if path.name == "DICOMDIR" or not (path.suffix == "" or path.suffix[1:].isdigit()):
         return False
-    try:
-        with path.open("rb") as stream:
-            return is_dicom(stream.read(HEADER_BYTES))
-    except OSError:
-        return False  # the run reports it when it opens it, if it is one of its photos
+    with Forgive(OSError), path.open("rb") as stream:
+        return is_dicom(stream.read(HEADER_BYTES))
+    return False  # the run reports it when it opens it, if it is one of its photos

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from camtool.errors import MethodError, TargetError
+from camtool.errors import MethodError, TargetError, raise_interrupt
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import iterate_noisy_copies
 from camtool.geometry.cell_centers import CellCenters
@@ -157,9 +157,8 @@ def _observe_at_scale(evidence: Evidence, scale: float) -> tuple[Tensor, Tensor,
         return evidence.activations, evidence.gradients, evidence.find_centers()
     try:
         other = evidence.for_inputs(_resize_channels(inputs, size))
-    except (TargetError, torch.OutOfMemoryError):  # not caused by the size
-        raise
     except (RuntimeError, ValueError, AssertionError) as error:
+        raise_interrupt(error, TargetError, torch.OutOfMemoryError)  # not caused by the size
         raise MethodError(
             f"method 'cameras' ran the model on images of {' x '.join(map(str, size))} (scales={scale}), and the model "
             f"did not accept them ({error}). For a model with a fixed input size use scales=(1,) or method='hirescam'."

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.libraries import import_library
 from camtool.arguments.messages import add_article
-from camtool.errors import ModelError, raise_interrupt
+from camtool.errors import Forgive, ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.structures.caches import cached_property
 from camtool.models.loaded import Loaded
@@ -100,11 +100,9 @@ class HuggingFaceSource(Source):
         from transformers import AutoProcessor
 
         read: Callable[..., Any] = AutoProcessor.from_pretrained
-        try:
+        with Forgive(OSError, ValueError, KeyError, ImportError):
             return read(model.name_or_path, trust_remote_code=False, local_files_only=True)
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise_interrupt(error)
-            return None  # the folder holds no processor, or only one that needs code of its own
+        return None  # the folder holds no processor, or only one that needs code of its own
 
     def decode_phrases(self, model: Any, phrases: Sequence[Sequence[int]]) -> Sequence[str] | None:
         """Return the texts of phrases if the tokenizer is in the model's folder, or from the hub and cached."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from camtool.errors import Forgive
 from camtool.hooks.private_torch import find_hooked_modules
 from camtool.models.sources.onnx_places import follow
 from camtool.models.sources.runtime_files import FileModel, OnnxProgram, Program
@@ -178,15 +179,14 @@ class OnnxModel(FileModel):
         tensor = self._tensors[self.get_submodule(name)]
         values = {self.image.name: image if self.has_channels_first else image.permute(0, 2, 3, 1)}
         constants = {one.name: one for one in self._graph.graph.initializer}
-        try:
+        with Forgive(KeyError, RuntimeError):
             for node in self.cut_graph((), [tensor]).graph.node:
                 if node.op_type == "Constant":
                     constants[node.output[0]] = node.attribute[0].t
                 elif any(given in values for given in node.input):
                     values[node.output[0]] = follow(node, values, constants)
-        except (KeyError, RuntimeError):
-            return None
-        return values.get(tensor)
+            return values.get(tensor)
+        return None
 
     def _open(self, held: tuple[str, ...], outputs: tuple[str, ...]) -> OnnxProgram:
         """Return the part of the graph that leads from the inputs and from held tensors to some tensors."""

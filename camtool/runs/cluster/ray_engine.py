@@ -173,6 +173,7 @@ def _connect(ray: Any, address: str | None) -> Iterator[None]:
         with _keep_signal_handlers():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **new)
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+        raise_interrupt(error)
         raise CamtoolError(f"--address {address}: Ray cannot be reached: {error}") from error
     try:
         yield

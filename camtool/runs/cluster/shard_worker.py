@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, raise_interrupt
 from camtool.runs import file_names
 from camtool.runs.cluster import rows
 from camtool.runs.cluster.explain_batch import ExplainBatch
@@ -142,9 +142,8 @@ class ShardWorker:
             return rows.build_rows(photo, result)
         try:
             overlays = _write_overlays(self.folder, stem, photo, result, self.pictures)
-        except OSError:  # the disk is at fault, not the photo
-            raise
         except Exception as error:  # noqa: BLE001  as of a photo that cannot be explained
+            raise_interrupt(error, OSError)  # the disk is at fault, not the photo
             return rows.build_rows(photo, describe_failure(photo.path, error))
         return rows.build_rows(photo, result, overlays)
 

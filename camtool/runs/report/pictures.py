@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from camtool.errors import CamtoolError, ImageError
+from camtool.errors import CamtoolError, Forgive, ImageError
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.inputs.image_files import read_image
@@ -181,14 +181,13 @@ def _prepare_photo(settings: PictureSettings, found: tuple[str, Path | None]) ->
 
 def _read_header(path: Path) -> tuple[str | None, tuple[int, int] | None]:
     """Return the format, in PIL's name, and the width and height of an image file; None for what is unknown."""
-    try:
+    with Forgive(*_HEADER_FAULTS):
         with path.open("rb") as stream:
             if is_tiff(stream.read(4)):  # no browser shows it, and PIL prints what it cannot read of many bands
                 return "TIFF", None
         with Image.open(path) as image:
             return image.format, image.size
-    except _HEADER_FAULTS:
-        return None, None
+    return None, None
 
 
 def _name(kind: bytes, text: str) -> str:

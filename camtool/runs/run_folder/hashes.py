@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camtool.arguments.regular_files import hash_stream
-from camtool.errors import ImageError, raise_interrupt
+from camtool.errors import Forgive, ImageError
 from camtool.inputs.image_files import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -42,15 +42,13 @@ def hash_file(path: Path) -> str:
 
 def hash_photo(path: Path) -> str | None:
     """Return the hash of a photo, or of the slices in a folder; None if it cannot be read, or is of another kind."""
-    try:
+    with Forgive(OSError, ValueError, ImageError):  # ValueError: there is a NUL in the name
         if path.is_dir():
             return _hash_slices(path)
         # Opening a pipe would wait forever, and a sparse file may claim any size; such files are not read as photos.
         status = path.stat()
         return hash_file(path) if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_BYTES else None
-    except (OSError, ValueError, ImageError) as error:  # ValueError: there is a NUL in the name
-        raise_interrupt(error)
-        return None
+    return None
 
 
 def _hash_slices(folder: Path) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
+from camtool.errors import Forgive
 from camtool.runs import file_names
 from camtool.runs.job_list import Job, fold_path, parse_source
 from camtool.runs.run_folder.hashes import hash_photo
@@ -76,12 +77,10 @@ class FolderState:
         )
 
     def _is_whole(self, path: Path, facts: dict[str, object]) -> bool:
-        try:
-            if path.stat().st_size != facts["bytes"]:
-                return False
-            return not self.was_killed or hash_photo(path) == facts["sha256"]
-        except OSError:
-            return False
+        with Forgive(OSError):
+            is_as_long = path.stat().st_size == facts["bytes"]
+            return is_as_long and (not self.was_killed or hash_photo(path) == facts["sha256"])
+        return False
 
     def _has_changed(self, record: PhotoRecord) -> bool:
         """Return True if the photo is another than the one that was explained. One that is gone has not changed."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_count
-from camtool.errors import MetricError
+from camtool.errors import Forgive, MetricError
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import restore_generators, save_generators
 from camtool.trust.metrics.correlation import correlate_pearson, correlate_spearman
@@ -255,9 +255,8 @@ def _reset_copy(module: nn.Module) -> dict[str, Tensor] | None:
     """Return the parameters of a copy of a module after ``reset_parameters()``; None if that is not possible."""
     if not callable(getattr(module, "reset_parameters", None)):
         return None
-    try:
+    with Forgive(RuntimeError, TypeError, ValueError, AttributeError, copy.Error):
         copied: Any = copy.deepcopy(module).cpu()
         copied.reset_parameters()
-    except (RuntimeError, TypeError, ValueError, AttributeError, copy.Error):
-        return None
-    return {name: parameter.detach() for name, parameter in copied.named_parameters(recurse=False)}
+        return {name: parameter.detach() for name, parameter in copied.named_parameters(recurse=False)}
+    return None

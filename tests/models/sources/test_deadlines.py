@@ -16,7 +16,9 @@ from torch import nn
 
 from camtool.app.web_page import runtime
 from camtool.cli import doctor_command
-from camtool.errors import raise_interrupt
+from camtool.errors import Forgive, raise_interrupt
+from camtool.evaluation.audit.split import read_capture_time
+from camtool.inputs.formats.dicom_series import are_of_one_series
 from camtool.inputs.image_files import read_image
 from camtool.models import build_untrained, load
 from camtool.models.sources import hugging_face, open_clip, timm
@@ -134,6 +136,8 @@ def test_of_a_model(let_time_run_out, monkeypatch: pytest.MonkeyPatch, replaced:
         ("camtool.runs.run_folder.hashes.hash_file", lambda path: hash_photo(path)),
         ("socket.create_connection", lambda path: _check_reachable("127.0.0.1:9")),
         ("camtool.explain", lambda path: doctor_command._test_device("cpu")),
+        ("PIL.Image.open", lambda path: read_capture_time(path)),
+        ("camtool.inputs.formats.dicom_series._read_place", lambda path: are_of_one_series(path, path)),
     ],
 )
 def test_of_anything_else(
@@ -144,6 +148,15 @@ def test_of_anything_else(
     monkeypatch.setattr(replaced, let_time_run_out)
     with pytest.raises(DeadlineError):
         use(path)
+
+
+def test_of_what_is_forgiven(let_time_run_out) -> None:
+    with Forgive(OSError, ValueError):
+        raise FileNotFoundError
+    with pytest.raises(KeyError), Forgive(OSError):
+        raise KeyError
+    with pytest.raises(DeadlineError), Forgive(OSError):
+        let_time_run_out()
 
 
 def test_that_urllib_wraps_without_a_cause(let_time_run_out) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from camtool.errors import Forgive
 from camtool.evaluation.audit.candidates import CueCandidate, RegionCandidate
 from camtool.evaluation.audit.images import ImageRecord
 from camtool.evaluation.audit.trials import Bench
@@ -221,7 +221,7 @@ def _to_pixels(image: PreparedInput, tensor: Tensor) -> Pixels:
 
 def read_pictures(folder: Path) -> dict[str, dict[str, list[Entry]]]:
     """Return the pictures that are in the folder of an audit, by finding and kind; none if there is no list of them."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+    with Forgive(OSError, ValueError, KeyError, TypeError, AttributeError):
         content = parse_object((folder / FOLDER / LIST_NAME).read_bytes())
         if all(map(_is_picture, _list_files(content))):
             return content
