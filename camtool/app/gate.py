@@ -107,12 +107,14 @@ class GateRules:
         names: More names by which the server is reached, e.g. that of a proxy.
         disk: The space for uploads. Files outside of its folder are neither taken nor given out.
         max_upload: The largest upload in bytes.
+        has_password: Whether Gradio knows users; without, it need not be asked about each request.
     """
 
     host: str
     names: frozenset[str]
     disk: DiskSpace
     max_upload: int
+    has_password: bool
 
     def is_served_as(self, name: str) -> bool:
         """Return True if the server goes by this name. Other names are those of pages that lead to this machine."""
@@ -184,7 +186,7 @@ class Gate:
         self._check_origin(scope, path)
         if "deep_link" in unquote_plus(scope["query_string"].decode("latin-1")):
             raise _RefusedError(404, "The page has no such links.")  # Gradio would load a page that somebody uploaded
-        if path.startswith(_API) and path not in _FOR_STRANGERS:
+        if self._rules.has_password and path.startswith(_API) and path not in _FOR_STRANGERS:
             await self._check_password(scope)
         if method == "GET" and path == _ANSWERS:
             await self._give_answers(scope, receive, send)

@@ -150,7 +150,7 @@ class AppServer:
         self._blocks.queue(max_size=_MAX_WAITING, default_concurrency_limit=4, api_open=False)
         settings = self._settings
         names = frozenset(name.lower() for name in settings.names)
-        rules = GateRules(settings.host, names, disk, _to_bytes(settings.max_upload))
+        rules = GateRules(settings.host, names, disk, _to_bytes(settings.max_upload), settings.auth is not None)
         try:
             _, self.url, _ = self._blocks.launch(
                 server_name=settings.host,

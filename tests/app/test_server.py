@@ -15,9 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from camtool.app import server
-from camtool.app.gate import is_local
+from camtool.app.gate import Gate, GateRules, is_local
 from camtool.app.sentences import hide_folders_in_errors
 from camtool.app.server import AppServer, ServerSettings, describe_exposure
+from camtool.app.stores import DiskSpace
 from camtool.cli.app import app
 from camtool.errors import CamtoolError, ImageError
 from camtool.models.sources.torchvision import list_photo_models
@@ -91,6 +92,22 @@ def test_a_folder_that_is_none_is_refused_before_anything_starts(tmp_path: Path)
 
 
 @pytest.mark.filterwarnings("ignore")  # Gradio warns of its own use of libraries
+@pytest.mark.parametrize("has_password", [False, True])
+def test_gradio_is_asked_who_calls_only_if_there_is_a_password(tmp_path: Path, has_password: bool) -> None:
+    asked, scope = [], {"type": "http", "method": "GET", "query_string": b"", "headers": [(b"host", b"localhost")]}
+
+    async def answer(scope: Any, _: Any, send: Any) -> None:
+        asked.append(scope["path"].rpartition("/")[2])
+        await send({"type": "http.response.start", "status": 200})
+
+    async def receive(_: Any = None) -> Any:
+        return {"type": "http.request"}
+
+    rules = GateRules("127.0.0.1", frozenset(), DiskSpace(tmp_path, 1), 1, has_password)
+    asyncio.run(Gate(answer, rules)({**scope, "path": "/gradio_api/info"}, receive, receive))
+    assert asked == [*["login_check"] * has_password, "info"]
+
+
 def test_no_event_loop_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gradio")
     made, make = list[asyncio.AbstractEventLoop](), asyncio.new_event_loop
