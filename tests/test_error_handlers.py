@@ -57,6 +57,7 @@ ALLOWED: dict[str, str] = {
     "models/sources/model_files:_check_files_beside": SMALL,
     "progress:_Display:_write": QUICK,
     "recorder/edits:replace:replace_values": QUICK,
+    "rendering/image_writing:remove_temporary_files": CLEANS,
     "rendering/text_drawing:_is_installed": SMALL,
     "runs/cluster/shard_worker:ShardWorker:compute_shard": "it runs in a worker of Ray",
     "runs/job_list:_describe_special": SMALL,

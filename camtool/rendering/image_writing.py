@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from abc import ABC, abstractmethod
 from base64 import b64encode
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -158,7 +159,7 @@ def open_atomically(path: str | os.PathLike[str], *, durable: bool = False) -> I
 
     Until the end of the block, `path` is unchanged, also after Ctrl-C. The file gets the default permissions. A
     symbolic link at `path` stays a link. Missing folders are created and stay. If the process is killed, the temporary
-    file remains; :func:`is_temporary_name` recognizes it.
+    file remains; :func:`remove_temporary_files` removes it.
 
     Args:
         path: Path of the finished file.
@@ -188,9 +189,19 @@ def open_atomically(path: str | os.PathLike[str], *, durable: bool = False) -> I
         temporary.unlink(missing_ok=True)
 
 
-def is_temporary_name(name: str) -> bool:
-    """Return True for names that :func:`open_atomically` gives to its temporary files, and to no others."""
-    return re.fullmatch(r"\.camtool-[0-9a-f]{32}\.tmp", name) is not None
+def remove_temporary_files(folders: Iterable[Path], *, least_age: float = 0.0) -> None:
+    """Remove the temporary files of :func:`open_atomically` that killed processes left in folders.
+
+    Args:
+        folders: The folders. Missing ones are left out.
+        least_age: Seconds for which nothing was written to a file: where no lock keeps other processes out, one of them
+            may be writing it.
+    """
+    for path in (path for folder in folders if os.path.isdir(folder) for path in folder.iterdir()):  # noqa: PTH112  long
+        if re.fullmatch(r"\.camtool-[0-9a-f]{32}\.tmp", path.name):
+            with suppress(OSError):  # another process has removed it, or it is another user's
+                if path.stat().st_mtime <= time.time() - least_age:
+                    path.unlink()
 
 
 def _flush_folder(folder: Path) -> None:

@@ -14,9 +14,13 @@ from typing import Any
 from camtool.arguments.messages import map_json
 from camtool.arguments.regular_files import append_json_lines, hash_stream, iterate_lines, open_regular
 from camtool.errors import CamtoolError, Forgive
+from camtool.rendering.image_writing import remove_temporary_files
 
 RECORD = ".camtool-files.jsonl"
 """The list of what camtool wrote to a folder: a line with a name and a hash for each time that a file was written."""
+
+SECONDS_TO_WRITE = 24 * 3600
+"""Time after which a temporary file is that of a killed process, where no lock tells."""
 
 _NOTHING = "nothing"
 """In place of the hash of what is absent or cannot be read; nothing is recognized by it."""
@@ -75,6 +79,7 @@ def replace_files(folder: Path, names: Sequence[str]) -> Iterator[None]:
     """
     check_replaceable(folder, names)
     folder.mkdir(parents=True, exist_ok=True)
+    remove_temporary_files([folder, *(folder / name for name in names)], least_age=SECONDS_TO_WRITE)
     # Before the block: if the process is killed in it, the files are camtool's nevertheless.
     _add_to_record(folder, dict.fromkeys(names))
     try:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from camtool.arguments import regular_files
 from camtool.errors import CamtoolError
+from camtool.evaluation.audit.state import hold_folder
+from camtool.evaluation.watch.writers import FolderWriter
 from camtool.rendering.written_files import RECORD, check_replaceable, replace_files
+
+TEMPORARY = f".camtool-{{}}{'0' * 31}.tmp"
 
 
 def write(folder: Path, text: str = "ours") -> None:
@@ -97,3 +102,30 @@ def test_a_list_that_somebody_else_wrote_allows_nothing(tmp_path: Path, line: st
     (tmp_path / RECORD).write_text(line, encoding="latin-1")
     with pytest.raises(CamtoolError, match=r"a\.md'; move"):
         check_replaceable(tmp_path, ["a.md"])
+
+
+@pytest.mark.parametrize(
+    ("use", "is_locked"),
+    [
+        (lambda folder: replace_files(folder, ["pictures"]), False),
+        (lambda folder: nullcontext(FolderWriter(folder)), False),
+        (hold_folder, True),
+    ],
+)
+def test_what_a_killed_process_left_goes_unless_another_may_write_it(tmp_path: Path, use: Any, is_locked: bool) -> None:
+    old, new, other = (tmp_path / name for name in (TEMPORARY.format("0"), TEMPORARY.format("1"), ".camtool-1.tmp"))
+    for path in (old, new, other):
+        path.touch()
+    os.utime(old, (0, 0))
+    with use(tmp_path):
+        assert [path.exists() for path in (old, new, other)] == [False, not is_locked, True]
+
+
+def test_it_also_goes_from_folders_that_are_written(tmp_path: Path) -> None:
+    left = tmp_path / "pictures" / TEMPORARY.format("0")
+    with replace_files(tmp_path, ["pictures"]):
+        left.parent.mkdir()
+    left.touch()
+    os.utime(left, (0, 0))
+    with replace_files(tmp_path, ["pictures"]):
+        assert not left.exists()

@@ -28,6 +28,7 @@ from camtool.evaluation.subject import Subject
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.image_files import read_image
 from camtool.progress import PassCounter, Stage, follow_loop
+from camtool.rendering.image_writing import remove_temporary_files
 from camtool.rendering.written_files import check_inside
 from camtool.runs.locking import LockedError, hold_lock
 
@@ -70,6 +71,7 @@ def hold_folder(folder: Path | None) -> Iterator[None]:
     check_inside(folder, Path(_LOCK_NAME))
     try:
         with hold_lock(folder / _LOCK_NAME):
+            remove_temporary_files([folder])
             yield
     except BaseException as error:
         if is_new:

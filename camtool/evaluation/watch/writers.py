@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from camtool.arguments.libraries import import_library
 from camtool.errors import MetricError
-from camtool.rendering.image_writing import write_image
+from camtool.rendering.image_writing import remove_temporary_files, write_image
+from camtool.rendering.written_files import SECONDS_TO_WRITE
 
 LOG_NAME, _DEFAULT_FOLDER = "watch.jsonl", "watch"
 
@@ -41,6 +42,7 @@ class FolderWriter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        remove_temporary_files([folder], least_age=SECONDS_TO_WRITE)  # other trainings may write to it, too
 
     def write(self, step: int, scalars: Mapping[str, float], sheet: Pixels, sentences: Sequence[str]) -> None:
         """Append a line to the log, and write the picture."""

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from camtool.arguments.regular_files import iterate_lines
 from camtool.errors import CamtoolError
-from camtool.rendering.image_writing import is_temporary_name
 from camtool.rendering.written_files import check_inside, resolve
 from camtool.runs import file_names
 from camtool.runs.file_names import is_inside
@@ -38,15 +37,6 @@ _ASIDE = ".camtool-replaced"
 
 _DISCARDED = ".camtool-removed"
 """Name of the same subfolder when the new run has a result. Renaming it decides in one step which run counts."""
-
-
-def remove_temporary_files(folders: Iterable[Path]) -> None:
-    """Remove camtool's temporary files from folders, which killed runs left. Missing folders are left out."""
-    for folder in folders:
-        if os.path.isdir(folder):  # noqa: PTH112  Path.is_dir raises if the path is too long
-            for path in folder.iterdir():
-                if is_temporary_name(path.name):
-                    path.unlink(missing_ok=True)
 
 
 def remove_results(folder: Path, names: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from camtool.arguments.regular_files import iterate_lines, open_regular
 from camtool.errors import CamtoolError
-from camtool.rendering.image_writing import name_path_in_errors, open_atomically
+from camtool.rendering.image_writing import name_path_in_errors, open_atomically, remove_temporary_files
 from camtool.rendering.written_files import check_inside
 from camtool.runs.job_list import Job
 from camtool.runs.locking import LockedError, hold_lock
@@ -22,7 +22,6 @@ from camtool.runs.run_folder.cleaning import (
     list_manifest_files,
     remove_results,
     remove_run,
-    remove_temporary_files,
     replace_old_run,
 )
 from camtool.runs.run_folder.description import (
