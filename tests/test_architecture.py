@@ -256,6 +256,18 @@ def test_all_public_names_can_be_imported_at_once() -> None:
     assert {*camtool.__all__} <= {*names}
 
 
+def test_packages_export_their_own_names_alone() -> None:
+    foreign = set()
+    for package in [add_package(name_module(file)) for file in FILES if file.name == "__init__.py"]:
+        names: dict[str, object] = {}
+        exec(f"from {package} import *", names)
+        own = {"__builtins__", "annotations", *list_public_names(import_module(package))}
+        others = {name: value for name, value in names.items() if name not in own}
+        parts = {name for name, value in others.items() if getattr(value, "__name__", "") == f"{package}.{name}"}
+        foreign |= {f"{package}.{name}" for name in others.keys() - parts}
+    assert foreign == set()
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'explian'"):
         camtool.explian  # noqa: B018

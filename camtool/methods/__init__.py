@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+import functools as _functools
+import typing as _typing
 
-from camtool.arguments.foreign_names import raise_missing_name
+from camtool.arguments.foreign_names import raise_missing_name as _raise_missing_name
 
 # Importing a family registers its methods; importing method_wrappers registers the wrappers.
+from camtool.methods import method_wrappers as method_wrappers
 from camtool.methods.families import ablation as ablation
 from camtool.methods.families import activation as activation
 from camtool.methods.families import attention as attention
@@ -20,7 +21,6 @@ from camtool.methods.families import opticam as opticam
 from camtool.methods.families import rise as rise
 from camtool.methods.families import scorecam as scorecam
 from camtool.methods.families import text_tokens as text_tokens
-from camtool.methods.method_wrappers import conservative, eigen, noise, sess, tta  # noqa: F401
 from camtool.methods.registry import COSTS as COSTS
 from camtool.methods.registry import METHODS as METHODS
 from camtool.methods.registry import WRAPPERS as WRAPPERS
@@ -34,5 +34,5 @@ from camtool.methods.registry import weighting as weighting
 from camtool.methods.registry import wrap_method as wrap_method
 from camtool.methods.registry import wrapper as wrapper
 
-if not TYPE_CHECKING:
-    __getattr__ = partial(raise_missing_name, __name__)
+if not _typing.TYPE_CHECKING:
+    __getattr__ = _functools.partial(_raise_missing_name, __name__)

@@ -11,10 +11,10 @@ images then explains the same thing throughout.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+import functools as _functools
+import typing as _typing
 
-from camtool.arguments.foreign_names import raise_missing_name
+from camtool.arguments.foreign_names import raise_missing_name as _raise_missing_name
 from camtool.targets.classes import ClassScore as ClassScore
 from camtool.targets.classes import Probability as Probability
 from camtool.targets.contrasts import AgainstRest as AgainstRest
@@ -51,5 +51,5 @@ from camtool.targets.values import Similarity as Similarity
 from camtool.targets.values import TextTokens as TextTokens
 from camtool.targets.values import Value as Value
 
-if not TYPE_CHECKING:
-    __getattr__ = partial(raise_missing_name, __name__)
+if not _typing.TYPE_CHECKING:
+    __getattr__ = _functools.partial(_raise_missing_name, __name__)
