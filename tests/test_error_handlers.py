@@ -64,7 +64,6 @@ ALLOWED: dict[str, str] = {
     "runs/job_list:_suggest_path": SMALL,
     "runs/locking:_release": CLEANS,
     "runs/locking:_try_lock": QUICK,
-    "runs/report/pictures:_is_file": SMALL,
     "runs/run_folder/cleaning:find_result_files": SMALL,
     "runs/run_folder/description:_get_processor": SMALL,
     "runs/run_folder/planning:FolderState:_has_changed": SMALL,

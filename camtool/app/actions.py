@@ -115,10 +115,9 @@ class Actions:
 
     def _try_photo(self, name: str) -> StoredImage | None:
         """Return an image of the folder; None if it cannot be read, which whoever chooses it is told."""
-        try:
+        with suppress(ImageError):
             return self._read_photo(name)
-        except ImageError:
-            return None
+        return None
 
     def show_thumbnails(self) -> Shown:
         """Show the first photos of the folder as small pictures to click on, or the scenes of the demo."""

@@ -51,10 +51,8 @@ def open_regular(path: Path, max_bytes: int = _MAX_LIST_BYTES) -> BinaryIO:
     flags = (getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NOCTTY", "O_NONBLOCK"))
     try:
         descriptor = os.open(path, os.O_RDONLY | sum(flags))
-    except (FileNotFoundError, NotADirectoryError):
-        raise
     except (OSError, ValueError) as error:  # ValueError: there is a NUL in the name
-        raise_interrupt(error)
+        raise_interrupt(error, FileNotFoundError, NotADirectoryError)
         raise CamtoolError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode) and status.st_size <= max_bytes:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_not_url
 from camtool.arguments.messages import add_article, format_count
-from camtool.errors import ModelError, raise_interrupt
+from camtool.errors import Forgive, ModelError, raise_interrupt
 from camtool.hooks.private_torch import set_state_version
 
 if TYPE_CHECKING:
@@ -81,20 +81,18 @@ def find_file_kind(path: Path) -> str:
     """
     if not path.is_file():
         return "missing"
-    try:
-        with zipfile.ZipFile(path) as archive:
-            folder, _, _ = archive.namelist()[0].partition("/")
-            if f"{folder}/constants.pkl" in archive.namelist():
-                return "TorchScript"
-            with archive.open(f"{folder}/data.pkl") as stream:
-                pickled = stream.read(_MAX_PICKLE)
+    faults = zipfile.BadZipFile, LookupError, OSError, ValueError, RuntimeError, NotImplementedError
+    with Forgive(*faults), zipfile.ZipFile(path) as archive:
+        folder, _, _ = archive.namelist()[0].partition("/")
+        if f"{folder}/constants.pkl" in archive.namelist():
+            return "TorchScript"
+        with archive.open(f"{folder}/data.pkl") as stream:
+            pickled = stream.read(_MAX_PICKLE)
         names = [str(argument) for code, argument, _ in pickletools.genops(pickled) if code.name == "GLOBAL"]
-    except (zipfile.BadZipFile, LookupError, OSError, ValueError, RuntimeError, NotImplementedError) as error:
-        raise_interrupt(error)
-        return "weights"
-    if any(name.startswith("ultralytics.") for name in names):
-        return "ultralytics"
-    return "model" if any(not name.startswith(_OF_TENSORS) for name in names) else "weights"
+        if any(name.startswith("ultralytics.") for name in names):
+            return "ultralytics"
+        return "model" if any(not name.startswith(_OF_TENSORS) for name in names) else "weights"
+    return "weights"
 
 
 def match_names(

@@ -76,10 +76,9 @@ def _release(descriptor: int, path: Path) -> None:
 
 
 def _is_file_at(path: Path, descriptor: int) -> bool:
-    try:
+    with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
+    return False
 
 
 if sys.platform == "win32":

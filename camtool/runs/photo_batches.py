@@ -136,12 +136,10 @@ def _try_explaining(
     except NothingFoundError as error:
         # Of several photos each is tried by itself.
         return [[_describe_nothing(explainer, photos[0], error)]] if len(photos) == 1 else str(error)
-    except TargetError:
-        raise
     except MethodError as error:
         return error
     except Exception as error:  # noqa: BLE001  a user's transform or model may raise anything
-        raise_interrupt(error)
+        raise_interrupt(error, TargetError)
         return describe_error(error)
     return results
 

@@ -34,11 +34,10 @@ class DiskSpace:
 
     def has_file(self, path: str) -> bool:
         """Return True if a path is that of an ordinary file in the folder. A URL is none."""
-        try:
+        with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: a link leads to itself
             root, resolved = self.folder.resolve(), Path(path).resolve()
             return Path(path).is_absolute() and resolved.is_relative_to(root) and resolved.is_file()
-        except (OSError, ValueError, RuntimeError):  # RuntimeError: a link leads to itself
-            return False
+        return False
 
     def make_room(self, size: int) -> None:
         """Measure the folder, and remove old files until there is space for so many bytes.

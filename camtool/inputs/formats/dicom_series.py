@@ -51,10 +51,9 @@ def list_dicom_files(folder: Path) -> list[Path]:
 
 def holds_dicom(path: Path) -> bool:
     """Return True if a file is a DICOM file; False for one that cannot be read."""
-    try:
+    with Forgive(ImageError):
         return _holds_dicom(path)
-    except ImageError:
-        return False
+    return False
 
 
 def are_of_one_series(first: Path, second: Path) -> bool:

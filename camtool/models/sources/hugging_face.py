@@ -300,13 +300,11 @@ def _read_decoder(path: str) -> Callable[[list[int]], str] | None:
     """Return the function from tokens to a text of a tokenizer that is on this machine; None if there is none."""
     from transformers import AutoTokenizer
 
-    try:
+    with Forgive(OSError, ValueError, KeyError, TypeError, ImportError):
         tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        raise_interrupt(error)
-        return None
-    decode: Callable[[list[int]], str] = tokenizer.decode
-    return decode
+        decode: Callable[[list[int]], str] = tokenizer.decode
+        return decode
+    return None
 
 
 # ------------------------------------------------------------------------------------------------------ loading

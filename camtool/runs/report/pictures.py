@@ -372,7 +372,6 @@ def _list_candidates(image: str, folder: Path, directory: Path | None, moved_to:
 
 
 def _is_file(path: Path) -> bool:
-    try:
+    with Forgive(OSError, ValueError):  # too long, or with a NUL
         return path.is_file()
-    except (OSError, ValueError):  # too long, or with a NUL
-        return False
+    return False

@@ -330,7 +330,6 @@ def _write_lines(path: Path, lines: Iterable[bytes]) -> None:
 
 
 def _holds_lines(path: Path, lines: Iterable[bytes]) -> bool:
-    try:
+    with suppress(CamtoolError):  # a line is too long
         return path.exists() and all(ours == theirs for ours, theirs in zip_longest(lines, iterate_lines(path)))
-    except CamtoolError:  # a line is too long
-        return False
+    return False
