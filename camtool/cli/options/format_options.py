@@ -20,29 +20,27 @@ Axis: TypeAlias = Literal["axial", "coronal", "sagittal", "ras"]
 
 @dataclass(frozen=True)
 class PixelOptions:
-    """Options that choose what is read of a photo."""
+    """Options that choose what is read of a photo.
+
+    Attributes:
+        bands: Bands, from 1, e.g. 4,3,2 for red, green and blue.
+        window: Range of the values, e.g. 40,400.
+        percentiles: The same as percentiles of each band, e.g. 2,98.
+        slice: Slice, page or frame, from 0, or 'middle'.
+        axis: NIfTI: axial, coronal, sagittal, ras.
+        frame: Time step, from 0.
+        max_pixels: Most pixels of a photo; larger ones are not decoded, and fail.
+    """
 
     panel: ClassVar[str] = "Scientific formats"
 
-    bands: Annotated[
-        str | None, typer.Option(metavar="N,N,N", help="Bands, from 1, e.g. 4,3,2 for red, green and blue.")
-    ] = None
-    window: Annotated[str | None, typer.Option(metavar="CENTER,WIDTH", help="Range of the values, e.g. 40,400.")] = None
-    percentiles: Annotated[
-        str | None, typer.Option(metavar="LOW,HIGH", help="The same as percentiles of each band, e.g. 2,98.")
-    ] = None
-    slice: Annotated[str | None, typer.Option(metavar="N", help="Slice, page or frame, from 0, or 'middle'.")] = None
-    axis: Annotated[Axis | None, typer.Option(metavar="AXIS", help="NIfTI: axial, coronal, sagittal, ras.")] = None
-    frame: Annotated[int | None, typer.Option(metavar="N", help="Time step, from 0.")] = None
-    max_pixels: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Most pixels of a photo; larger ones are not decoded, and fail.",
-            rich_help_panel="Photos",
-        ),
-    ] = DEFAULT_MAX_PIXELS
+    bands: Annotated[str | None, typer.Option(metavar="N,N,N")] = None
+    window: Annotated[str | None, typer.Option(metavar="CENTER,WIDTH")] = None
+    percentiles: Annotated[str | None, typer.Option(metavar="LOW,HIGH")] = None
+    slice: Annotated[str | None, typer.Option(metavar="N")] = None
+    axis: Annotated[Axis | None, typer.Option(metavar="AXIS")] = None
+    frame: Annotated[int | None, typer.Option(metavar="N")] = None
+    max_pixels: Annotated[int, typer.Option(metavar="N", min=1, rich_help_panel="Photos")] = DEFAULT_MAX_PIXELS
 
     def parse(self) -> dict[str, Any]:
         """Return the options of :func:`camtool.open_image` that were given, and the limits of runs.

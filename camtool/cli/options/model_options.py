@@ -53,26 +53,31 @@ EngineOption = Annotated[
 ]
 
 
-def build_file_option(text: str, **settings: Any) -> Any:
+def build_file_option(**settings: Any) -> Any:
     """Return the option of a file, which must exist."""
-    return typer.Option(metavar="FILE", help=text, exists=True, dir_okay=False, **settings)
+    return typer.Option(metavar="FILE", exists=True, dir_okay=False, **settings)
 
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """Option for the names of the classes."""
+    """Option for the names of the classes.
+
+    Attributes:
+        labels: Class names: cat,dog; or a file: a text, one name a line, or a JSON list.
+    """
 
     panel: ClassVar[str] = "Labels"
 
-    labels: Annotated[
-        str | None,
-        typer.Option(metavar="NAMES", help="Class names: cat,dog; or a file: a text, one name a line, or a JSON list."),
-    ] = None
+    labels: Annotated[str | None, typer.Option(metavar="NAMES")] = None
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Options that choose the model, and where it runs."""
+    """Options that choose the model, and where it runs.
+
+    Attributes:
+        device: Device the model runs on.
+    """
 
     panel: ClassVar[str] = "Model"
 
@@ -80,7 +85,7 @@ class ModelOptions:
     weights: Annotated[
         str | None, typer.Option(metavar="FILE", help=WEIGHTS_HELP, show_default="the pretrained ones, downloaded")
     ] = None
-    device: Annotated[Device, typer.Option(help="Device the model runs on.")] = "auto"
+    device: Device = "auto"
 
     def load(
         self, labels: str | None = None, preprocessing: StatedPreprocessing | None = None, *, is_quiet: bool = False

@@ -24,18 +24,21 @@ Seed = Annotated[int, typer.Option(metavar="N", help="Seed of all that is random
 
 @dataclass(frozen=True)
 class PhotoOptions:
-    """Arguments and options that choose the photos."""
+    """Arguments and options that choose the photos.
+
+    Attributes:
+        paths: Photos, folders, patterns such as 'a/**/*.jpg', or URLs of photos.
+        shuffle: Explain in random order; with --limit a sample.
+        seed: Number that chooses the random order.
+    """
 
     panel: ClassVar[str] = "Photos"
 
-    paths: Annotated[
-        list[str],
-        typer.Argument(metavar="PATH", help="Photos, folders, patterns such as 'a/**/*.jpg', or URLs of photos."),
-    ]
+    paths: Annotated[list[str], typer.Argument(metavar="PATH")]
     recursive: Recursive = False
     limit: Limit = None
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="Explain in random order; with --limit a sample.")] = False
-    seed: Annotated[int, typer.Option(metavar="N", help="Number that chooses the random order.")] = 0
+    shuffle: Annotated[bool, typer.Option("--shuffle")] = False
+    seed: Annotated[int, typer.Option(metavar="N")] = 0
 
 
 def check_no_model_names(paths: list[str]) -> None:

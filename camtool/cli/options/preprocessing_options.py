@@ -23,36 +23,25 @@ Fit: TypeAlias = Literal["crop", "stretch", "pad"]
 
 @dataclass(frozen=True)
 class PreprocessingOptions:
-    """Options that state how photos become the model's input; by default as the model's own preprocessing does."""
+    """Options that state how photos become the model's input; by default as the model's own preprocessing does.
+
+    Attributes:
+        transform: Your own preprocessing as package.module:function, whose code is then run. By default the model's.
+        size: Size of the model's input, e.g. 32 or 224x320 (height x width). Photos cover it, cropped.
+        fit: Photos with another aspect ratio: cropped, distorted, or padded with black.
+        mean: Mean of each channel or of all: 0.485,0.456,0.406, or of bytes: 127.5.
+        std: Standard deviation, as --mean.
+        channels: Channels that the model takes: RGB, BGR, or one of gray.
+    """
 
     panel: ClassVar[str] = "Preprocessing"
 
-    transform: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Your own preprocessing as package.module:function, whose code is then run. By default the model's.",
-        ),
-    ] = None
-    size: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Size of the model's input, e.g. 32 or 224x320 (height x width). Photos cover it, cropped.",
-        ),
-    ] = None
-    fit: Annotated[
-        Fit | None,
-        typer.Option(help="Photos with another aspect ratio: cropped, distorted, or padded with black."),
-    ] = None
-    mean: Annotated[
-        str | None,
-        typer.Option(metavar="NUMBERS", help="Mean of each channel or of all: 0.485,0.456,0.406, or of bytes: 127.5."),
-    ] = None
-    std: Annotated[str | None, typer.Option(metavar="NUMBERS", help="Standard deviation, as --mean.")] = None
-    channels: Annotated[
-        ChannelOrder | None, typer.Option(help="Channels that the model takes: RGB, BGR, or one of gray.")
-    ] = None
+    transform: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    size: Annotated[str | None, typer.Option(metavar="SIZE")] = None
+    fit: Fit | None = None
+    mean: Annotated[str | None, typer.Option(metavar="NUMBERS")] = None
+    std: Annotated[str | None, typer.Option(metavar="NUMBERS")] = None
+    channels: ChannelOrder | None = None
 
     def parse(self) -> StatedPreprocessing:
         """Return the preprocessing, checked as far as that is possible without the model.
