@@ -17,10 +17,10 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options, truth_options
+from camtool.cli.options import map_options, model_options, photo_options, truth_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, Overwrite, PrintOptions
-from camtool.cli.progress.file_progress import FileProgress
+from camtool.cli.progress.run_progress import FileProgress
 from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
 from camtool.errors import CamtoolError
 
@@ -42,7 +42,7 @@ def audit_model(
     folder: Annotated[str, typer.Argument(metavar="FOLDER")],
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
-    preparing: preprocessing_options.PreprocessingOptions,
+    preparing: model_options.PreprocessingOptions,
     truth: truth_options.Classes = None,
     metadata: Annotated[Path | None, model_options.build_file_option()] = None,
     group: Annotated[str | None, typer.Option(metavar="COLUMN")] = None,

@@ -10,10 +10,10 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import audit_command, terminal
-from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options, truth_options
+from camtool.cli.options import map_options, model_options, photo_options, truth_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, Overwrite, PrintOptions
-from camtool.cli.progress.file_progress import FileProgress
+from camtool.cli.progress.run_progress import FileProgress
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def compare_models(
     ] = None,
     device: Annotated[model_options.Device, typer.Option(rich_help_panel="Model")] = "auto",
     naming: model_options.LabelOptions,
-    preparing: preprocessing_options.PreprocessingOptions,
+    preparing: model_options.PreprocessingOptions,
     truth: truth_options.Classes = None,
     fail_on: Annotated[list[str] | None, typer.Option(metavar="EVENT")] = None,
     passes: audit_command.Passes = 20_000,
@@ -117,7 +117,7 @@ def _load(
     model: str | None,
     device: model_options.Device,
     naming: model_options.LabelOptions,
-    preparing: preprocessing_options.PreprocessingOptions,
+    preparing: model_options.PreprocessingOptions,
     *,
     is_quiet: bool,
 ) -> Loaded:

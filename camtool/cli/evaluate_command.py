@@ -10,11 +10,11 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options
+from camtool.cli.options import map_options, model_options, photo_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, Overwrite, PrintOptions
 from camtool.cli.options.truth_options import IMAGE_FOLDER, read_classes
-from camtool.cli.progress.file_progress import FileProgress
+from camtool.cli.progress.run_progress import FileProgress
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def evaluate_methods(
     folder: Annotated[str, typer.Argument(metavar="FOLDER")],
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
-    preparing: preprocessing_options.PreprocessingOptions,
+    preparing: model_options.PreprocessingOptions,
     method: Annotated[
         list[str] | None, typer.Option("--method", "--methods", metavar="NAME", show_default="fast")
     ] = None,

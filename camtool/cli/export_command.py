@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from camtool.cli import terminal
-from camtool.cli.options import map_options, model_options, preprocessing_options
+from camtool.cli.options import map_options, model_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import PrintOptions
 
@@ -22,7 +22,7 @@ def export_model(
     loading: model_options.ModelArgument,
     path: Annotated[Path, typer.Argument(metavar="FILE")],
     map_: map_options.MethodOptions,
-    preparing: preprocessing_options.PreprocessingOptions,
+    preparing: model_options.PreprocessingOptions,
     fixed_batch: Annotated[bool, typer.Option("--fixed-batch")] = False,
     resize: Annotated[bool, typer.Option("--resize")] = False,
     sample: Annotated[list[Path] | None, typer.Option(exists=True)] = None,

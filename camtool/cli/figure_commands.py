@@ -11,7 +11,7 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options
+from camtool.cli.options import map_options, model_options, photo_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, PrintOptions
 from camtool.runs.file_names import make_distinct
@@ -56,7 +56,7 @@ def draw_features(
     image: Annotated[str, typer.Argument(metavar="PHOTO")],
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
-    preparing: preprocessing_options.PreprocessingOptions,
+    preparing: model_options.PreprocessingOptions,
     layer: Annotated[list[str], LAYERS] = ["conv"],  # noqa: B006
     maps: Annotated[int, typer.Option(metavar="N", min=1)] = 16,
     order: Literal["first", "strongest", "class"] = "first",

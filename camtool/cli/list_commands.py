@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from camtool.cli import terminal
-from camtool.cli.options import model_options, preprocessing_options
+from camtool.cli.options import model_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import JsonOption
 from camtool.errors import CamtoolError, ForwardError
@@ -40,7 +40,7 @@ def list_layers(
     from camtool.models import build_untrained, find_input_size, load
 
     model_options.announce_user_code(model)
-    asked = None if size is None else preprocessing_options.parse_image_size(size)
+    asked = None if size is None else model_options.parse_image_size(size)
     # Which layers there are does not depend on the weights, so none are downloaded.
     module = load(model, weights).model if weights else build_untrained(model)
     height, width = asked or find_input_size(module)

@@ -16,7 +16,7 @@ from camtool.cli.options import map_options, model_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import DrawingOptions, Out, PrintOptions, check_output_folder, choose_colormap
 from camtool.cli.progress import run_summary
-from camtool.cli.progress.file_progress import FileProgress
+from camtool.cli.progress.run_progress import FileProgress
 from camtool.cli.terminal import escape, print_line
 from camtool.errors import ImageError
 from camtool.runs.file_names import make_distinct

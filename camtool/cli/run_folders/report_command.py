@@ -12,7 +12,7 @@ from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import PrintOptions
-from camtool.cli.progress.countdown import build_countdown
+from camtool.cli.progress.run_progress import build_countdown
 from camtool.cli.terminal import escape, print_line
 from camtool.errors import CamtoolError
 

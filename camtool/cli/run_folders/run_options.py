@@ -10,12 +10,10 @@ import typer
 
 from camtool.cli.options import (
     config_files,
-    format_options,
     map_options,
     model_options,
     output_options,
     photo_options,
-    preprocessing_options,
     truth_options,
 )
 from camtool.errors import CamtoolError
@@ -44,8 +42,8 @@ class RunOptions:
     photos: photo_options.PhotoOptions
     model: model_options.ModelOptions
     truth: truth_options.TruthOptions
-    preprocessing: preprocessing_options.PreprocessingOptions
-    pixels: format_options.PixelOptions
+    preprocessing: model_options.PreprocessingOptions
+    pixels: photo_options.PixelOptions
     map: map_options.MapOptions
     output: output_options.OutputOptions
     pictures: output_options.PictureOptions
