@@ -15,7 +15,7 @@ from camtool.arguments.checks import check_count
 from camtool.arguments.explain_arguments import to_list
 from camtool.errors import CamtoolError, raise_interrupt
 from camtool.runs.cluster import rows
-from camtool.runs.cluster.sources import Photo, open_photo
+from camtool.runs.cluster.plan import Photo, open_photo
 from camtool.runs.photo_batches import describe_failure, explain_batch, prepare_photo
 
 if TYPE_CHECKING:

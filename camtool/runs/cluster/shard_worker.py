@@ -29,7 +29,7 @@ from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
 
 if TYPE_CHECKING:
     from camtool.explaining.explanation import Explanation
-    from camtool.runs.cluster.sources import Photo
+    from camtool.runs.cluster.plan import Photo
 
 _FACTS = ("photos", "failures", "right", "wrong")
 """Numbers in the metadata of a shard's file, as in :class:`ShardOutcome`."""

@@ -12,8 +12,7 @@ from typing import Any
 from camtool.arguments.messages import format_count, format_ends, map_json
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, PROBABILITY_FLOOR
 from camtool.rendering.written_files import check_inside, check_replaceable
-from camtool.runs.report.page import read_template, render_template
-from camtool.runs.report.writing import check_page
+from camtool.runs.report.page import check_page, read_template, render_template
 from camtool.runs.text_escapes import escape_hidden
 
 PAGE_NAME = "index.html"
