@@ -156,6 +156,7 @@ class Estimate:
         self._started = clock()
         self._first: tuple[int, float] | None = None
         self._last: tuple[int, float] | None = None
+        self._told = ""
 
     def add_batch(self, photos: int) -> None:
         """Note that a batch is done."""
@@ -199,8 +200,57 @@ class Estimate:
                 return f"{words} {format_duration(seconds)} for {photos}." if seconds > _LONG_RUN else ""
         return ""
 
+    def take(self) -> str:
+        """Return what :meth:`describe` does if it is new. At most two are told: a lower limit, then the estimate."""
+        told = self.describe()
+        kind = told.partition(" ")[0]
+        if not told or kind == self._told:
+            return ""
+        self._told = kind
+        return told
 
-class RunProgress:
+
+class _Progress:
+    """A ``with`` block around work that shows how far it is: a bar on a terminal, elsewhere lines in intervals."""
+
+    def __init__(self, activity: str, total: int | None, clock: Callable[[], float], *, is_quiet: bool) -> None:
+        self._activity, self._total, self._is_quiet = activity, total, is_quiet
+        self.passes = Passes(clock)
+        self._bar = None if is_quiet or not terminal.err.is_terminal else build_bar(self.describe_detail)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._stack.enter_context(self._bar)
+            self._task = self._bar.add_task(self._activity, total=self._total)
+        elif not self._is_quiet:
+            self._stack.enter_context(terminal.Heartbeat(self.describe))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def describe(self, seconds: float) -> str:
+        """Return how far the work is after these seconds, in one line."""
+        raise NotImplementedError
+
+    def describe_detail(self) -> str:
+        """Return what stands after the bar: the pass, and the time that is left."""
+        raise NotImplementedError
+
+    def _join_parts(self, done: str, seconds: float, rest: float | None, told: str) -> str:
+        """Return the line of :meth:`describe`, with the estimate at its end if it is new."""
+        left = "" if rest is None else f"about {format_duration(rest)} left"
+        parts = [done, self.passes.describe(), format_duration(seconds), left]
+        return f"{', '.join(filter(None, parts))}{told and f'. {told}'}"
+
+    def _print_estimate(self, told: str) -> None:
+        """Print how long the work takes; it is told once it is known, if that is long."""
+        if told and not self._is_quiet:
+            terminal.print_notice(told)
+
+
+class RunProgress(_Progress):
     """A ``with`` block around a run that shows how far it is.
 
     Args:
@@ -210,33 +260,16 @@ class RunProgress:
     """
 
     def __init__(self, photos: int, batch_size: int, *, is_quiet: bool) -> None:
+        super().__init__("Explaining", photos, time.monotonic, is_quiet=is_quiet)
         self._photos, self._done = photos, 0
-        self.passes = Passes()
         self._estimate = Estimate(photos, batch_size, self.passes)
         self._seconds: dict[Path | str, float] = {}
-        self._told = ""
-        self._bar = None if is_quiet or not terminal.err.is_terminal else build_bar(self.describe_detail)
-        self._is_plain = not is_quiet and self._bar is None
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._stack.enter_context(self._bar)
-            self._task = self._bar.add_task("Explaining", total=self._photos)
-        if self._is_plain:
-            self._stack.enter_context(terminal.Heartbeat(self.describe))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def note_batch(self, jobs: Sequence[Job], seconds: float) -> None:
         """Note that the model is done with a batch; :func:`camtool.runs.executor.run_jobs` calls this."""
         self._seconds.update((job.source, seconds / len(jobs)) for job in jobs)
         self._estimate.add_batch(len(jobs))
-        # How long the run will take is told once it is known, if that is long.
-        if (self._bar is not None or self._is_plain) and (told := self._take_estimate()):
-            terminal.print_notice(told)
+        self._print_estimate(self._estimate.take())
 
     def advance(self, job: Job) -> float | None:
         """Note that a photo is done; return the seconds of the model, or None if an earlier run explained it."""
@@ -250,11 +283,8 @@ class RunProgress:
 
     def describe(self, seconds: float) -> str:
         """Return how far the run is, in one line."""
-        parts = [f"Explaining: {self._done:,} of {self._photos:,} photos", self.passes.describe()]
-        rest = self._estimate.rest
-        parts += [format_duration(seconds), "" if rest is None else f"about {format_duration(rest)} left"]
-        told = self._take_estimate()
-        return f"{', '.join(part for part in parts if part)}{told and f'. {told}'}"
+        done = f"Explaining: {self._done:,} of {self._photos:,} photos"
+        return self._join_parts(done, seconds, self._estimate.rest, self._estimate.take())
 
     def describe_detail(self) -> str:
         """Return what stands after the bar: the pass, and the time that is left."""
@@ -271,14 +301,6 @@ class RunProgress:
             terminal.err.print(text, soft_wrap=True)
         else:
             terminal.print_line(text)
-
-    def _take_estimate(self) -> str:
-        """Return the estimate if there is a new one. At most two are told: a lower limit, then the estimate."""
-        told = self._estimate.describe()
-        if not told or told.split(" ", 1)[0] == self._told:
-            return ""
-        self._told = told.split(" ", 1)[0]
-        return told
 
 
 class _DetailColumn(TextColumn):
@@ -316,7 +338,7 @@ _SECONDS_BEFORE_ESTIMATE = 3.0
 """Time of a stage before its estimate is told: a few short steps say little about the others."""
 
 
-class FileProgress:
+class FileProgress(_Progress):
     """A ``with`` block around the work on a slide or a video that shows how far it is.
 
     Args:
@@ -326,26 +348,15 @@ class FileProgress:
     """
 
     def __init__(self, name: str, *, is_quiet: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__("Opening", None, clock, is_quiet=is_quiet)
         self._name, self._clock = name, clock
-        self._is_quiet = is_quiet
-        self.passes = Passes(clock)
         self._stage: _StageCounter | None = None
-        self._bar = None if is_quiet or not terminal.err.is_terminal else build_bar(self.describe_detail)
-        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         from camtool.progress import send_progress
 
         self._stack.enter_context(send_progress(self))
-        if self._bar is not None:
-            self._stack.enter_context(self._bar)
-            self._task = self._bar.add_task("Opening", total=None)
-        elif not self._is_quiet:
-            self._stack.enter_context(terminal.Heartbeat(self.describe))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        return super().__enter__()
 
     def __call__(self, count: int, stage: Stage | None = None, /) -> PassCounter:
         """Start to follow a stage, or a loop over passes in it."""
@@ -360,11 +371,8 @@ class FileProgress:
         """Return how far the work is, in one line."""
         if self._stage is None:
             return f"Opening {self._name} ... {format_duration(seconds)}"
-        rest = self._stage.estimate.rest
-        left = "" if rest is None else f"about {format_duration(rest)} left"
-        parts = [self._stage.describe(self._name), self.passes.describe(), format_duration(seconds), left]
-        told = self._stage.take_estimate()
-        return f"{', '.join(part for part in parts if part)}{told and f'. {told}'}"
+        stage = self._stage
+        return self._join_parts(stage.describe(self._name), seconds, stage.estimate.rest, stage.take_estimate())
 
     def describe_detail(self) -> str:
         """Return what stands after the bar: the pass, and the time that is left."""
@@ -374,8 +382,7 @@ class FileProgress:
 
     def _note_step(self, stage: _StageCounter) -> None:
         self._draw()
-        if not self._is_quiet and (told := stage.take_estimate()):
-            terminal.print_notice(told)
+        self._print_estimate(stage.take_estimate())
 
     def _draw(self) -> None:
         stage = self._stage
@@ -398,7 +405,6 @@ class _StageCounter:
         self.estimate = Estimate(count, stage.batch_size, passes, clock, stage.unit)
         self._unit, self._clock, self._on_step = stage.unit, clock, on_step
         self._started = clock()
-        self._told = ""
 
     def update(self, steps: int, /) -> None:
         self.done += steps
@@ -413,14 +419,8 @@ class _StageCounter:
 
     def take_estimate(self) -> str:
         """Return the estimate of a long stage if there is a new one: a lower limit, then the estimate itself."""
-        if self._clock() - self._started < _SECONDS_BEFORE_ESTIMATE:
-            return ""
-        told = self.estimate.describe()
-        kind = told.partition(" ")[0]
-        if not told or kind == self._told:
-            return ""
-        self._told = kind
-        return told
+        is_early = self._clock() - self._started < _SECONDS_BEFORE_ESTIMATE
+        return "" if is_early else self.estimate.take()
 
 
 def build_countdown(*, is_quiet: bool) -> Progress:
