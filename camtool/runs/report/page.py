@@ -21,18 +21,10 @@ from camtool.arguments.messages import add_article, format_count, format_percent
 from camtool.errors import CamtoolError, ColormapError
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
 from camtool.rendering.image_writing import open_atomically
+from camtool.runs.report import run_folders
 from camtool.runs.report.columns import ReportContents
 from camtool.runs.report.payload import RunSummary, build_payload, summarize
 from camtool.runs.report.pictures import PictureSettings, Progress, prepare_pictures
-from camtool.runs.report.run_folders import (
-    EXPLANATIONS,
-    FAILURES,
-    MAX_ROWS,
-    list_shards,
-    read_run_description,
-    read_run_folder,
-    read_shards,
-)
 from camtool.runs.text_escapes import escape_hidden
 
 GENERATOR = "camtool report"
@@ -199,7 +191,7 @@ def write_report(
     photos: Path | None = None,
     copy_photos: bool = False,
     is_quick: bool = False,
-    max_rows: int = MAX_ROWS,
+    max_rows: int = run_folders.MAX_ROWS,
     progress: Progress = lambda done, total: None,
 ) -> WrittenReport:
     """Write ``index.html`` in the folder of a run, and small pictures in the subfolder ``index_files``.
@@ -249,13 +241,14 @@ def _read_contents(source: Path, max_rows: int) -> ReportContents:
         folders = [path.name for path in source.parent.iterdir() if path.is_dir()] if source.parent.is_dir() else []
         near = suggest_names(source.name, folders)
         raise CamtoolError(f"run {str(source)!r}: no such folder.{near}")
-    if any((source / name).is_file() for name in (EXPLANATIONS, FAILURES)):
-        return read_run_folder(source, max_rows=max_rows)
-    if shards := list_shards(source):
-        run = read_run_description(source.parent if source.is_file() else source)
-        return replace(read_shards(shards, max_rows=max_rows), run=run)
+    if any((source / name).is_file() for name in (run_folders.EXPLANATIONS, run_folders.FAILURES)):
+        return run_folders.read_run_folder(source, max_rows=max_rows)
+    if shards := run_folders.list_shards(source):
+        run = run_folders.read_run_description(source.parent if source.is_file() else source)
+        return replace(run_folders.read_shards(shards, max_rows=max_rows), run=run)
     raise CamtoolError(
-        f"run {str(source)!r} holds neither {EXPLANATIONS} nor Parquet files; give the output folder of camtool run."
+        f"run {str(source)!r} holds neither {run_folders.EXPLANATIONS} nor Parquet files; give the output folder of "
+        "camtool run."
     )
 
 

@@ -17,15 +17,7 @@ from camtool.runs import file_names
 from camtool.runs.job_list import Job, fold_path, parse_source
 from camtool.runs.locking import LockedError, hold_lock
 from camtool.runs.manifest import MANIFEST
-from camtool.runs.run_folder.cleaning import (
-    FAILURES,
-    find_result_files,
-    list_manifest_files,
-    remove_results,
-    remove_run,
-    remove_temporary_files,
-    replace_old_run,
-)
+from camtool.runs.run_folder import cleaning
 from camtool.runs.run_folder.description import (
     DESCRIPTION,
     check_unchanged,
@@ -263,7 +255,7 @@ class RunFolder:
             self._discard_old_run()
         earlier = self._begun.pop(image)
         # Before the record: if the process is killed in between, the photo is explained again.
-        remove_results(self._folder, earlier.files.keys() - results.get("files", {}).keys())
+        cleaning.remove_results(self._folder, earlier.files.keys() - results.get("files", {}).keys())
         self._write(encode_record(replace(earlier.without_results(), **results)))
 
     def _write(self, lines: bytes) -> None:
@@ -302,12 +294,12 @@ def open_run_folder(folder: Path, jobs: Sequence[Job], batch_size: int, start: R
     folder.mkdir(parents=True, exist_ok=True)
     if start.overwrite:
         _check_no_cluster_run(folder)
-    for name in (MANIFEST, FAILURES, DESCRIPTION, PHOTOS):
+    for name in (MANIFEST, cleaning.FAILURES, DESCRIPTION, PHOTOS):
         check_inside(folder, Path(name))
         with suppress(FileNotFoundError):
             open_regular(folder / name).close()
     try:
-        with hold_lock(folder / _LOCK), replace_old_run(folder, is_asked=start.overwrite) as discard_old_run:
+        with hold_lock(folder / _LOCK), cleaning.replace_old_run(folder, is_asked=start.overwrite) as discard_old_run:
             opened = _open(folder, jobs, batch_size, start, discard_old_run)
             try:
                 yield opened
@@ -316,7 +308,7 @@ def open_run_folder(folder: Path, jobs: Sequence[Job], batch_size: int, start: R
                 _publish(folder)
                 # A request that cannot be served at all must not keep the user from correcting it.
                 if not any(record.is_done for record in read_records(folder / PHOTOS)):
-                    remove_run(folder)
+                    cleaning.remove_run(folder)
                 raise
             except BaseException:
                 opened.close()
@@ -339,7 +331,7 @@ def _open(
     was_killed = (folder / JOURNAL).exists()
     _merge_journal(folder)
     recorded = list(start.plan) or [record.without_results() for record in check_records(folder / PHOTOS)]
-    remove_temporary_files({folder, *(folder / Path(record.stem).parent for record in recorded)})
+    cleaning.remove_temporary_files({folder, *(folder / Path(record.stem).parent for record in recorded)})
     new = [] if start.plan else plan_new_photos(jobs, recorded, batch_size)
     _check_free(folder, new, start)
     if read_description(folder) is None:
@@ -387,8 +379,8 @@ def _check_free(folder: Path, new: Sequence[PhotoRecord], start: RunStart) -> No
     Raises:
         CamtoolError: One has, so that it may be the user's.
     """
-    taken = [*find_result_files(folder, new, list_methods(start.description or {}))]
-    listed = {*list_manifest_files(folder)} if taken else set()  # the record of a photo may have been damaged
+    taken = [*cleaning.find_result_files(folder, new, list_methods(start.description or {}))]
+    listed = {*cleaning.list_manifest_files(folder)} if taken else set()  # the record of a photo may have been damaged
     name = next((name for name in taken if name not in listed), None)
     if name is not None:
         raise CamtoolError(
@@ -426,7 +418,7 @@ def _publish(folder: Path) -> None:
     journal, photos = folder / JOURNAL, folder / PHOTOS
     if journal.exists():
         _merge(photos, read_records(photos), read_records(journal))
-    for name, list_lines in ((MANIFEST, _list_rows), (FAILURES, _list_failures)):
+    for name, list_lines in ((MANIFEST, _list_rows), (cleaning.FAILURES, _list_failures)):
         if not _holds_lines(folder / name, list_lines(photos)):
             _write_lines(folder / name, list_lines(photos))
     journal.unlink(missing_ok=True)
