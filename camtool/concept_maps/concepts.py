@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camtool import targets
 from camtool.arguments.checks import check_choice, check_count, check_integer
 from camtool.arguments.explain_arguments import check_settings, explain_foreign_arguments, get_module, read_by_position
 from camtool.arguments.messages import format_count, format_percent
+from camtool.concept_maps.colors import get_color, tint_photo
+from camtool.concept_maps.factorization import compute_shares, factorize
 from camtool.concept_maps.page import MAX_PHOTOS, LegendEntry, draw_page
 from camtool.errors import CamtoolError, LayerError, MethodError
 from camtool.evidence.forward_pass import ForwardPass
@@ -34,13 +37,8 @@ from camtool.layers.layouts import Layer
 from camtool.layers.selection import find_layers
 from camtool.models import Loaded, Transform, resolve_labels, to_loaded, unwrap_layer
 from camtool.outputs import class_scores
-from camtool.rendering import image_writing, overlay
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-from camtool.concept_maps.colors import get_color, tint_photo
-from camtool.concept_maps.factorization import compute_shares, factorize
 from camtool.progress import follow_step
+from camtool.rendering import image_writing, overlay
 
 Images: TypeAlias = "Source | Sequence[Source]"
 

@@ -8,8 +8,9 @@ import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from PIL import Image
@@ -44,9 +45,6 @@ from camtool.models import Loaded, find_input_size, to_loaded, unwrap_layer
 from camtool.outputs.class_scores import Link, find_logits, is_known_class, weigh_chosen_class
 from camtool.progress import follow_step
 from camtool.targets import ClassScore
-
-if TYPE_CHECKING:
-    from os import PathLike
 
 _RUNTIMES = {".onnx": "onnxruntime", ".xml": "openvino", ".pt2": None}
 """Suffix to the extra that brings the packages which write such files."""

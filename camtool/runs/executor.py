@@ -15,9 +15,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from camtool.errors import CamtoolError
+from camtool.explaining.explainer import Explainer
+from camtool.explaining.explanation import Explanation
+from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.runs.job_list import Job
 from camtool.runs.manifest import parse_row, to_row
 from camtool.runs.photo_batches import Workers, count_workers, explain_batch, prepare_photo
@@ -27,11 +30,6 @@ from camtool.runs.run_folder.hashes import hash_file, hash_photo
 from camtool.runs.run_folder.photo_records import PhotoRecord
 from camtool.runs.run_folder.run_folder import RunStart, open_run_folder
 from camtool.runs.save_kinds import OutputSettings
-
-if TYPE_CHECKING:
-    from camtool.explaining.explainer import Explainer
-    from camtool.explaining.explanation import Explanation
-    from camtool.inputs.prepared_inputs import PreparedInput
 
 
 def run_jobs(

@@ -8,34 +8,27 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from camtool.arguments.checks import check_count
 from camtool.arguments.libraries import import_library
 from camtool.arguments.messages import format_count
 from camtool.errors import ImageError
+from camtool.explaining.explanation import Explanation
 from camtool.hooks.chunks import iterate_chunks
 from camtool.progress import Stage
 from camtool.rendering import image_writing, overlay
-from camtool.rendering.colormaps import DEFAULT_COLORMAP
+from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap
 from camtool.rendering.image_writing import open_atomically
 from camtool.rendering.written_files import replace_files, replace_infinite
 from camtool.slides.opening import open_slide
-from camtool.slides.readers import SlideReader, read_scaled
+from camtool.slides.readers import Pixels, SlideReader, read_scaled
 from camtool.slides.stitching import allocate_on_disk
-
-if TYPE_CHECKING:
-    from os import PathLike
-
-    from numpy.typing import NDArray
-
-    from camtool.explaining.explanation import Explanation
-    from camtool.rendering.colormaps import Colormap
-    from camtool.slides.readers import Pixels
-
 
 _TILE = 256
 _ROWS = 512

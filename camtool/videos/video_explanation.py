@@ -9,38 +9,32 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
+from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 from weakref import finalize
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from camtool.arguments.checks import check_integer
 from camtool.arguments.messages import format_count, format_percent
 from camtool.errors import CamtoolError, ImageError
+from camtool.explaining.explanation import Explanation
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.hooks.chunks import iterate_chunks
 from camtool.hooks.structures.caches import cached_property
 from camtool.progress import Stage
 from camtool.rendering import overlay, regions
-from camtool.rendering.colormaps import DEFAULT_COLORMAP
+from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap
 from camtool.rendering.image_writing import open_atomically
 from camtool.rendering.written_files import replace_files
-from camtool.videos.reading import FULL_HD, Frame, VideoFacts, VideoReader, import_av
+from camtool.videos.reading import FULL_HD, Frame, Pixels, VideoFacts, VideoReader, import_av
 
-if TYPE_CHECKING:
-    from os import PathLike
-
-    from numpy.typing import NDArray
-
-    from camtool.explaining.explanation import Explanation
-    from camtool.rendering.colormaps import Colormap
-    from camtool.videos.reading import Pixels
-
-    Map = NDArray[np.float32]
+Map: TypeAlias = NDArray[np.float32]
 
 
 _CODEC = "libx264"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from camtool.errors import ImageError, raise_interrupt
 from camtool.inputs.formats import dicom
@@ -14,9 +15,6 @@ from camtool.inputs.formats.decoding import name_in_errors
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.warning_codes import MapWarning
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _HEADER_BYTES = 132
 _PARALLEL = 1e-3

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from camtool.errors import ImageError
 from camtool.geometry.origins import Origin, fit_to_origin
@@ -26,10 +27,6 @@ from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.inputs.orientation import ORIENTATION_TAG, turn_upright
 from camtool.warning_codes import MapWarning
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 # Tags of the GeoTIFF 1.1 specification, with the types in which they are written.
 _SCALE, _TIEPOINT, _MATRIX, _KEYS, _DOUBLES, _TEXTS = 33550, 33922, 34264, 34735, 34736, 34737
