@@ -351,7 +351,8 @@ def _describe(
         "version": camtool.__version__,
         "model": loaded.name or type(loaded.model).__name__,
         "method": methods[0].name,
-        "outputs": {method.name: _name_output(place, method.name) for place, method in enumerate(methods)},
+        # The name for the first method is the same in all files.
+        "outputs": {method.name: f"maps_{method.name}" if place else "maps" for place, method in enumerate(methods)},
         "options": {name: repr(value) for name, value in options.items()},
         "layer": layer.name,
         "input_shape": list(images.shape[1:]),
@@ -362,11 +363,6 @@ def _describe(
         **dict(zip(("mean", "std"), find_statistics(loaded.transform) or (None, None), strict=True)),
         "labels": None if loaded.labels is None else list(loaded.labels),
     }
-
-
-def _name_output(place: int, method: str) -> str:
-    """Return the name of the output for a method: that of the first one is the same in all files."""
-    return f"maps_{method}" if place else "maps"
 
 
 _PHOTO = (600, 800)

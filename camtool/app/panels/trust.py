@@ -25,7 +25,7 @@ from camtool.outputs.predictions import to_batch
 from camtool.targets import Target, score_targets
 from camtool.trust.metrics import METRICS, Score
 from camtool.trust.metrics.faithfulness import iterate_curve
-from camtool.trust.metrics.random_maps import draw_random_maps
+from camtool.trust.metrics.registry import draw_random_maps
 
 CURVES = {"deletion": False, "insertion": True}
 """Name of the metric → whether pixels are inserted."""

@@ -97,7 +97,9 @@ def _choose_pictures(kinds: Mapping[str, Sequence[Mapping[str, Any]]], of_kind: 
             "entries": [
                 {
                     **entry,
-                    "answers": [_format_answer(answer) for answer in entry["answers"]],
+                    "answers": [
+                        (answer["label"], format_percent(answer["probability"])) for answer in entry["answers"]
+                    ],
                     "file": entry.get("file") or re.split(r"[/\\]", entry["name"])[-1],
                 }
                 for entry in kinds[kind]
@@ -106,10 +108,6 @@ def _choose_pictures(kinds: Mapping[str, Sequence[Mapping[str, Any]]], of_kind: 
         for kind, (title, hint) in {**_TEXTS["pictures"], **_TEXTS["pictures of a kind"].get(of_kind, {})}.items()
         if kinds.get(kind)
     ]
-
-
-def _format_answer(answer: Mapping[str, Any]) -> tuple[str, str]:
-    return answer["label"], format_percent(answer["probability"])
 
 
 def _describe(finding: Mapping[str, Any], pictures: list[dict[str, Any]]) -> dict[str, Any]:
