@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 ROUNDING_STEPS = 16
 """Values that differ by fewer machine epsilons are equal: a sum rounds more than once."""

@@ -58,7 +58,7 @@ def _commands_print_no_lines_of_progress() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("camtool.cli.terminal.SECONDS_BEFORE_FIRST_LINE", 3600.0)
         patch.setattr("camtool.cli.run_folders.cluster_command._SECONDS_BETWEEN_LINES", 3600.0)
-        patch.setattr("camtool.cli.progress.estimate._LONG_RUN", math.inf)
+        patch.setattr("camtool.cli.progress.run_progress._LONG_RUN", math.inf)
         yield
 
 

@@ -31,9 +31,9 @@ ALLOWED: dict[str, str] = {
     "app/panels/painting:read_mask": THREADS,
     "app/sentences:hide_folders_in_errors": THREADS,
     "app/server:_run_in_event_loop": QUICK,
-    "app/stores/disk_space:DiskSpace:_iterate_files": THREADS,
-    "app/stores/disk_space:DiskSpace:has_file": THREADS,
-    "app/stores/disk_space:DiskSpace:make_room": THREADS,
+    "app/stores/image_store:DiskSpace:_iterate_files": THREADS,
+    "app/stores/image_store:DiskSpace:has_file": THREADS,
+    "app/stores/image_store:DiskSpace:make_room": THREADS,
     "app/stores/image_store:ImageFolder:find": THREADS,
     "app/stores/model_store:ModelStore:_load_now": THREADS,
     "arguments/checks:check_integer": QUICK,
@@ -66,7 +66,7 @@ ALLOWED: dict[str, str] = {
     "runs/locking:_try_lock": QUICK,
     "runs/run_folder/cleaning:find_result_files": SMALL,
     "runs/run_folder/description:_get_processor": SMALL,
-    "runs/run_folder/planning:FolderState:_has_changed": SMALL,
+    "runs/run_folder/run_folder:FolderState:_has_changed": SMALL,
 }
 
 

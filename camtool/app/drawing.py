@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from camtool import rendering
@@ -14,11 +15,8 @@ from camtool.errors import CamtoolError
 from camtool.explaining.explanation import Explanation
 from camtool.rendering.colormaps import get_default_alpha
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Map: TypeAlias = NDArray[np.float32]
-    Pixels: TypeAlias = NDArray[np.uint8]
+Map: TypeAlias = NDArray[np.float32]
+Pixels: TypeAlias = NDArray[np.uint8]
 
 DISPLAY_SIDE = 900
 """Longest side of a picture on the page, in pixels: what fits a screen. Saved files have the full size."""

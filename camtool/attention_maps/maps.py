@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from camtool.arguments.messages import format_count
 from camtool.attention_maps.queries import Queries, Query
@@ -14,15 +15,10 @@ from camtool.errors import LayerError
 from camtool.explaining.explanation import Explanation
 from camtool.layers.layouts import Layout
 from camtool.rendering import image_writing, regions
-from camtool.rendering.colormaps import DEFAULT_COLORMAP
+from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap
 from camtool.rendering.contact_sheet import draw_captioned_images
 from camtool.rendering.views import View
 from camtool.warning_codes import to_map_warning
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from camtool.rendering.colormaps import Colormap
 
 Head: TypeAlias = "int | Literal['mean'] | None"
 """A head by its number, or the mean of all heads; None is the default."""

@@ -17,10 +17,10 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options, truth_options
+from camtool.cli.options import map_options, model_options, photo_options, truth_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, Overwrite, PrintOptions
-from camtool.cli.progress.file_progress import FileProgress
+from camtool.cli.progress.run_progress import FileProgress
 from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
 from camtool.errors import CamtoolError
 
@@ -39,63 +39,30 @@ Controls = Annotated[int, typer.Option(metavar="N", min=1, help="Control regions
 @takes_options
 def audit_model(
     *,
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of photos.")],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER")],
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
-    preparing: preprocessing_options.PreprocessingOptions,
+    preparing: model_options.PreprocessingOptions,
     truth: truth_options.Classes = None,
-    metadata: Annotated[
-        Path | None,
-        model_options.build_file_option(
-            "A CSV file with a column image and others, e.g. site; by default that of --truth."
-        ),
-    ] = None,
-    group: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Column of what belongs together, e.g. patient; of DICOM files by default PatientID.",
-        ),
-    ] = None,
-    masks: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Masks of the objects, by the paths of the photos, not black in them.", exists=True
-        ),
-    ] = None,
+    metadata: Annotated[Path | None, model_options.build_file_option()] = None,
+    group: Annotated[str | None, typer.Option(metavar="COLUMN")] = None,
+    masks: Annotated[Path | None, typer.Option(metavar="FOLDER", exists=True)] = None,
     passes: Passes = 20_000,
     level: Level = 0.02,
     controls: Controls = 19,
     kind: Annotated[
         list[str] | None,
         typer.Option(
-            "--kind",
-            "--kinds",
-            metavar="NAME",
-            help="Kinds of cues: place, border, position, patch, property, color, concept.",
-            show_default="all but concept, which takes several times as long",
+            "--kind", "--kinds", metavar="NAME", show_default="all but concept, which takes several times as long"
         ),
     ] = None,
-    method: Annotated[str, typer.Option(metavar="NAME", help="Method of the maps.")] = "faithcam",
+    method: Annotated[str, typer.Option(metavar="NAME")] = "faithcam",
     recursive: photo_options.Recursive = False,
-    limit: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Audit N photos only, with --truth as many of each class as possible."),
-    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1)] = None,
     verdicts: Annotated[
-        Path | None,
-        model_options.build_file_option(
-            "Your verdicts about findings of an earlier audit.",
-            show_default="verdicts.json in the folder for the results",
-        ),
+        Path | None, model_options.build_file_option(show_default="verdicts.json in the folder for the results")
     ] = None,
-    fail_on: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WHAT",
-            help="'finding': exit code 1 if a finding has not the verdict 'object', or if nothing was tested; for CI.",
-        ),
-    ] = None,
+    fail_on: Annotated[str | None, typer.Option(metavar="WHAT")] = None,
     out: Out = Path("audit"),
     overwrite: Overwrite = False,
     engine: model_options.EngineOption = "eager",
@@ -107,6 +74,17 @@ def audit_model(
 
     It goes on where it stopped if it is called again with the same folder for its results.
     The page in that folder shows the findings, and takes your verdicts: object, shortcut or unsure.
+
+    Args:
+        folder: Folder of photos.
+        metadata: A CSV file with a column image and others, e.g. site; by default that of --truth.
+        group: Column of what belongs together, e.g. patient; of DICOM files by default PatientID.
+        masks: Masks of the objects, by the paths of the photos, not black in them.
+        kind: Kinds of cues: place, border, position, patch, property, color, concept.
+        method: Method of the maps.
+        limit: Audit N photos only, with --truth as many of each class as possible.
+        verdicts: Your verdicts about findings of an earlier audit.
+        fail_on: 'finding': exit code 1 if a finding has not the verdict 'object', or if nothing was tested; for CI.
     """
     from camtool.arguments.checks import check_choice
     from camtool.evaluation.audit import audit

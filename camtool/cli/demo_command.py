@@ -19,9 +19,13 @@ def show_demo(
     *,
     printed: PrintOptions,
     out: Out = Path("demo"),
-    scenes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of scenes.")] = 12,
+    scenes: Annotated[int, typer.Option(metavar="N", min=1)] = 12,
 ) -> None:
-    """Show camtool at work, offline, on generated scenes whose right answer is known."""
+    """Show camtool at work, offline, on generated scenes whose right answer is known.
+
+    Args:
+        scenes: Number of scenes.
+    """
     with terminal.show_activity("Explaining bundled scenes", is_quiet=printed.hides_progress):
         from camtool.demo.tour import run_tour
 

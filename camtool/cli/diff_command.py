@@ -10,10 +10,10 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import audit_command, terminal
-from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options, truth_options
+from camtool.cli.options import map_options, model_options, photo_options, truth_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, Overwrite, PrintOptions
-from camtool.cli.progress.file_progress import FileProgress
+from camtool.cli.progress.run_progress import FileProgress
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
@@ -28,33 +28,23 @@ _MODEL_HELP = "Name of a model, e.g. demo or demo-cheat; NAME=WEIGHTS; or with -
 def compare_models(
     *,
     old: Annotated[str, typer.Argument(metavar="OLD", help=_MODEL_HELP)],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="The same for the new model.")],
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of photos.")],
+    new: Annotated[str, typer.Argument(metavar="NEW")],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER")],
     recursive: photo_options.Recursive = False,
     model: Annotated[
         str | None,
         typer.Option(metavar="NAME", help=model_options.MODEL_HELP, rich_help_panel="Model", show_default="OLD or NEW"),
     ] = None,
-    device: Annotated[
-        model_options.Device, typer.Option(help="Device the models run on.", rich_help_panel="Model")
-    ] = "auto",
+    device: Annotated[model_options.Device, typer.Option(rich_help_panel="Model")] = "auto",
     naming: model_options.LabelOptions,
-    preparing: preprocessing_options.PreprocessingOptions,
+    preparing: model_options.PreprocessingOptions,
     truth: truth_options.Classes = None,
-    fail_on: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="EVENT",
-            help="Exit with code 1 if this happened: 'moved' for a finding, 'answers' for an answer that changed.",
-        ),
-    ] = None,
+    fail_on: Annotated[list[str] | None, typer.Option(metavar="EVENT")] = None,
     passes: audit_command.Passes = 20_000,
     level: audit_command.Level = 0.02,
-    controls: Annotated[int, typer.Option(metavar="N", min=1, help="Control regions in each photo.")] = 19,
-    pictures: Annotated[int, typer.Option(metavar="N", min=0, help="Photos on the page, the most changed ones.")] = 60,
-    method: Annotated[
-        str, typer.Option(metavar="NAME", help="Method of the maps; for quantized models e.g. reciprocam.")
-    ] = "faithcam",
+    controls: Annotated[int, typer.Option(metavar="N", min=1)] = 19,
+    pictures: Annotated[int, typer.Option(metavar="N", min=0)] = 60,
+    method: Annotated[str, typer.Option(metavar="NAME")] = "faithcam",
     limit: photo_options.Limit = None,
     out: Out = Path("diff"),
     overwrite: Overwrite = False,
@@ -67,6 +57,15 @@ def compare_models(
     [bold]camtool diff old.pt new.pt photos/ --model resnet18[/] compares two files of weights.
 
     It goes on where it stopped if it is called again with the same folder for its results.
+
+    Args:
+        new: The same for the new model.
+        folder: Folder of photos.
+        device: Device the models run on.
+        fail_on: Exit with code 1 if this happened: 'moved' for a finding, 'answers' for an answer that changed.
+        controls: Control regions in each photo.
+        pictures: Photos on the page, the most changed ones.
+        method: Method of the maps; for quantized models e.g. reciprocam.
     """
     from camtool.arguments.checks import check_choice
     from camtool.evaluation.audit.state import replace_state
@@ -118,7 +117,7 @@ def _load(
     model: str | None,
     device: model_options.Device,
     naming: model_options.LabelOptions,
-    preparing: preprocessing_options.PreprocessingOptions,
+    preparing: model_options.PreprocessingOptions,
     *,
     is_quiet: bool,
 ) -> Loaded:

@@ -10,11 +10,11 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options
+from camtool.cli.options import map_options, model_options, photo_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, Overwrite, PrintOptions
 from camtool.cli.options.truth_options import IMAGE_FOLDER, read_classes
-from camtool.cli.progress.file_progress import FileProgress
+from camtool.cli.progress.run_progress import FileProgress
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
@@ -25,35 +25,16 @@ if TYPE_CHECKING:
 @takes_options
 def evaluate_methods(
     *,
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of photos.")],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER")],
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
-    preparing: preprocessing_options.PreprocessingOptions,
+    preparing: model_options.PreprocessingOptions,
     method: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--method",
-            "--methods",
-            metavar="NAME",
-            help="Methods; 'fast' or 'all'. Repeat it, or use commas, for several.",
-            show_default="fast",
-        ),
+        list[str] | None, typer.Option("--method", "--methods", metavar="NAME", show_default="fast")
     ] = None,
-    layer: Annotated[
-        list[str] | None,
-        typer.Option("--layer", "--layers", metavar="NAME", help="Layers; each method is evaluated at each."),
-    ] = None,
-    metric: Annotated[
-        list[str] | None, typer.Option("--metric", "--metrics", metavar="NAME", help="Metrics; 'all' for each.")
-    ] = None,
-    truth: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TRUTH",
-            help="Where the objects are: a folder of masks, a CSV file with the columns image, x0, y0, x1, y1; or "
-            "'imagefolder' if the photos are in folders named by their class.",
-        ),
-    ] = None,
+    layer: Annotated[list[str] | None, typer.Option("--layer", "--layers", metavar="NAME")] = None,
+    metric: Annotated[list[str] | None, typer.Option("--metric", "--metrics", metavar="NAME")] = None,
+    truth: Annotated[str | None, typer.Option(metavar="TRUTH")] = None,
     recursive: photo_options.Recursive = False,
     limit: photo_options.Limit = None,
     out: Out = Path("leaderboard"),
@@ -65,6 +46,14 @@ def evaluate_methods(
     """Compare methods on a model and photos: which maps can be trusted?
 
     It goes on where it stopped if it is called again with the same folder for its results.
+
+    Args:
+        folder: Folder of photos.
+        method: Methods; 'fast' or 'all'. Repeat it, or use commas, for several.
+        layer: Layers; each method is evaluated at each.
+        metric: Metrics; 'all' for each.
+        truth: Where the objects are: a folder of masks, a CSV file with the columns image, x0, y0, x1, y1; or
+            'imagefolder' if the photos are in folders named by their class.
     """
     from camtool.evaluation.leaderboard import evaluate
     from camtool.evaluation.leaderboard.measurement import replace_checkpoint

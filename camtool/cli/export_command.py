@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from camtool.cli import terminal
-from camtool.cli.options import map_options, model_options, preprocessing_options
+from camtool.cli.options import map_options, model_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import PrintOptions
 
@@ -20,37 +20,29 @@ from camtool.cli.options.output_options import PrintOptions
 def export_model(
     *,
     loading: model_options.ModelArgument,
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE",
-            help="File to write: .onnx, .xml (OpenVINO) or .pt2 (torch.export); a folder or an .html file for a page "
-            "that explains photos in the browser, without a server.",
-        ),
-    ],
+    path: Annotated[Path, typer.Argument(metavar="FILE")],
     map_: map_options.MethodOptions,
-    preparing: preprocessing_options.PreprocessingOptions,
-    fixed_batch: Annotated[bool, typer.Option("--fixed-batch", help="One image at a time, not any number.")] = False,
-    resize: Annotated[bool, typer.Option("--resize", help="Return maps at the images' size.")] = False,
-    sample: Annotated[
-        list[Path] | None,
-        typer.Option(help="Photo that a page opens with; by default a drawn scene. May be repeated.", exists=True),
-    ] = None,
-    runtime: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder dist of the npm package onnxruntime-web, for a page; by default npm gets it once.",
-            exists=True,
-            file_okay=False,
-        ),
-    ] = None,
-    half: Annotated[
-        bool, typer.Option("--half", help="Store the weights of a page in half precision: half the download.")
-    ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", "--force", help="Overwrite the file.")] = False,
+    preparing: model_options.PreprocessingOptions,
+    fixed_batch: Annotated[bool, typer.Option("--fixed-batch")] = False,
+    resize: Annotated[bool, typer.Option("--resize")] = False,
+    sample: Annotated[list[Path] | None, typer.Option(exists=True)] = None,
+    runtime: Annotated[Path | None, typer.Option(exists=True, file_okay=False)] = None,
+    half: Annotated[bool, typer.Option("--half")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", "--force")] = False,
     printed: PrintOptions,
 ) -> None:
-    """Write a model with its explanation into one file, or a page, which runs without camtool and without torch."""
+    """Write a model with its explanation into one file, or a page, which runs without camtool and without torch.
+
+    Args:
+        path: File to write: .onnx, .xml (OpenVINO) or .pt2 (torch.export); a folder or an .html file for a page that
+            explains photos in the browser, without a server.
+        fixed_batch: One image at a time, not any number.
+        resize: Return maps at the images' size.
+        sample: Photo that a page opens with; by default a drawn scene. May be repeated.
+        runtime: Folder dist of the npm package onnxruntime-web, for a page; by default npm gets it once.
+        half: Store the weights of a page in half precision: half the download.
+        overwrite: Overwrite the file.
+    """
     from camtool.app.web_page.building import METHODS, export_page
     from camtool.engines.export import ExportWarning, check_beside, check_format, export, find_beside
     from camtool.errors import CamtoolError

@@ -11,7 +11,7 @@ import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.options import map_options, model_options, photo_options, preprocessing_options
+from camtool.cli.options import map_options, model_options, photo_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, PrintOptions
 from camtool.runs.file_names import make_distinct
@@ -27,16 +27,18 @@ LAYERS = typer.Option(
 
 @dataclass(frozen=True)
 class FigureOptions:
-    """Options of the figures that a command draws."""
+    """Options of the figures that a command draws.
 
-    scale: Annotated[
-        Literal["each", "shared"], typer.Option(help="Color scale: shared by all panels, or each its own.")
-    ] = "shared"
-    width: Annotated[
-        str, typer.Option(metavar="WIDTH", help="Width: 'single' or 'double' column, or a number of inches.")
-    ] = "double"
+    Attributes:
+        scale: Color scale: shared by all panels, or each its own.
+        width: Width: 'single' or 'double' column, or a number of inches.
+        format: File format of the figures.
+    """
+
+    scale: Literal["each", "shared"] = "shared"
+    width: Annotated[str, typer.Option(metavar="WIDTH")] = "double"
     out: Out = Path("figures")
-    format: Annotated[Literal["png", "pdf", "svg"], typer.Option(help="File format of the figures.")] = "png"
+    format: Literal["png", "pdf", "svg"] = "png"
 
     def get_style(self) -> dict[str, Any]:
         """Return the scale and the width, as functions of :mod:`camtool.figures` take them."""
@@ -51,24 +53,27 @@ def parse_width(text: str) -> float | str:
 @takes_options
 def draw_features(
     *,
-    image: Annotated[str, typer.Argument(metavar="PHOTO", help="A photo.")],
+    image: Annotated[str, typer.Argument(metavar="PHOTO")],
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
-    preparing: preprocessing_options.PreprocessingOptions,
+    preparing: model_options.PreprocessingOptions,
     layer: Annotated[list[str], LAYERS] = ["conv"],  # noqa: B006
-    maps: Annotated[int, typer.Option(metavar="N", min=1, help="Most maps drawn of a layer.")] = 16,
-    order: Annotated[
-        Literal["first", "strongest", "class"],
-        typer.Option(help="Which maps: the first, the strongest, or those that matter for the class."),
-    ] = "first",
-    target: Annotated[
-        str | None, typer.Option(metavar="CLASS", help="Class index or name.", show_default="the most probable class")
-    ] = None,
-    one_page: Annotated[bool, typer.Option("--one-page", help="Draw all layers in one figure.")] = False,
+    maps: Annotated[int, typer.Option(metavar="N", min=1)] = 16,
+    order: Literal["first", "strongest", "class"] = "first",
+    target: Annotated[str | None, typer.Option(metavar="CLASS", show_default="the most probable class")] = None,
+    one_page: Annotated[bool, typer.Option("--one-page")] = False,
     drawing: FigureOptions,
     printed: PrintOptions,
 ) -> None:
-    """Draw the feature maps of a photo: one figure for each layer, or one for all."""
+    """Draw the feature maps of a photo: one figure for each layer, or one for all.
+
+    Args:
+        image: A photo.
+        maps: Most maps drawn of a layer.
+        order: Which maps: the first, the strongest, or those that matter for the class.
+        target: Class index or name.
+        one_page: Draw all layers in one figure.
+    """
     from camtool import figures
     from camtool.figures.saving import load_canvas
 
@@ -120,14 +125,18 @@ def draw_kernels(
     loading: model_options.ModelOptions,
     layer: Annotated[list[str] | None, LAYERS] = None,
     filters: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Most filters drawn.", show_default="64; 16 of several input channels"),
+        int | None, typer.Option(metavar="N", min=1, show_default="64; 16 of several input channels")
     ] = None,
-    inputs: Annotated[int, typer.Option(metavar="N", min=1, help="Most input channels drawn of a filter.")] = 16,
+    inputs: Annotated[int, typer.Option(metavar="N", min=1)] = 16,
     drawing: FigureOptions,
     printed: PrintOptions,
 ) -> None:
-    """Draw the filters of a model's convolutions, by default of the first one: a figure for each layer."""
+    """Draw the filters of a model's convolutions, by default of the first one: a figure for each layer.
+
+    Args:
+        filters: Most filters drawn.
+        inputs: Most input channels drawn of a filter.
+    """
     from camtool import figures
     from camtool.figures.saving import load_canvas
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from camtool.cli import terminal
-from camtool.cli.options import model_options, preprocessing_options
+from camtool.cli.options import model_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import JsonOption
 from camtool.errors import CamtoolError, ForwardError
@@ -23,18 +23,16 @@ def list_layers(
     weights: Annotated[
         str | None, typer.Option(metavar="FILE", help=model_options.WEIGHTS_HELP, show_default="random weights")
     ] = None,
-    size: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Size of the image to try, e.g. 224 or 224x320.",
-            show_default="what the model is made for",
-        ),
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="List shallow layers too.")] = False,
+    size: Annotated[str | None, typer.Option(metavar="SIZE", show_default="what the model is made for")] = None,
+    everything: Annotated[bool, typer.Option("--all")] = False,
     printed: JsonOption,
 ) -> None:
-    """List the layers that a map can be computed at, and mark the default one."""
+    """List the layers that a map can be computed at, and mark the default one.
+
+    Args:
+        size: Size of the image to try, e.g. 224 or 224x320.
+        everything: List shallow layers too.
+    """
     import torch
 
     from camtool.explaining.layer_table import candidate_layers, format_candidates
@@ -42,7 +40,7 @@ def list_layers(
     from camtool.models import build_untrained, find_input_size, load
 
     model_options.announce_user_code(model)
-    asked = None if size is None else preprocessing_options.parse_image_size(size)
+    asked = None if size is None else model_options.parse_image_size(size)
     # Which layers there are does not depend on the weights, so none are downloaded.
     module = load(model, weights).model if weights else build_untrained(model)
     height, width = asked or find_input_size(module)
@@ -71,12 +69,14 @@ def list_layers(
 @takes_options
 def list_methods(
     *,
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Method or wrapper to describe in full.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False)] = None,
     printed: JsonOption,
 ) -> None:
-    """List the methods by family, or describe one of them in full."""
+    """List the methods by family, or describe one of them in full.
+
+    Args:
+        name: Method or wrapper to describe in full.
+    """
     # Not at the top, so that the help is shown without loading torch.
     from camtool import methods
     from camtool.methods import method_tables

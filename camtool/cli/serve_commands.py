@@ -33,47 +33,36 @@ _Weights = Annotated[
 
 @dataclass(frozen=True)
 class SafetyOptions:
-    """Options of who may use the page, and how much."""
+    """Options of who may use the page, and how much.
+
+    Attributes:
+        host: Address to listen at. 0.0.0.0 lets other machines use the page.
+        allow_host: Name by which a proxy or a network reaches the page; others are refused. Repeat for several.
+        auth: Name and password to ask for. Other users of this machine can read it here, but not in the variable.
+        auth_file: File that holds USER:PASSWORD.
+        max_pixels: Most pixels of an image.
+        max_upload: Largest file that can be uploaded.
+        max_disk: Most space of all users' files.
+        max_memory: Most memory of images and results, besides the models.
+    """
 
     panel: ClassVar[str] = "Safety"
 
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen at. 0.0.0.0 lets other machines use the page.")
-    ] = "127.0.0.1"
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Name by which a proxy or a network reaches the page; others are refused. Repeat for several.",
-        ),
-    ] = None
-    auth: Annotated[
-        str | None,
-        typer.Option(
-            metavar="USER:PASSWORD",
-            help="Name and password to ask for. Other users of this machine can read it here, but not in the variable.",
-            envvar="CAMTOOL_AUTH",
-        ),
-    ] = None
-    auth_file: Annotated[Path | None, typer.Option(metavar="FILE", help="File that holds USER:PASSWORD.")] = None
-    max_pixels: Annotated[int, typer.Option(metavar="N", min=1, help="Most pixels of an image.")] = 40_000_000
-    max_upload: Annotated[float, typer.Option(metavar="MB", min=0.001, help="Largest file that can be uploaded.")] = 50
-    max_disk: Annotated[float, typer.Option(metavar="MB", min=0.001, help="Most space of all users' files.")] = 1000
-    max_memory: Annotated[
-        float, typer.Option(metavar="MB", min=1, help="Most memory of images and results, besides the models.")
-    ] = 2000
+    host: Annotated[str, typer.Option(metavar="ADDRESS")] = "127.0.0.1"
+    allow_host: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None
+    auth: Annotated[str | None, typer.Option(metavar="USER:PASSWORD", envvar="CAMTOOL_AUTH")] = None
+    auth_file: Annotated[Path | None, typer.Option(metavar="FILE")] = None
+    max_pixels: Annotated[int, typer.Option(metavar="N", min=1)] = 40_000_000
+    max_upload: Annotated[float, typer.Option(metavar="MB", min=0.001)] = 50
+    max_disk: Annotated[float, typer.Option(metavar="MB", min=0.001)] = 1000
+    max_memory: Annotated[float, typer.Option(metavar="MB", min=1)] = 2000
 
 
 @takes_options
 def serve_app(
     *,
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="FOLDER", help="Folder of images to choose from; it is only read.")
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Model to offer first, besides those of torchvision. Repeat for several."),
-    ] = None,
+    folder: Annotated[Path | None, typer.Argument(metavar="FOLDER")] = None,
+    model: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
     weights: _Weights = None,
     device: model_options.Device = "auto",
     engine: model_options.EngineOption = "eager",
@@ -85,6 +74,12 @@ def serve_app(
     """Explain images in the browser: look, ask, compare.
 
     The page is served on this machine alone, works without internet, and sends nothing anywhere.
+
+    Args:
+        folder: Folder of images to choose from; it is only read.
+        model: Model to offer first, besides those of torchvision. Repeat for several.
+        device: Device the models run on.
+        port: Port of the page.
     """
     names = model or []
     files = _match_weights(names, weights)
@@ -117,22 +112,22 @@ def serve_app(
     _serve(server)
 
 
+@takes_options
 def serve_tools(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="FOLDER...", help="Folders of images that may be read, and nothing else.")
-    ],
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Model to offer; no others are loaded. Repeat for several.", show_default="demo"
-        ),
-    ] = None,
+    *,
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...")],
+    model: Annotated[list[str] | None, typer.Option(metavar="NAME", show_default="demo")] = None,
     weights: _Weights = None,
     device: model_options.Device = "auto",
 ) -> None:
     """Serve tools for an assistant over standard input and output, by the Model Context Protocol.
 
     The tools explain photos, compare classes and methods, and audit models. They write nothing. See docs/assistants.md.
+
+    Args:
+        folders: Folders of images that may be read, and nothing else.
+        model: Model to offer; no others are loaded. Repeat for several.
+        device: Device the models run on.
     """
     names = model or ["demo"]
     files = _match_weights(names, weights)

@@ -16,7 +16,7 @@ from camtool.cli.options import map_options, model_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import DrawingOptions, Out, PrintOptions, check_output_folder, choose_colormap
 from camtool.cli.progress import run_summary
-from camtool.cli.progress.file_progress import FileProgress
+from camtool.cli.progress.run_progress import FileProgress
 from camtool.cli.terminal import escape, print_line
 from camtool.errors import ImageError
 from camtool.runs.file_names import make_distinct
@@ -92,38 +92,37 @@ Background: TypeAlias = Literal["bright", "dark", "none"]
 @takes_options
 def explain_slides(
     *,
-    slides: Annotated[list[str], typer.Argument(metavar="SLIDE", help="Slides: SVS, NDPI, MRXS, pyramidal TIFF, ...")],
-    target: Annotated[str, typer.Option(metavar="CLASS", help="Class index or name, explained on all tiles.")],
+    slides: Annotated[list[str], typer.Argument(metavar="SLIDE")],
+    target: Annotated[str, typer.Option(metavar="CLASS")],
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
     map_: map_options.MethodOptions,
-    mpp: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            help="Resolution that the model sees, in micrometers per pixel: that of its training.",
-            show_default="that of the finest level",
-        ),
-    ] = None,
-    level: Annotated[int | None, typer.Option(metavar="N", help="Level that the model sees, instead of --mpp.")] = None,
+    mpp: Annotated[float | None, typer.Option(metavar="X", show_default="that of the finest level")] = None,
+    level: Annotated[int | None, typer.Option(metavar="N")] = None,
     tile: Annotated[
-        int | None,
-        typer.Option(metavar="PIXELS", min=8, help="Side of a tile.", show_default="what fills the model's input"),
+        int | None, typer.Option(metavar="PIXELS", min=8, show_default="what fills the model's input")
     ] = None,
-    overlap: Annotated[
-        float, typer.Option(metavar="X", min=0, max=0.9, help="Share of a tile that the next one has in common.")
-    ] = 0.25,
-    background: Annotated[
-        Background, typer.Option(help="Tiles to skip: bright glass, the dark of fluorescence, or none.")
-    ] = "bright",
-    min_tissue: Annotated[float, typer.Option(metavar="X", min=0, max=1, help="Least tissue in a tile.")] = 0.05,
+    overlap: Annotated[float, typer.Option(metavar="X", min=0, max=0.9)] = 0.25,
+    background: Background = "bright",
+    min_tissue: Annotated[float, typer.Option(metavar="X", min=0, max=1)] = 0.05,
     batch_size: model_options.BatchSize = 32,
     engine: model_options.EngineOption = "eager",
     out: Out = Path("out"),
     drawing: DrawingOptions,
     printed: PrintOptions,
 ) -> None:
-    """Explain a class on whole slides: a heatmap and an overlay as pyramids, a preview, a line for each tile."""
+    """Explain a class on whole slides: a heatmap and an overlay as pyramids, a preview, a line for each tile.
+
+    Args:
+        slides: Slides: SVS, NDPI, MRXS, pyramidal TIFF, ...
+        target: Class index or name, explained on all tiles.
+        mpp: Resolution that the model sees, in micrometers per pixel: that of its training.
+        level: Level that the model sees, instead of --mpp.
+        tile: Side of a tile.
+        overlap: Share of a tile that the next one has in common.
+        background: Tiles to skip: bright glass, the dark of fluorescence, or none.
+        min_tissue: Least tissue in a tile.
+    """
     from camtool.rendering.written_files import check_replaceable
     from camtool.slides.explaining import explain_slide
     from camtool.slides.slide_explanation import NAMES
@@ -151,29 +150,16 @@ def explain_slides(
 @takes_options
 def explain_videos(
     *,
-    videos: Annotated[list[str], typer.Argument(metavar="VIDEO", help="Videos: MP4, MOV, MKV, WebM, AVI, ...")],
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CLASS", help="Class index or name, explained in all frames.", show_default="each frame's top class"
-        ),
-    ] = None,
+    videos: Annotated[list[str], typer.Argument(metavar="VIDEO")],
+    target: Annotated[str | None, typer.Option(metavar="CLASS", show_default="each frame's top class")] = None,
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
     map_: map_options.MethodOptions,
-    every: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Explain each N-th frame; those between keep its heatmap.")
-    ] = 1,
-    fps: Annotated[float | None, typer.Option(metavar="X", help="Explain X frames per second, not --every.")] = None,
-    smooth: Annotated[int, typer.Option(metavar="N", min=1, help="Average the maps of N frames; odd, 1 for none.")] = 1,
+    every: Annotated[int, typer.Option(metavar="N", min=1)] = 1,
+    fps: Annotated[float | None, typer.Option(metavar="X")] = None,
+    smooth: Annotated[int, typer.Option(metavar="N", min=1)] = 1,
     window: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Frames that the model takes at once.",
-            show_default="16 for a model of clips, none for others",
-        ),
+        int | None, typer.Option(metavar="N", min=1, show_default="16 for a model of clips, none for others")
     ] = None,
     batch_size: model_options.BatchSize = 8,
     engine: model_options.EngineOption = "eager",
@@ -181,7 +167,16 @@ def explain_videos(
     drawing: DrawingOptions,
     printed: PrintOptions,
 ) -> None:
-    """Explain the frames of videos: write each with the heatmap over it, and a line for each explained frame."""
+    """Explain the frames of videos: write each with the heatmap over it, and a line for each explained frame.
+
+    Args:
+        videos: Videos: MP4, MOV, MKV, WebM, AVI, ...
+        target: Class index or name, explained in all frames.
+        every: Explain each N-th frame; those between keep its heatmap.
+        fps: Explain X frames per second, not --every.
+        smooth: Average the maps of N frames; odd, 1 for none.
+        window: Frames that the model takes at once.
+    """
     from camtool.methods.registry import find_method
     from camtool.rendering.written_files import check_replaceable, replace_files
     from camtool.videos.explaining import explain_video

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from colorsys import hsv_to_rgb
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from camtool.rendering.pixel_checks import Color, Pixels
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _COLORS: tuple[Color, ...] = (
     *((230, 85, 13), (49, 130, 220), (245, 205, 30), (20, 160, 110), (205, 90, 175)),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from camtool.engines.observers import CompiledObserver
@@ -15,9 +16,6 @@ from camtool.hooks.folded_model import rounds_to_tf32
 from camtool.hooks.observation import Observe, observe
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.modules import list_weights
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _T = TypeVar("_T")
 

@@ -8,8 +8,9 @@ import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from PIL import Image
@@ -44,9 +45,6 @@ from camtool.models import Loaded, find_input_size, to_loaded, unwrap_layer
 from camtool.outputs.class_scores import Link, find_logits, is_known_class, weigh_chosen_class
 from camtool.progress import follow_step
 from camtool.targets import ClassScore
-
-if TYPE_CHECKING:
-    from os import PathLike
 
 _RUNTIMES = {".onnx": "onnxruntime", ".xml": "openvino", ".pt2": None}
 """Suffix to the extra that brings the packages which write such files."""
@@ -353,7 +351,8 @@ def _describe(
         "version": camtool.__version__,
         "model": loaded.name or type(loaded.model).__name__,
         "method": methods[0].name,
-        "outputs": {method.name: _name_output(place, method.name) for place, method in enumerate(methods)},
+        # The name for the first method is the same in all files.
+        "outputs": {method.name: f"maps_{method.name}" if place else "maps" for place, method in enumerate(methods)},
         "options": {name: repr(value) for name, value in options.items()},
         "layer": layer.name,
         "input_shape": list(images.shape[1:]),
@@ -364,11 +363,6 @@ def _describe(
         **dict(zip(("mean", "std"), find_statistics(loaded.transform) or (None, None), strict=True)),
         "labels": None if loaded.labels is None else list(loaded.labels),
     }
-
-
-def _name_output(place: int, method: str) -> str:
-    """Return the name of the output for a method: that of the first one is the same in all files."""
-    return f"maps_{method}" if place else "maps"
 
 
 _PHOTO = (600, 800)

@@ -15,7 +15,7 @@ from camtool.evaluation.annotations import InputTruth
 from camtool.evaluation.candidates import Candidate, CandidateMaps, map_candidates
 from camtool.evaluation.subject import LabeledBatch, Subject
 from camtool.trust.metrics import METRICS, Metric, MetricInputs
-from camtool.trust.metrics.random_maps import draw_random_maps
+from camtool.trust.metrics.registry import draw_random_maps
 
 MetricOptions: TypeAlias = "Mapping[str, Mapping[str, Any]]"
 """Name of a metric → its options."""

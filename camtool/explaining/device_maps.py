@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from camtool.errors import CamtoolError, ImageError, MethodError, NotCompilableError, TargetError
@@ -26,9 +27,6 @@ from camtool.maps import scale_by_peak, scale_min_max, upcast
 from camtool.methods import Method
 from camtool.methods.merges import Merge, compute_means, find_finest, merge_maps
 from camtool.outputs.class_scores import find_logits, is_known_class, weigh_chosen_class
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
+from typing_extensions import Self
 
 from camtool.arguments.checks import check_count
 from camtool.arguments.explain_arguments import get_module, match_targets
@@ -54,9 +55,6 @@ from camtool.models import Transform, to_loaded, unwrap_model
 from camtool.recorder.recorder import RecorderBlock, SafeExit
 from camtool.trust.checks.model_checks import find_training_modules
 from camtool.warning_codes import MapWarning
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _RECORDED_NEEDS = frozenset(
     {"activations", "gradients", "gradients of several classes", "a pooled linear head", "second derivatives"}

@@ -11,10 +11,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camtool import targets
@@ -34,6 +35,7 @@ from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard, seed_generators_anew
 from camtool.hooks.structures import caches
 from camtool.hooks.structures.modules import find_detector_transform
+from camtool.inputs.prepared_inputs import InputBatch
 from camtool.layers.depths import Depths
 from camtool.methods import Method, merges
 from camtool.methods.merges import Merge
@@ -48,11 +50,6 @@ from camtool.trust.checks.model_checks import find_training_modules
 from camtool.trust.checks.running import run_checks
 from camtool.trust.map_warnings import find_map_warnings
 from camtool.warning_codes import MapWarning, to_map_warning
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from camtool.inputs.prepared_inputs import InputBatch
 
 
 class Row(NamedTuple):

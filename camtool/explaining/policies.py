@@ -12,10 +12,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
@@ -38,9 +39,6 @@ from camtool.rendering.views import View
 from camtool.targets.values import Action, Value
 from camtool.trust.metrics.removal import Removal, make_baseline
 from camtool.warning_codes import MapWarning
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Call: TypeAlias = Callable[[nn.Module, dict[str, Any]], Any]
 """Runs a policy on an observation and returns its actions."""

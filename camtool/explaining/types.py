@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
@@ -21,12 +24,6 @@ from camtool.inputs.model_inputs import Inputs, Key
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.methods import MethodFunction
 from camtool.models import Loaded, Transform
-
-if TYPE_CHECKING:
-    from os import PathLike
-
-    from numpy.typing import NDArray
-    from PIL import Image
 
 Model: TypeAlias = "nn.Module | Loaded | Callable[[Tensor], Any]"
 Layers: TypeAlias = "str | nn.Module | Sequence[str | nn.Module] | None"

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from camtool.arguments.checks import check_choice, check_count, check_number
@@ -21,9 +22,6 @@ from camtool.arguments.messages import format_percent
 from camtool.errors import CamtoolError
 from camtool.explaining.explanation import Explanation
 from camtool.trust.metrics.removal import REMOVALS, start_removal
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Score = Callable[[Image.Image], "NDArray[np.float64]"]
 """From an image to the probability of each word of the answer, given the text before it, ``(W,)``."""

@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
@@ -25,7 +26,7 @@ from camtool.hooks.state.guard import guard
 from camtool.inputs.image_files import ImageSource, read_image
 from camtool.layers.image_tokens import TILED_IMAGE, TiledImage, find_image_tokens, find_placeholder
 from camtool.methods import find_method
-from camtool.models import to_loaded
+from camtool.models import Loaded, to_loaded
 from camtool.models.vision_language import VisionLanguageModel
 from camtool.outputs.class_scores import find_text_logits
 from camtool.progress import follow_step
@@ -34,11 +35,6 @@ from camtool.rendering.contact_sheet import draw_captioned_images
 from camtool.rendering.text_tables import align_columns
 from camtool.targets import TextTokens
 from camtool.warning_codes import MapWarning
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from camtool.models import Loaded
 
 _CROSS_ATTENTION = "blip"
 """Type of the models whose text has no place for the image: the decoder looks at the image by cross-attention."""

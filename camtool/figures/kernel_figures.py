@@ -13,19 +13,8 @@ from camtool.arguments.checks import check_choice, check_count
 from camtool.arguments.explain_arguments import get_module
 from camtool.arguments.messages import add_article
 from camtool.errors import LayerError
+from camtool.figures import panels
 from camtool.figures.feature_map_figures import CONVOLUTIONS, select_layers
-from camtool.figures.panels import (
-    BAR_GAP,
-    BAR_WIDTH,
-    DIVERGING,
-    EDGE,
-    Panel,
-    center_on_zero,
-    draw_heading,
-    draw_panels,
-    measure_heading,
-    measure_scale,
-)
 from camtool.figures.paper_style import (
     LINE_HEIGHT,
     SCALES,
@@ -103,7 +92,7 @@ def kernels(
         weight, description = weight[:, :, middle], f"{description}, slice {middle}"
     if weight.shape[1] == 1 or (weight.shape[1] == 3 and weight.ndim == 4):
         weight = weight[: filters or _MAX_FILTERS]
-        return draw_panels(
+        return panels.draw_panels(
             [_build_panel(name, f"{description}{describe_non_finite(weight)}", weight, scale)], inches, columns
         )
     weight = weight[: filters or _MAX_TABLE_ROWS, :inputs]
@@ -182,42 +171,42 @@ def _read_filters(model: nn.Module, layer: str | nn.Module | None) -> tuple[str,
     return name or "the model", weight
 
 
-def _build_panel(name: str, description: str, weight: NDArray[np.float32], scale: str) -> Panel:
+def _build_panel(name: str, description: str, weight: NDArray[np.float32], scale: str) -> panels.Panel:
     """Return the panel of filters of one channel, ``(n, 1, *size)``, or of RGB, ``(n, 3, h, w)``."""
-    weight, reach, ends = center_on_zero(weight, scale)
+    weight, reach, ends = panels.center_on_zero(weight, scale)
     limits, numbers = (-reach, reach), range(len(weight))
     if weight.shape[1] == 1:
-        return Panel(name, description, weight[:, 0], numbers, DIVERGING, limits, ends)
+        return panels.Panel(name, description, weight[:, 0], numbers, panels.DIVERGING, limits, ends)
     shades = np.where(np.isfinite(weight), 127.5 * (1 + weight / reach), 255)
     colors = np.rint(shades).transpose(0, 2, 3, 1).astype(np.uint8)
     extremes = "each black to white" if ends else f"black and white ±{format_number(reach)}"
-    return Panel(name, f"{description}, gray is 0, {extremes}", colors, numbers, DIVERGING, limits, ends)
+    return panels.Panel(name, f"{description}, gray is 0, {extremes}", colors, numbers, panels.DIVERGING, limits, ends)
 
 
 def _draw_table(name: str, description: str, weight: NDArray[np.float32], scale: str, width: float) -> PaperFigure:
     """Draw filters ``(n, C, *size)`` in rows, with a column for each input channel."""
-    weight, reach, ends = center_on_zero(weight, scale)
+    weight, reach, ends = panels.center_on_zero(weight, scale)
     limits, tiles = (-reach, reach), weight if weight.ndim == 4 else weight[:, :, None]
     rows, columns, tile_rows, tile_columns = tiles.shape
-    left, top = _NUMBERS_WIDTH, EDGE + measure_heading(name, description, width) + 2 * LINE_HEIGHT
-    tile_width, tile_height = _choose_tile_size(tiles.shape, width - left - measure_scale(limits, ends))
+    left, top = _NUMBERS_WIDTH, panels.EDGE + panels.measure_heading(name, description, width) + 2 * LINE_HEIGHT
+    tile_width, tile_height = _choose_tile_size(tiles.shape, width - left - panels.measure_scale(limits, ends))
     table_width, table_height = tile_width * columns, tile_height * rows
     bar_height = min(max(table_height, _MIN_BAR_HEIGHT), _MAX_BAR_HEIGHT)
     canvas = load_canvas()
     # The numbers and the name of the rows may be higher than a few low rows.
     overhang = max(LINE_HEIGHT - tile_height, canvas.measure_text(_ROW_NAME, TEXT_SIZE) - table_height) / 2
-    figure: PaperFigure = canvas.create_figure(width, top + max(table_height + max(EDGE, overhang), bar_height))
-    draw_heading(figure, name, description, EDGE)
+    figure: PaperFigure = canvas.create_figure(width, top + max(table_height + max(panels.EDGE, overhang), bar_height))
+    panels.draw_heading(figure, name, description, panels.EDGE)
     axes = canvas.add_axes(figure, (left, top, table_width, table_height))
     values = tiles.transpose(0, 2, 1, 3).reshape(rows * tile_rows, columns * tile_columns)
-    canvas.draw_plane(axes, values, limits, DIVERGING)
+    canvas.draw_plane(axes, values, limits, panels.DIVERGING)
     if tile_rows * tile_columns > 1:
         canvas.draw_tile_borders(axes, columns, rows, tile_columns, tile_rows)
     across = _number_tiles(_COLUMN_NAME, columns, tile_columns, _NUMBER_WIDTH / tile_width)
     down = _number_tiles(_ROW_NAME, rows, tile_rows, LINE_HEIGHT / tile_height)
     canvas.number_tiles(axes, TEXT_SIZE, across, down)
-    bar = (left + table_width + BAR_GAP, top, BAR_WIDTH, bar_height)
-    canvas.draw_vertical_bar(figure, bar, DIVERGING, limits, TEXT_SIZE, ends)
+    bar = (left + table_width + panels.BAR_GAP, top, panels.BAR_WIDTH, bar_height)
+    canvas.draw_vertical_bar(figure, bar, panels.DIVERGING, limits, TEXT_SIZE, ends)
     return figure
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from camtool.figures.image_grid import fit_text
 from camtool.figures.paper_style import (
     HEADING_SIZE,
     LINE_HEIGHT,
@@ -18,7 +19,6 @@ from camtool.figures.paper_style import (
     format_number,
 )
 from camtool.figures.saving import load_canvas
-from camtool.figures.text_fitting import fit_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 SCALES = ("each", "shared")
 """Values of ``scale=``: each map has its own color scale, or all share one."""

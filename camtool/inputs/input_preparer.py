@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from weakref import proxy
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
@@ -64,9 +65,6 @@ from camtool.models.vision_language import VisionLanguageModel
 from camtool.outputs.class_scores import UserScore
 from camtool.rendering.views import Photo
 from camtool.warning_codes import MapWarning
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Source: TypeAlias = "image_files.ImageSource | Tensor | PreparedInput"
 """One image or a batch: a tensor, a prepared input, or any source of :func:`camtool.inputs.image_files.read_image`."""

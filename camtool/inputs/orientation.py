@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from camtool.errors import Forgive
 from camtool.inputs.formats.decoding import DECODER_FAULTS
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 ORIENTATION_TAG = 274
 _ON_SIDE = (5, 6, 7, 8)

@@ -21,6 +21,9 @@ from camtool.models.loading import is_offline as is_offline
 from camtool.models.loading import load as load
 from camtool.models.loading import load_with_preprocessing as load_with_preprocessing
 from camtool.models.loading import may_run_code as may_run_code
+from camtool.models.loading import to_loaded as to_loaded
+from camtool.models.loading import unwrap_layer as unwrap_layer
+from camtool.models.loading import unwrap_model as unwrap_model
 from camtool.models.preprocessing import Preprocessing as Preprocessing
 from camtool.models.preprocessing import StatedPreprocessing as StatedPreprocessing
 from camtool.models.preprocessing import build_preprocessing as build_preprocessing
@@ -30,8 +33,5 @@ from camtool.models.sources import Source as Source
 from camtool.models.sources import register_source as register_source
 from camtool.models.sources.torchvision import build_default_transform as build_default_transform
 from camtool.models.two_towers import ImageTower as ImageTower
-from camtool.models.unwrapping import to_loaded as to_loaded
-from camtool.models.unwrapping import unwrap_layer as unwrap_layer
-from camtool.models.unwrapping import unwrap_model as unwrap_model
 from camtool.models.user_code import load_transform as load_transform
 from camtool.models.weights import read_state as read_state

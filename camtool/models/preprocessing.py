@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from shutil import copy
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import torch
@@ -34,10 +35,6 @@ from camtool.models.sources.torchvision import build_default_transform
 from camtool.models.user_code import load_transform
 from camtool.models.vision_language import takes_image_and_text
 from camtool.warning_codes import MapWarning
-
-if TYPE_CHECKING:
-    from os import PathLike
-
 
 Channels: TypeAlias = Literal["rgb", "bgr", "gray"]
 """Order of the channels that a model takes; ``"gray"`` is one channel."""

@@ -9,8 +9,9 @@ import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence, Set
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +20,6 @@ from camtool.arguments.checks import check_not_url
 from camtool.arguments.messages import add_article, format_count
 from camtool.errors import Forgive, ModelError, raise_interrupt
 from camtool.hooks.private_torch import set_state_version
-
-if TYPE_CHECKING:
-    from os import PathLike
 
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
 """Prefixes that wrappers leave in the names: those of DataParallel, torch.compile and Lightning."""

@@ -1,24 +1,216 @@
-"""The recording hooks of layers, and what has to be remembered while a forward pass runs."""
+"""The recording hooks of layers and of their gradients, and what has to be remembered while a forward pass runs.
+
+The gradient of a tensor is the sum over all uses of the tensor. The part of one call of one module is found on the
+graph: the nodes that the module added send it along the edges that lead to its inputs. So the inputs of the module are
+not changed in any way, and modules that write to their inputs work, too.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, MutableSet, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias, cast
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.utils.weak import TensorWeakRef
 
 from camtool.errors import CamtoolError, LayerError
-from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
+from camtool.hooks.private_torch import get_backward_pass_id, get_node_number, remove_gradient_hook
+from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook, add_gradient_hook, add_node_hook
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.structures.modules import find_module
-from camtool.hooks.structures.nested_tensors import find_tensors, map_tensors
-from camtool.recorder.backward_tracking import SentBack
-from camtool.recorder.gradient_recorder import GradientRecorder
-from camtool.recorder.records import Record, RecordedCall
-from camtool.recorder.storage import RecordedTensors, Storage, TensorCopier
+from camtool.hooks.structures.nested_tensors import find_tensors, map_tensors, replace_main_tensor
+from camtool.recorder.edits import Edit, apply_gradient_edit, get_editable_tensor
+from camtool.recorder.records import Record, RecordedCall, RecordedTensors, Storage, TensorCopier
+
+_Edge: TypeAlias = tuple[Node, int]
+"""A node of the graph and the index of one of its outputs: the place where the gradient of a tensor is summed up."""
+
+_Indices: TypeAlias = tuple[int, ...]
+
+_AddHook: TypeAlias = Callable[[Tensor, Callable[[Tensor], None]], None]
+"""A function that registers a hook on the gradient of a tensor."""
+
+
+class SentBack:
+    """The gradients that one call of a module sends back to its inputs.
+
+    It is created before the call; :meth:`find_nodes` is called after it. If the module gets a tensor several times,
+    each of these inputs gets the whole part. If the module returns one of its inputs itself, the part is the whole
+    gradient of that tensor, because its uses inside and outside of the module cannot be distinguished.
+
+    Args:
+        inputs: The tensors among the inputs of the call.
+        keep: A function that gets the index of an input and its gradient, once per backward pass that reaches it.
+        add_hook: A function that registers a hook on the gradient of a tensor, and that removes it from leaves in the
+            end.
+    """
+
+    # Hooks on the graph hold this object. So it must not hold the graph after the call, or the owner of the hooks.
+
+    def __init__(self, inputs: Sequence[Tensor], keep: Callable[[int, Tensor], None], add_hook: _AddHook) -> None:
+        self._keep = keep
+        self._pass = -1
+        self._sums: dict[_Indices, Tensor] = {}
+        self._passed_through: set[_Indices] = set()
+        self._inputs: dict[_Edge, _Indices] = {}
+        for index, tensor in enumerate(inputs):
+            if tensor.requires_grad and not torch.is_inference_mode_enabled():
+                self._inputs[_get_edge(tensor)] = (*self._inputs.get(_get_edge(tensor), ()), index)
+        for indices in self._inputs.values():
+            add_hook(inputs[indices[0]], partial(self._finish, indices))
+        self._first_number = _read_next_number() if self._inputs else 0
+
+    def find_nodes(self, outputs: Sequence[Tensor], add_hook: _AddHook) -> None:
+        """Find the nodes that the call added to the graph, starting at its outputs, and register hooks on them."""
+        inputs, self._inputs = self._inputs, {}
+        pending = []
+        for output in outputs if inputs else ():
+            if output.requires_grad and (end := _get_edge(output)) not in inputs:
+                pending.append(end[0])
+            elif output.requires_grad:
+                self._passed_through.add(inputs[end])
+                add_hook(output, partial(self._pass_on, inputs[end]))
+        seen: set[Node] = set()
+        while pending:
+            node = pending.pop()
+            if node in seen or get_node_number(node) < self._first_number:
+                continue
+            seen.add(node)
+            for slot, edge in enumerate(node.next_functions):
+                if edge in inputs:
+                    add_node_hook(node, partial(self._add, inputs[edge], slot))
+                elif edge[0] is not None:
+                    pending.append(edge[0])
+
+    def _add(self, indices: _Indices, slot: int, gradients: tuple[Tensor | None, ...]) -> None:
+        part, now = gradients[slot], get_backward_pass_id()
+        if now != self._pass:  # an earlier backward pass may have stopped before it reached the inputs
+            self._pass, self._sums = now, {}
+        if part is not None:
+            self._sums[indices] = self._sums[indices] + part if indices in self._sums else part
+
+    def _finish(self, indices: _Indices, _: Tensor) -> None:
+        """Pass on the part of an input. Its gradient is complete, so all terms of the part have arrived."""
+        part = self._sums.pop(indices, None)
+        if part is not None and indices not in self._passed_through:
+            self._pass_on(indices, part)
+
+    def _pass_on(self, indices: _Indices, gradient: Tensor) -> None:
+        for index in indices:
+            self._keep(index, gradient)
+
+
+def _get_edge(tensor: Tensor) -> _Edge:
+    node, slot = get_gradient_edge(tensor)[:2]
+    return node, slot
+
+
+def _read_next_number() -> int:
+    """Return the number of a node that is created now. Later nodes have larger numbers."""
+    with torch.enable_grad():
+        node = torch.ones((), requires_grad=True, device="cpu").view(()).grad_fn
+    return get_node_number(cast(Node, node))
+
+
+class GradientRecorder:
+    """Hooks on the gradients of tensors, which act while the recorder's block is open.
+
+    Hooks on a graph disappear with the graph, and nobody can remove them before. So they check a switch. They hold
+    neither the record nor the recorder, which may themselves hold the graph.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._switch = _Switch()
+        self._leaf_hooks: MutableSet[_LeafHook] = set()
+
+    def start(self, cleanup: Cleanup) -> None:
+        """Prepare for a block; the cleanup removes the hooks on leaves."""
+        self._leaf_hooks = weakref.WeakSet()
+        cleanup.push(self._remove_leaf_hooks)
+
+    def set_active(self, *, on: bool) -> None:
+        """Let the hooks act, or not."""
+        self._switch.is_on = on
+
+    def add_hook(self, tensor: Tensor, function: Callable[[Tensor], None]) -> None:
+        """Call a function with the gradient of a tensor."""
+        if tensor.is_leaf:
+            hook = _LeafHook(tensor, function)
+            self._leaf_hooks.add(hook)
+            hook.register()
+        else:
+            add_gradient_hook(tensor, function)
+
+    def build_writer(self, slots: RecordedTensors) -> Callable[[int, Tensor], None]:
+        """Return a function that stores a gradient in the slot with this index."""
+        switch, storage, reference = self._switch, self._storage, weakref.ref(slots)
+
+        def store_gradient(index: int, gradient: Tensor) -> None:
+            slots = reference()
+            if switch.is_on and slots is not None:
+                storage.store(slots, index, storage.take(gradient, torch.clone))
+
+        return store_gradient
+
+    def add_edit(self, name: str, edit: Edit, _: nn.Module, output: Any) -> Any:
+        """Edit the gradient at the output of a layer, and return the output that the model continues with."""
+        switch = self._switch
+
+        def change(gradient: Tensor) -> Tensor | None:
+            return apply_gradient_edit(gradient, edit, f"edit_gradients of layer {name!r}") if switch.is_on else None
+
+        tensor = get_editable_tensor(name, output)
+        if not tensor.requires_grad or torch.is_inference_mode_enabled():
+            return None
+        # The layer may have returned a tensor that others use, too: its input or a parameter. The edit is for the layer
+        # alone, so it goes to a clone.
+        with torch.enable_grad():
+            own = tensor.clone()
+        add_gradient_hook(own, change)
+        return replace_main_tensor(output, own)
+
+    def _remove_leaf_hooks(self) -> None:
+        self.set_active(on=False)
+        for hook in list(self._leaf_hooks):
+            hook.remove()
+        self._leaf_hooks = set()
+
+
+@dataclass
+class _Switch:
+    """A switch for hooks on graphs."""
+
+    is_on: bool = False
+
+
+class _LeafHook:
+    """A hook on a leaf. Only the leaf holds it, so it disappears with the leaf if nobody removes it before."""
+
+    def __init__(self, tensor: Tensor, function: Callable[[Tensor], None]) -> None:
+        self._function = function
+        self._leaf = TensorWeakRef(tensor)
+
+    def __call__(self, gradient: Tensor) -> None:
+        self._function(gradient)
+
+    def register(self) -> None:
+        """Add the hook to the leaf."""
+        leaf = self._leaf()
+        if leaf is not None:
+            add_gradient_hook(leaf, self)
+
+    def remove(self) -> None:
+        """Remove the hook from the leaf. This may be called before :meth:`register`, and twice."""
+        leaf = self._leaf()
+        if leaf is not None:
+            remove_gradient_hook(leaf, self)
 
 
 class ForwardRecorder:

@@ -25,11 +25,9 @@ from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.structures.modules import find_module, find_module_name
 from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.recorder.edits import EditHooks, Edits
-from camtool.recorder.forward_recorder import EndForward, ForwardRecorder
-from camtool.recorder.gradient_recorder import GradientRecorder
-from camtool.recorder.records import Record
+from camtool.recorder.forward_recorder import EndForward, ForwardRecorder, GradientRecorder
+from camtool.recorder.records import Keep, Record, Storage
 from camtool.recorder.selection import LayerSelection, select
-from camtool.recorder.storage import Keep, Storage
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from camtool.arguments.libraries import import_optional
 from camtool.arguments.messages import suggest_names
 from camtool.errors import ColormapError
 from camtool.rendering.pixel_checks import Floats, Pixels
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Colormap: TypeAlias = str | Callable[[Any], Any]
 """Name, or matplotlib color map: a callable from floats in [0, 1] to RGBA in [0, 1]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from PIL import Image
@@ -12,10 +12,8 @@ from PIL import Image
 from camtool.rendering import colormaps
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap
 from camtool.rendering.overlay import UNSEEN_GRAY, blend
+from camtool.rendering.pixel_checks import Color, Heat, Pixels
 from camtool.rendering.text_drawing import INK, MUTED, PANEL, PAPER, RULE, SMALL_TEXT_SIZE, draw_text, load_font_for
-
-if TYPE_CHECKING:
-    from camtool.rendering.pixel_checks import Color, Heat, Pixels
 
 _MARGIN, _GAP = 24, 14
 """Pixels around a contact sheet, and between its tiles."""

@@ -9,7 +9,8 @@ round once, so no value wraps around. Nothing is stretched to its own maximum, s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,10 +30,6 @@ from camtool.rendering.pixel_checks import (
     is_constant_heat,
 )
 from camtool.rendering.regions import choose_line_width
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
 
 # Unseen pixels are mixed with a middle gray: darker or lighter pixels would not show on dark or bright photos. At 0.55
 # the photo behind it is just recognizable.

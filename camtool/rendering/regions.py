@@ -6,27 +6,16 @@ Every photo is ``(H, W, 3)`` uint8 RGB, every heatmap ``(H, W)`` float in [0, 1]
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
-from PIL import Image
-
-from camtool.rendering.text_drawing import load_font_for, shorten_text
-
-if TYPE_CHECKING:
-    from camtool.rendering.pixel_checks import Color, Pixels
-
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 from numpy.typing import NDArray
+from PIL import Image
 
 from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.messages import suggest_names
 from camtool.errors import OverlayError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 from camtool.rendering.pixel_checks import (
     Bools,
     Color,
@@ -40,6 +29,7 @@ from camtool.rendering.pixel_checks import (
     is_constant_heat,
     to_finite_array,
 )
+from camtool.rendering.text_drawing import load_font_for, shorten_text
 
 # A line of 1/320 of the shorter side is 1 px on a thumbnail and 3 px on a photo of 1000 px: as easy to see on both.
 _WIDTHS_PER_SIDE = 320

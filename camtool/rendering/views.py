@@ -10,10 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from camtool import maps
 from camtool.errors import CamtoolError
@@ -23,15 +24,10 @@ from camtool.geometry.origins import Origin
 from camtool.geometry.resampling import build_interpolation_matrix
 from camtool.hooks.structures.caches import cached_property
 from camtool.rendering import contact_sheet, overlay, regions, signal_plots
-from camtool.rendering.colormaps import DEFAULT_COLORMAP
+from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap
+from camtool.rendering.pixel_checks import Pixels
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from camtool.rendering.colormaps import Colormap
-    from camtool.rendering.pixel_checks import Pixels
-
-    Map = NDArray[np.float32]
+Map: TypeAlias = NDArray[np.float32]
 
 # Photos of 32 or 64 pixels are too small to see an overlay on. They are shown at up to this size.
 _READABLE_SIDE = 320

@@ -8,25 +8,21 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from camtool.errors import CamtoolError, raise_interrupt
+from camtool.explaining.explanation import Explanation
+from camtool.rendering.contact_sheet import Caption
+from camtool.rendering.regions import PhotoRegion
 from camtool.rendering.written_files import check_inside
 from camtool.runs import file_names
 from camtool.runs.job_list import Job, fold_path
 from camtool.runs.manifest import ManifestLine, build_line, is_correct
 from camtool.runs.run_folder.sheets import build_caption
 from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from camtool.explaining.explanation import Explanation
-    from camtool.rendering.contact_sheet import Caption
-    from camtool.rendering.regions import PhotoRegion
-    from camtool.runs.true_labels import TrueClass
+from camtool.runs.true_labels import TrueClass
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors that every later photo would meet as well: disk full, quota reached, read-only, or damaged."""

@@ -201,7 +201,7 @@ def _refuse_nifti(explanation: Explanation) -> str | None:
 
 
 def _refuse_geotiff(explanation: Explanation) -> str | None:
-    from camtool.inputs.formats.geotiff import TiffOrigin
+    from camtool.inputs.formats.tiff_stacks import TiffOrigin
 
     origin = explanation.origin
     if not isinstance(origin, TiffOrigin):

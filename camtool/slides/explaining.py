@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -17,12 +17,14 @@ from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.messages import count_texts
 from camtool.errors import GeometryError, ImageError, MethodError, NothingFoundError, TargetError
 from camtool.explaining.explainer import Explainer
+from camtool.explaining.explanation import Explanation
 from camtool.explaining.types import Model
 from camtool.hooks.chunks import iterate_chunks
+from camtool.methods import MethodFunction
 from camtool.models import find_input_size, to_loaded
 from camtool.progress import Stage, show_progress
 from camtool.slides.opening import open_slide
-from camtool.slides.readers import SlideReader, read_scaled
+from camtool.slides.readers import Pixels, SlideReader, read_scaled
 from camtool.slides.slide_explanation import SlideExplanation, TileFailure, TileRow
 from camtool.slides.stitching import Stitcher, place_on_tile
 from camtool.slides.tiling import (
@@ -34,11 +36,6 @@ from camtool.slides.tiling import (
     find_seen_part,
     select_tissue,
 )
-
-if TYPE_CHECKING:
-    from camtool.explaining.explanation import Explanation
-    from camtool.methods import MethodFunction
-    from camtool.slides.readers import Pixels
 
 _LABELS_SHOWN = 10
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from camtool.arguments.libraries import import_library
 from camtool.errors import ImageError, raise_interrupt
 from camtool.inputs.formats.decoding import DECODER_FAULTS
-from camtool.slides.readers import Level, SlideReader, build_region_error, check_mpp, check_piece, find_downsample
-
-if TYPE_CHECKING:
-    from camtool.slides.readers import Pixels
+from camtool.slides.readers import (
+    Level,
+    Pixels,
+    SlideReader,
+    build_region_error,
+    check_mpp,
+    check_piece,
+    find_downsample,
+)
 
 
 def import_openslide(name: str) -> Any:

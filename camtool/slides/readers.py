@@ -6,18 +6,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from typing_extensions import Self
 
 from camtool.errors import ImageError
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Pixels = NDArray[np.uint8]
+Pixels: TypeAlias = NDArray[np.uint8]
 
 _MOST_PIXELS = 2**22
 """Pixels of a level that are read at once, 16 MiB with transparency; larger regions are read in parts."""

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from camtool.errors import CamtoolError
+from camtool.explaining.explanation import Explanation
 from camtool.hooks.chunks import iterate_chunks
 from camtool.progress import Stage
 from camtool.slides.tiling import Tile, TileGrid
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from camtool.explaining.explanation import Explanation
-
-    Map = NDArray[np.float32]
+Map: TypeAlias = NDArray[np.float32]
 
 _LEAST = 1e-6
 """Weight of the margin of a tile. It counts only where no neighbor is."""

@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from camtool.arguments.libraries import import_library
 from camtool.errors import ImageError, raise_interrupt
 from camtool.inputs.formats.decoding import hide_log
-from camtool.slides.readers import Level, SlideReader, build_region_error, check_mpp, check_piece, find_downsample
-
-if TYPE_CHECKING:
-    from camtool.slides.readers import Pixels
+from camtool.slides.readers import (
+    Level,
+    Pixels,
+    SlideReader,
+    build_region_error,
+    check_mpp,
+    check_piece,
+    find_downsample,
+)
 
 _PIECES = 64
 """Most decoded tiles or strips that are kept, as neighboring regions share them."""

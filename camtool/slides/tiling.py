@@ -5,23 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from camtool.arguments.checks import check_choice, check_integer, check_number
 from camtool.errors import CamtoolError, ImageError
+from camtool.geometry.crop_and_resize import Geometry
 from camtool.hooks.chunks import iterate_chunks
 from camtool.hooks.structures.caches import cached_property
 from camtool.progress import Stage
-from camtool.slides.readers import SlideReader, read_scaled
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from camtool.geometry.crop_and_resize import Geometry
-    from camtool.slides.readers import Pixels
-
+from camtool.slides.readers import Pixels, SlideReader, read_scaled
 
 _CELLS = (4, 2, 1)
 """Sides of a heatmap's pixel in pixels of a tile, the first that divides the tile's side. Maps of layers are coarser

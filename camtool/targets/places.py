@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from camtool.arguments.explain_arguments import check_class_index
@@ -25,9 +26,6 @@ from camtool.targets.target import (
     flatten_positions,
     select_class,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from camtool.arguments.explain_arguments import check_class_index
@@ -15,9 +16,6 @@ from camtool.errors import TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.predictions import Prediction, count_images, split_images
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Corners: TypeAlias = tuple[float, float, float, float]
 """A box ``(x0, y0, x1, y1)``."""

@@ -6,19 +6,17 @@ Warnings that depend on the kind of target belong to the target: see :meth:`camt
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from camtool.evidence.evidence import Evidence
 from camtool.maps import find_limits
 from camtool.outputs.class_scores import Link, find_predicted
 from camtool.targets import ScoreContext, Target
 from camtool.warning_codes import MapWarning, to_map_warning
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _HIGHEST_RANKS = 5
 """A class below these ranks gets a warning. Top-5 accuracy is the usual measure of what a classifier considers at all;

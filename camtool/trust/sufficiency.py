@@ -23,19 +23,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from camtool.arguments.messages import format_count, format_percent
 from camtool.rendering import image_writing, regions
 from camtool.rendering.views import View
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Cells: TypeAlias = NDArray[np.bool_]
-    Measure: TypeAlias = Callable[[Cells], NDArray[np.float64]]
+Cells: TypeAlias = NDArray[np.bool_]
+Measure: TypeAlias = Callable[[Cells], NDArray[np.float64]]
 
 FEWEST_PASSES = 16
 """The smallest number of values of a search."""

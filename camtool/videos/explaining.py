@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
@@ -19,27 +20,20 @@ from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.messages import count_texts
 from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError
 from camtool.explaining.explainer import Explainer
+from camtool.explaining.explanation import Explanation
 from camtool.explaining.types import Model
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.resampling import build_interpolation_matrix
 from camtool.geometry.torchvision_transforms import read_geometry
-from camtool.geometry.transform_output import unwrap_image
+from camtool.geometry.transform_output import Transform, unwrap_image
 from camtool.hooks.chunks import iterate_chunks
 from camtool.inputs.accepted_inputs import choose_example_shape, list_channels
+from camtool.methods import MethodFunction
 from camtool.models import to_loaded
 from camtool.progress import Stage, show_progress
-from camtool.videos.reading import Frame, VideoFacts, VideoReader
+from camtool.videos.reading import Frame, Pixels, VideoFacts, VideoReader
 from camtool.videos.video_explanation import FrameMap, FrameRow, MapStore, VideoExplanation
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from camtool.explaining.explanation import Explanation
-    from camtool.geometry.transform_output import Transform
-    from camtool.methods import MethodFunction
-    from camtool.videos.reading import Pixels
-
 
 _GROUP_PIXELS = 20_000_000
 """Most pixels of the frames of one batch, of which there are a few copies: 9 frames of Full HD, 2 of 4K."""

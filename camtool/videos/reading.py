@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from camtool.arguments.checks import check_not_url
@@ -19,10 +20,7 @@ from camtool.arguments.libraries import import_library
 from camtool.errors import ImageError
 from camtool.inputs.formats.decoding import name_in_errors
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Pixels = NDArray[np.uint8]
+Pixels: TypeAlias = NDArray[np.uint8]
 
 _FORMATS = "mov,mp4,matroska,webm,avi,mpeg,mpegts,ogg,asf,flv,gif"
 """Containers that may be read. Others, e.g. playlists, name further files or addresses."""

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.error import URLError
 
 import numpy as np
@@ -27,6 +27,7 @@ from torchvision.models import vision_transformer
 
 import camtool
 from camtool.cli import app, terminal
+from camtool.cli.options.option_classes import takes_options
 from camtool.methods import WRAPPERS
 from tests.helpers.photos import save, unseen
 from tests.helpers.tiny_models import LABELS, SLEEPING, TINY, Net, prepare, tiny
@@ -766,6 +767,57 @@ def test_other_programs_can_read_what_commands_print(camtool_, photos):
     drawn = camtool_("kernels", "--model", "demo", "--json")
     assert json.loads(drawn.out) == {"files": [str(Path("figures", "kernels.png"))]}
     assert drawn.err == ""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes.
+
+    Attributes:
+        width: Width, which is told
+            in two lines.
+    """
+
+    width: Annotated[int, typer.Option(metavar="N")] = 1
+
+
+@dataclass(frozen=True)
+class Shape(Sizes):
+    """Sizes and more."""
+
+    depth: Annotated[int, typer.Option(help="Depth.")] = 1
+
+
+def draw(*, name: Annotated[str, typer.Argument()], shape: Shape) -> None:
+    """Draw it.
+
+    Args:
+        name: Name of it.
+        shape: No option.
+    """
+
+
+def test_help_of_an_option_is_its_line_in_a_docstring_which_the_help_of_the_command_leaves_out():
+    drawing = typer.Typer()
+    drawing.command()(takes_options(draw))
+    command = typer.main.get_command(drawing)
+    helps = {parameter.name: parameter.help for parameter in command.params}
+    assert {name: helps[name] for name in ("name", "width", "depth")} == {
+        "name": "Name of it.",
+        "width": "Width, which is told in two lines.",
+        "depth": "Depth.",
+    }
+    assert command.help == "Draw it."
+
+
+def test_every_option_of_every_command_has_help():
+    def list_parameters(command):
+        children = getattr(command, "commands", {}).values()
+        return [*command.params, *(parameter for child in children for parameter in list_parameters(child))]
+
+    parameters = list_parameters(typer.main.get_command(app.app))
+    assert [parameter.name for parameter in parameters if not parameter.help] == []
+    assert len(parameters) > 300
 
 
 # ------------------------------------------------------------------------------- invalid requests

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from camtool.cli import terminal
-from camtool.cli.progress.file_progress import FileProgress
+from camtool.cli.progress.run_progress import FileProgress
 from camtool.hooks.chunks import iterate_chunks
 from camtool.progress import Stage, send_progress, show_progress
 from tests.cli.test_commands import Command

@@ -13,9 +13,8 @@ from rich.console import Console
 
 import camtool
 from camtool.cli import terminal
-from camtool.cli.progress import estimate, run_summary
-from camtool.cli.progress.estimate import Estimate, Passes
-from camtool.cli.progress.run_progress import RunProgress
+from camtool.cli.progress import run_progress, run_summary
+from camtool.cli.progress.run_progress import Estimate, Passes, RunProgress
 from camtool.cli.terminal import show_activity
 from camtool.hooks import chunks
 from camtool.progress import Stage, format_duration, send_progress
@@ -174,7 +173,7 @@ def test_a_listener_gets_all_passes_and_the_end_of_a_loop_that_breaks():
 @pytest.fixture
 def told_estimates(monkeypatch) -> None:
     """Tell the time of long runs: other tests compare all of standard error, also on a machine under load."""
-    monkeypatch.setattr(estimate, "_LONG_RUN", 60.0)
+    monkeypatch.setattr(run_progress, "_LONG_RUN", 60.0)
 
 
 @pytest.fixture

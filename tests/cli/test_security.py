@@ -19,7 +19,7 @@ import torchvision
 from safetensors.torch import save_file
 
 import camtool
-from camtool.cli.options import format_options
+from camtool.cli.options import photo_options
 from camtool.evaluation.leaderboard import Evaluation
 from camtool.evaluation.leaderboard.table import EvaluationRow
 from camtool.inputs import image_files
@@ -307,7 +307,7 @@ def test_labels_and_names_do_not_reach_the_terminal_as_commands(camtool_, photos
 
 
 def test_the_limit_of_pixels_is_that_of_the_reader(camtool_, photos) -> None:
-    assert format_options.DEFAULT_MAX_PIXELS == image_files.MAX_PIXELS
+    assert photo_options.DEFAULT_MAX_PIXELS == image_files.MAX_PIXELS
     result = camtool_("photos/a.png", "--model", TINY, "--max-pixels", "559")
     assert (result.code, "it has 560 pixels, and the limit is 559" in result.err) == (1, True)
     assert camtool_("photos/a.png", "--model", TINY, "--max-pixels", "560", "--overwrite").code == 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from camtool.figures.image_grid import fit_text, fits_in_line
 from camtool.figures.paper_style import LINE_HEIGHT, MINUS, balance_columns, format_number
-from camtool.figures.text_fitting import fit_text, fits_in_line
 from tests.figures.drawing_helpers import DEEP_LAYER, LONG_NAME
 
 matplotlib = pytest.importorskip("matplotlib")

@@ -32,7 +32,7 @@ from torch import nn
 
 import camtool
 from camtool.cli import app, figure_commands
-from camtool.cli.options import map_options, preprocessing_options
+from camtool.cli.options import map_options, model_options
 from camtool.errors import CamtoolError, ImageError, ModelError
 from camtool.inputs.image_files import read_image
 from camtool.models import Preprocessing, build_preprocessing, read_state
@@ -279,9 +279,9 @@ TEXTS = st.one_of(SHORT, st.text(max_size=12))
 
 @prop
 def texts_of_options(data: Draw) -> None:
-    options = preprocessing_options.PreprocessingOptions
+    options = model_options.PreprocessingOptions
     calls: list[Callable[[], Any]] = [
-        lambda: preprocessing_options.parse_image_size(data.draw(TEXTS)),
+        lambda: model_options.parse_image_size(data.draw(TEXTS)),
         lambda: map_options.parse_targets([data.draw(TEXTS)]),
         lambda: map_options.parse_method_options([data.draw(TEXTS), "a=" + data.draw(TEXTS)], ("layer",)),
         lambda: figure_commands.parse_width(data.draw(TEXTS)),
@@ -297,7 +297,7 @@ def texts_of_options(data: Draw) -> None:
         assert str(error)  # noqa: PT017
 
 
-ORDERS = st.sampled_from([None, *get_args(preprocessing_options.ChannelOrder)])
+ORDERS = st.sampled_from([None, *get_args(model_options.ChannelOrder)])
 
 
 @prop

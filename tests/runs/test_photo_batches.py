@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from camtool.runs.photo_batches import Workers, count_workers
+from camtool.runs.executor import Workers, count_workers
 
 COUNTS = (0, 1, 3)
 

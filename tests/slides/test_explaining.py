@@ -399,7 +399,7 @@ def test_tiles_begin_at_multiples_of_a_heatmap_pixel_and_cover_the_slide() -> No
 
 
 def test_the_halves_of_a_pyramid_are_means() -> None:
-    from camtool.slides.pyramids import build_levels
+    from camtool.slides.slide_explanation import build_levels
 
     pixels = draw_noise(1101, 700)
     levels = build_levels(pixels, 300)

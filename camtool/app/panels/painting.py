@@ -7,11 +7,12 @@ from binascii import Error as Base64Error
 from dataclasses import dataclass
 from html import escape
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
@@ -23,10 +24,6 @@ from camtool.arguments.checks import check_choice
 from camtool.errors import ImageError, ModelError
 from camtool.models import Loaded
 from camtool.trust.metrics.removal import start_removal
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 FILLS = {"inpaint": "filled from around", "blur": "blurred", "mean": "mean color"}
 """Name of a removal of :data:`camtool.trust.metrics.removal.REMOVALS` → what the user reads.

@@ -7,19 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
+from camtool.app.context import PageContext, Session
 from camtool.app.fragments import encode_pixels
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from camtool.app.context import PageContext, Session
-    from camtool.explaining.explanation import Explanation
-    from camtool.models import Loaded
+from camtool.explaining.explanation import Explanation
+from camtool.models import Loaded
 
 _PHOTO_SIDE, _CARD_SIDE = 1200, 360
 """Longest sides of pictures on the page, in pixels."""

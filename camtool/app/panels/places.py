@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -21,15 +22,11 @@ from camtool.app.panels.panel import Built, draw_card, draw_hint, draw_photo, ge
 from camtool.errors import ModelError, TargetError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.linear_head import find_linear_head
+from camtool.explaining.explanation import Explanation
+from camtool.geometry.cell_centers import CellCenters
 from camtool.models import Loaded, resolve_labels
 from camtool.rendering import blend, draw_boxes
 from camtool.targets import get_class_label
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from camtool.explaining.explanation import Explanation
-    from camtool.geometry.cell_centers import CellCenters
 
 _FAINT = 0.05
 """Share of the strongest cell's evidence below which a place counts as silent. Bars this short can hardly be seen."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 # At run time, as Gradio evaluates the annotations of event handlers.
@@ -19,9 +20,6 @@ from camtool.errors import ModelError, TargetError
 from camtool.explaining.explainer import Explainer
 from camtool.models import Loaded
 from camtool.outputs.class_scores import find_predicted
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 UNSEEN = -1
 """Class of pixels that the model did not see."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 import torch
@@ -23,12 +23,9 @@ from camtool.hooks.folded_model import FoldedModel
 from camtool.models import Loaded, to_loaded
 from camtool.outputs.predictions import to_batch
 from camtool.targets import Target, score_targets
-from camtool.trust.metrics import METRICS
+from camtool.trust.metrics import METRICS, Score
 from camtool.trust.metrics.faithfulness import iterate_curve
-from camtool.trust.metrics.random_maps import draw_random_maps
-
-if TYPE_CHECKING:
-    from camtool.trust.metrics import Score
+from camtool.trust.metrics.registry import draw_random_maps
 
 CURVES = {"deletion": False, "insertion": True}
 """Name of the metric → whether pixels are inserted."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from camtool.app.stores.disk_space import DiskSpace
-from camtool.app.stores.image_store import ImageFolder, ImageStore, StoredImage
-from camtool.app.stores.model_store import DEMO, ModelStore
-from camtool.app.stores.result_cache import ResultCache
+from camtool.app.stores.image_store import DiskSpace, ImageFolder, ImageStore, StoredImage
+from camtool.app.stores.model_store import DEMO, ModelStore, ResultCache
 
 __all__ = ["DEMO", "DiskSpace", "ImageFolder", "ImageStore", "ModelStore", "ResultCache", "StoredImage"]

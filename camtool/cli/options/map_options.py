@@ -27,50 +27,41 @@ _OPTION = typer.Option(
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """Options that choose one method and its layer."""
+    """Options that choose one method and its layer.
+
+    Attributes:
+        method: Method; for a list: camtool methods.
+        layer: Layer; for a list: camtool layers MODEL.
+    """
 
     panel: ClassVar[str] = "Map"
 
-    method: Annotated[str, typer.Option(metavar="NAME", help="Method; for a list: camtool methods.")] = "gradcam"
-    layer: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Layer; for a list: camtool layers MODEL.", show_default="the best one"),
-    ] = None
+    method: Annotated[str, typer.Option(metavar="NAME")] = "gradcam"
+    layer: Annotated[str | None, typer.Option(metavar="NAME", show_default="the best one")] = None
     option: Annotated[list[str] | None, _OPTION] = None
 
 
 @dataclass(frozen=True)
 class MapOptions:
-    """Options that choose methods, targets and layers."""
+    """Options that choose methods, targets and layers.
+
+    Attributes:
+        method: Method, see camtool methods. Repeat it, or use commas, for several.
+        target: Class index, class name, top1, top3, ..., or detections[:CONFIDENCE] for all that a detector reports;
+            group:dog for all dogs as one, 'dog vs wolf' to compare, within:dog for two dogs; for CLIP-like models a
+            text. Repeat it for several.
+        layer: Layer; for a list: camtool layers MODEL. Repeat it for several.
+        merge: How to merge maps of layers: mean, max, ...
+        placement: Draw each cell at the center of its receptive field, or stretch the grid.
+    """
 
     panel: ClassVar[str] = "Map"
 
-    method: Annotated[
-        list[str],
-        typer.Option(metavar="NAME", help="Method, see camtool methods. Repeat it, or use commas, for several."),
-    ] = field(default_factory=lambda: ["gradcam"])
-    target: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TARGET",
-            help="Class index, class name, top1, top3, ..., or detections[:CONFIDENCE] for all that a detector "
-            "reports; group:dog for all dogs as one, 'dog vs wolf' to compare, within:dog for two dogs; for CLIP-like "
-            "models a text. Repeat it for several.",
-            show_default="top1",
-        ),
-    ] = None
-    layer: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Layer; for a list: camtool layers MODEL. Repeat it for several.",
-            show_default="the best one",
-        ),
-    ] = None
-    merge: Annotated[str, typer.Option(metavar="NAME", help="How to merge maps of layers: mean, max, ...")] = "mean"
-    placement: Annotated[
-        Placement, typer.Option(help="Draw each cell at the center of its receptive field, or stretch the grid.")
-    ] = "centers"
+    method: Annotated[list[str], typer.Option(metavar="NAME")] = field(default_factory=lambda: ["gradcam"])
+    target: Annotated[list[str] | None, typer.Option(metavar="TARGET", show_default="top1")] = None
+    layer: Annotated[list[str] | None, typer.Option(metavar="NAME", show_default="the best one")] = None
+    merge: Annotated[str, typer.Option(metavar="NAME")] = "mean"
+    placement: Placement = "centers"
     option: Annotated[list[str] | None, _OPTION] = None
 
 

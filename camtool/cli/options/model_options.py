@@ -1,9 +1,10 @@
-"""Options that choose the model, and how they load it."""
+"""Options that choose the model, the names of its classes and the preprocessing, and how they load it."""
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
     from camtool.models import Loaded, StatedPreprocessing
+
 
 _MAX_LABELS_BYTES = 2**26
 """Bytes of a file of class names: a million names."""
@@ -53,26 +55,31 @@ EngineOption = Annotated[
 ]
 
 
-def build_file_option(text: str, **settings: Any) -> Any:
+def build_file_option(**settings: Any) -> Any:
     """Return the option of a file, which must exist."""
-    return typer.Option(metavar="FILE", help=text, exists=True, dir_okay=False, **settings)
+    return typer.Option(metavar="FILE", exists=True, dir_okay=False, **settings)
 
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """Option for the names of the classes."""
+    """Option for the names of the classes.
+
+    Attributes:
+        labels: Class names: cat,dog; or a file: a text, one name a line, or a JSON list.
+    """
 
     panel: ClassVar[str] = "Labels"
 
-    labels: Annotated[
-        str | None,
-        typer.Option(metavar="NAMES", help="Class names: cat,dog; or a file: a text, one name a line, or a JSON list."),
-    ] = None
+    labels: Annotated[str | None, typer.Option(metavar="NAMES")] = None
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Options that choose the model, and where it runs."""
+    """Options that choose the model, and where it runs.
+
+    Attributes:
+        device: Device the model runs on.
+    """
 
     panel: ClassVar[str] = "Model"
 
@@ -80,7 +87,7 @@ class ModelOptions:
     weights: Annotated[
         str | None, typer.Option(metavar="FILE", help=WEIGHTS_HELP, show_default="the pretrained ones, downloaded")
     ] = None
-    device: Annotated[Device, typer.Option(help="Device the model runs on.")] = "auto"
+    device: Device = "auto"
 
     def load(
         self, labels: str | None = None, preprocessing: StatedPreprocessing | None = None, *, is_quiet: bool = False
@@ -195,3 +202,90 @@ def _order_labels(path: Path, labels: dict[Any, Any]) -> list[Any]:
     # Keras writes an identifier and a name.
     ordered = [names[index] for index in order]
     return [name[-1] if isinstance(name, (list, tuple)) and name else name for name in ordered]
+
+
+ChannelOrder: TypeAlias = Literal["rgb", "bgr", "gray"]
+"""Order of the channels that a model takes."""
+
+
+Fit: TypeAlias = Literal["crop", "stretch", "pad"]
+"""How a photo with another aspect ratio than the input is resized."""
+
+
+@dataclass(frozen=True)
+class PreprocessingOptions:
+    """Options that state how photos become the model's input; by default as the model's own preprocessing does.
+
+    Attributes:
+        transform: Your own preprocessing as package.module:function, whose code is then run. By default the model's.
+        size: Size of the model's input, e.g. 32 or 224x320 (height x width). Photos cover it, cropped.
+        fit: Photos with another aspect ratio: cropped, distorted, or padded with black.
+        mean: Mean of each channel or of all: 0.485,0.456,0.406, or of bytes: 127.5.
+        std: Standard deviation, as --mean.
+        channels: Channels that the model takes: RGB, BGR, or one of gray.
+    """
+
+    panel: ClassVar[str] = "Preprocessing"
+
+    transform: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    size: Annotated[str | None, typer.Option(metavar="SIZE")] = None
+    fit: Fit | None = None
+    mean: Annotated[str | None, typer.Option(metavar="NUMBERS")] = None
+    std: Annotated[str | None, typer.Option(metavar="NUMBERS")] = None
+    channels: ChannelOrder | None = None
+
+    def parse(self) -> StatedPreprocessing:
+        """Return the preprocessing, checked as far as that is possible without the model.
+
+        Raises:
+            CamtoolError: A text has another form, or the options contradict each other.
+        """
+        from camtool.models import StatedPreprocessing, scale_statistics
+
+        given = [f"--{name}" for name in ("size", "fit", "mean", "std", "channels") if getattr(self, name) is not None]
+        if self.transform is not None and given:
+            raise CamtoolError(
+                f"--transform is the whole preprocessing, so {' and '.join(given)} cannot be given with it; do that in "
+                "the transform, or leave out --transform."
+            )
+        if (self.mean is None) != (self.std is None):
+            raise CamtoolError(f"{'--mean' if self.std is None else '--std'} is given alone; give --mean and --std.")
+        means = _parse_numbers("--mean", self.mean, self.channels)
+        stds = _parse_numbers("--std", self.std, self.channels)
+        if means is not None and stds is not None:
+            scale_statistics(means, stds)
+        size = None if self.size is None else parse_image_size(self.size)
+        return StatedPreprocessing(self.transform, size, means, stds, self.channels, self.fit)
+
+
+def _parse_numbers(option: str, text: str | None, channels: ChannelOrder | None) -> list[float] | None:
+    """Return the numbers in ``"0.5"`` or ``"0.485,0.456,0.406"``: one, or one for each channel.
+
+    Raises:
+        CamtoolError: A number cannot be read, or there are more or fewer.
+    """
+    if text is None:
+        return None
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    allowed = (1,) if channels == "gray" else (1, 3)
+    if len(numbers) not in allowed:
+        example = "0.449" if channels == "gray" else "0.485,0.456,0.406"
+        kind = "one number for gray" if channels == "gray" else "one number or three"
+        raise CamtoolError(f"{option} {text!r} is not {kind}; give e.g. {example}.")
+    return numbers
+
+
+def parse_image_size(text: str) -> tuple[int, int]:
+    """Return the height and the width in ``"224"`` or ``"224x320"``.
+
+    Raises:
+        CamtoolError: The text has another form, or a side is 0 or has more than five digits.
+    """
+    match = re.fullmatch(r"(\d{1,5})(?: ?x ?(\d{1,5}))?", text, re.ASCII)
+    height, width = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if min(height, width) < 1:
+        raise CamtoolError(f"--size {text!r} is not an image size; give a side in pixels, or e.g. 224x320.")
+    return height, width

@@ -28,36 +28,34 @@ Out = Annotated[Path, typer.Option("--out", "--output", metavar="FOLDER", help="
 
 @dataclass(frozen=True)
 class DrawingOptions:
-    """Options of the colors of overlays."""
+    """Options of the colors of overlays.
+
+    Attributes:
+        alpha: Opacity of the colors of the overlay.
+        colormap: Color map: heat, turbo, viridis, inferno, gray, ...
+    """
 
     panel: ClassVar[str] = "Output"
 
-    alpha: Annotated[
-        float | None,
-        typer.Option(metavar="X", min=0, max=1, help="Opacity of the colors of the overlay.", show_default="0.7"),
-    ] = None
-    colormap: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Color map: heat, turbo, viridis, inferno, gray, ...", show_default="heat"),
-    ] = None
+    alpha: Annotated[float | None, typer.Option(metavar="X", min=0, max=1, show_default="0.7")] = None
+    colormap: Annotated[str | None, typer.Option(metavar="NAME", show_default="heat")] = None
 
 
 @dataclass(frozen=True)
 class PictureOptions(DrawingOptions):
-    """Options of the overlays of photos."""
+    """Options of the overlays of photos.
 
-    caption: Annotated[bool, typer.Option("--caption", help="Write label, probability, method below overlays.")] = False
-    legend: Annotated[bool, typer.Option("--legend", help="Draw below overlays what the colors mean.")] = False
-    enlarge: Annotated[bool, typer.Option("--enlarge/--no-enlarge", help="Enlarge overlays of small photos.")] = True
-    max_side: Annotated[
-        int | None,
-        typer.Option(
-            metavar="PIXELS",
-            min=1,
-            help="Longest side of the images, unless the model needs more. Larger photos are read faster.",
-            show_default="as the photo",
-        ),
-    ] = None
+    Attributes:
+        caption: Write label, probability, method below overlays.
+        legend: Draw below overlays what the colors mean.
+        enlarge: Enlarge overlays of small photos.
+        max_side: Longest side of the images, unless the model needs more. Larger photos are read faster.
+    """
+
+    caption: Annotated[bool, typer.Option("--caption")] = False
+    legend: Annotated[bool, typer.Option("--legend")] = False
+    enlarge: Annotated[bool, typer.Option("--enlarge/--no-enlarge")] = True
+    max_side: Annotated[int | None, typer.Option(metavar="PIXELS", min=1, show_default="as the photo")] = None
 
 
 @dataclass(frozen=True)
@@ -83,16 +81,24 @@ class OutputOptions:
 
 @dataclass(frozen=True)
 class JsonOption:
-    """Option for results that other programs read."""
+    """Option for results that other programs read.
 
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False
+    Attributes:
+        as_json: Print the results as JSON.
+    """
+
+    as_json: Annotated[bool, typer.Option("--json")] = False
 
 
 @dataclass(frozen=True)
 class PrintOptions(JsonOption):
-    """Options of what is printed."""
+    """Options of what is printed.
 
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False
+    Attributes:
+        quiet: Print errors only.
+    """
+
+    quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False
 
     @property
     def hides_progress(self) -> bool:

@@ -1,10 +1,11 @@
-"""Arguments and options that choose the photos of a run, and the command for a file."""
+"""Options that choose the photos of a run, and what is read of each; and the command for a file."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 import typer
 
@@ -15,6 +16,7 @@ from camtool.videos import VIDEO_SUFFIXES
 if TYPE_CHECKING:
     from camtool.runs.job_list import Plan
 
+
 Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="Explain the first N photos only.")]
 
 Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")]
@@ -24,18 +26,21 @@ Seed = Annotated[int, typer.Option(metavar="N", help="Seed of all that is random
 
 @dataclass(frozen=True)
 class PhotoOptions:
-    """Arguments and options that choose the photos."""
+    """Arguments and options that choose the photos.
+
+    Attributes:
+        paths: Photos, folders, patterns such as 'a/**/*.jpg', or URLs of photos.
+        shuffle: Explain in random order; with --limit a sample.
+        seed: Number that chooses the random order.
+    """
 
     panel: ClassVar[str] = "Photos"
 
-    paths: Annotated[
-        list[str],
-        typer.Argument(metavar="PATH", help="Photos, folders, patterns such as 'a/**/*.jpg', or URLs of photos."),
-    ]
+    paths: Annotated[list[str], typer.Argument(metavar="PATH")]
     recursive: Recursive = False
     limit: Limit = None
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="Explain in random order; with --limit a sample.")] = False
-    seed: Annotated[int, typer.Option(metavar="N", help="Number that chooses the random order.")] = 0
+    shuffle: Annotated[bool, typer.Option("--shuffle")] = False
+    seed: Annotated[int, typer.Option(metavar="N")] = 0
 
 
 def check_no_model_names(paths: list[str]) -> None:
@@ -88,3 +93,75 @@ def plan_folder(folder: str, out: Path, *, recursive: bool, limit: int | None) -
 
     check_not_url("folder", folder, ImageError)
     return select_jobs(plan_run([folder], recursive=recursive, out=out), limit=limit, shuffle=False, seed=0)
+
+
+# Written out, because the reader of images imports numpy, and the help must be shown at once.
+DEFAULT_MAX_PIXELS = 200_000_000
+
+
+Axis: TypeAlias = Literal["axial", "coronal", "sagittal", "ras"]
+"""Direction of the slices of a NIfTI volume."""
+
+
+@dataclass(frozen=True)
+class PixelOptions:
+    """Options that choose what is read of a photo.
+
+    Attributes:
+        bands: Bands, from 1, e.g. 4,3,2 for red, green and blue.
+        window: Range of the values, e.g. 40,400.
+        percentiles: The same as percentiles of each band, e.g. 2,98.
+        slice: Slice, page or frame, from 0, or 'middle'.
+        axis: NIfTI: axial, coronal, sagittal, ras.
+        frame: Time step, from 0.
+        max_pixels: Most pixels of a photo; larger ones are not decoded, and fail.
+    """
+
+    panel: ClassVar[str] = "Scientific formats"
+
+    bands: Annotated[str | None, typer.Option(metavar="N,N,N")] = None
+    window: Annotated[str | None, typer.Option(metavar="CENTER,WIDTH")] = None
+    percentiles: Annotated[str | None, typer.Option(metavar="LOW,HIGH")] = None
+    slice: Annotated[str | None, typer.Option(metavar="N")] = None
+    axis: Annotated[Axis | None, typer.Option(metavar="AXIS")] = None
+    frame: Annotated[int | None, typer.Option(metavar="N")] = None
+    max_pixels: Annotated[int, typer.Option(metavar="N", min=1, rich_help_panel="Photos")] = DEFAULT_MAX_PIXELS
+
+    def parse(self) -> dict[str, Any]:
+        """Return the options of :func:`camtool.open_image` that were given, and the limits of runs.
+
+        Raises:
+            CamtoolError: A text is no list of numbers, or an option is not allowed.
+        """
+        from camtool.inputs.formats.reading_options import MAX_DRAWN, RUN_MEMORY, ReadingOptions
+
+        options = {
+            "bands": _parse_numbers("--bands", self.bands, "4,3,2", int),
+            "window": _parse_numbers("--window", self.window, "40,400", float),
+            "percentiles": _parse_numbers("--percentiles", self.percentiles, "2,98", float),
+            "slice": self.slice
+            if self.slice in (None, "middle")
+            else _parse_numbers("--slice", self.slice, "45", int)[0],
+            "axis": self.axis,
+            "frame": self.frame,
+            "max_pixels": self.max_pixels,
+            "max_memory": RUN_MEMORY if self.max_pixels <= DEFAULT_MAX_PIXELS else None,
+            "max_drawn": MAX_DRAWN,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        ReadingOptions.from_user(given)
+        return given
+
+
+def _parse_numbers(option: str, text: str | None, example: str, kind: Callable[[str], Any]) -> Any:
+    """Return the numbers in a list separated by commas.
+
+    Raises:
+        CamtoolError: A part of it is no number.
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError as error:
+        raise CamtoolError(f"{option} {text!r} is not a list of numbers; give e.g. {option} {example}.") from error

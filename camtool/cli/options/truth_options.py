@@ -30,14 +30,16 @@ Classes = Annotated[str | None, typer.Option(metavar="TRUTH", help=f"{_TRUTH} Wi
 
 @dataclass(frozen=True)
 class TruthOptions(LabelOptions):
-    """Options for the names of the classes, and for the true class of each photo."""
+    """Options for the names of the classes, and for the true class of each photo.
+
+    Attributes:
+        only_wrong: Write only photos that are classified wrongly; needs --truth.
+    """
 
     labels_csv: Annotated[
         str | None, typer.Option("--truth", "--labels-csv", metavar="TRUTH", help=f"{_TRUTH} Adds right or wrong.")
     ] = None
-    only_wrong: Annotated[
-        bool, typer.Option("--only-wrong", help="Write only photos that are classified wrongly; needs --truth.")
-    ] = False
+    only_wrong: Annotated[bool, typer.Option("--only-wrong")] = False
 
     @property
     def has_folders(self) -> bool:

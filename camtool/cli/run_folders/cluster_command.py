@@ -17,7 +17,7 @@ from camtool.cli import terminal
 from camtool.cli.options import model_options
 from camtool.cli.options.truth_options import read_true_classes
 from camtool.cli.progress import run_summary
-from camtool.cli.progress.countdown import build_countdown
+from camtool.cli.progress.run_progress import build_countdown
 from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
 from camtool.cli.run_folders.local_run import describe_undrawable_labels, select_photos
 from camtool.cli.run_folders.run_options import ClusterOptions, RunRequest, is_given

@@ -26,22 +26,23 @@ if TYPE_CHECKING:
 def replay(
     *,
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder that camtool run wrote.", exists=True)],
-    image: Annotated[str | None, typer.Argument(metavar="IMAGE", help="Photo of the run.", show_default="all")] = None,
-    allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="Run the code, and load the models and URLs, that the run names.")
-    ] = False,
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model of the run, if you trust it: code, or one of a hub.")
-    ] = None,
-    transform: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The transform of the run, if it is code that you trust.")
-    ] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", exists=True)],
+    image: Annotated[str | None, typer.Argument(metavar="IMAGE", show_default="all")] = None,
+    allow_code: Annotated[bool, typer.Option("--allow-code")] = False,
+    model: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    transform: Annotated[str | None, typer.Option(metavar="NAME")] = None,
     printed: PrintOptions,
 ) -> None:
     """Make the explanations of a run again, and tell whether they are bit-identical.
 
     Exit code 1 if one differs. The run folder is not changed.
+
+    Args:
+        run: Folder that camtool run wrote.
+        image: Photo of the run.
+        allow_code: Run the code, and load the models and URLs, that the run names.
+        model: The model of the run, if you trust it: code, or one of a hub.
+        transform: The transform of the run, if it is code that you trust.
     """
     from camtool.runs.run_folder.replay import Replayer
 

@@ -12,7 +12,7 @@ from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import PrintOptions
-from camtool.cli.progress.countdown import build_countdown
+from camtool.cli.progress.run_progress import build_countdown
 from camtool.cli.terminal import escape, print_line
 from camtool.errors import CamtoolError
 
@@ -24,34 +24,23 @@ if TYPE_CHECKING:
 @takes_options
 def report(
     *,
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Output folder of a run, or Parquet shards of a cluster run.")
-    ],
+    run: Annotated[Path, typer.Argument(metavar="RUN")],
     photos: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Folder that the photos have been moved to.",
-            show_default="where the run found them",
-            exists=True,
-            file_okay=False,
-        ),
+        typer.Option(metavar="FOLDER", show_default="where the run found them", exists=True, file_okay=False),
     ] = None,
-    copy_photos: Annotated[
-        bool,
-        typer.Option("--copy-photos", help="Put reduced copies of the photos beside the page, to give it to others."),
-    ] = False,
-    bundle: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.zip",
-            help="Write hashes, settings, measurements and results of the run as supporting evidence, too.",
-            show_default=False,
-        ),
-    ] = None,
+    copy_photos: Annotated[bool, typer.Option("--copy-photos")] = False,
+    bundle: Annotated[Path | None, typer.Option(metavar="FILE.zip", show_default=False)] = None,
     printed: PrintOptions,
 ) -> None:
-    """Write index.html in the folder of a run: a page with all explanations, to open in a browser."""
+    """Write index.html in the folder of a run: a page with all explanations, to open in a browser.
+
+    Args:
+        run: Output folder of a run, or Parquet shards of a cluster run.
+        photos: Folder that the photos have been moved to.
+        copy_photos: Put reduced copies of the photos beside the page, to give it to others.
+        bundle: Write hashes, settings, measurements and results of the run as supporting evidence, too.
+    """
     if bundle is not None and run.exists():  # the page takes long, so it is not written first
         from camtool.evaluation.bundle import check_bundle
 

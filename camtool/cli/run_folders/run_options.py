@@ -10,12 +10,10 @@ import typer
 
 from camtool.cli.options import (
     config_files,
-    format_options,
     map_options,
     model_options,
     output_options,
     photo_options,
-    preprocessing_options,
     truth_options,
 )
 from camtool.errors import CamtoolError
@@ -44,8 +42,8 @@ class RunOptions:
     photos: photo_options.PhotoOptions
     model: model_options.ModelOptions
     truth: truth_options.TruthOptions
-    preprocessing: preprocessing_options.PreprocessingOptions
-    pixels: format_options.PixelOptions
+    preprocessing: model_options.PreprocessingOptions
+    pixels: photo_options.PixelOptions
     map: map_options.MapOptions
     output: output_options.OutputOptions
     pictures: output_options.PictureOptions
@@ -57,54 +55,33 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """Options of a run on this machine."""
+    """Options of a run on this machine.
+
+    Attributes:
+        workers: Threads that read, prepare, draw and write photos while the model runs.
+        volume: Explain a folder of DICOM slices as one volume, or with --slice one slice of it; by default each file.
+        region: Measure the share of the heat in a region: bottom-left, border, center, ..., a box in percent
+            (0%,80%,30%,100%) or pixels, or a folder with a mask of each photo. Repeat it for several.
+        sufficient: Find the part of each photo that alone keeps 90 % of the probability, by 200 passes, and save a
+            picture of it.
+        sheet: Draw all overlays on contact sheets.
+        page: Write index.html, a page of all results.
+        retry_failed: Try photos again that failed in an earlier start.
+        verbose: Print a line for each photo.
+    """
 
     panel: ClassVar[str] = "Output"
 
     workers: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Threads that read, prepare, draw and write photos while the model runs.",
-            show_default="the cores",
-            rich_help_panel="Model",
-        ),
+        int | None, typer.Option(metavar="N", min=0, show_default="the cores", rich_help_panel="Model")
     ] = None
-    volume: Annotated[
-        bool,
-        typer.Option(
-            "--volume",
-            help="Explain a folder of DICOM slices as one volume, or with --slice one slice of it; by default each "
-            "file.",
-            rich_help_panel="Scientific formats",
-        ),
-    ] = False
-    region: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[NAME=]REGION",
-            help="Measure the share of the heat in a region: bottom-left, border, center, ..., a box in percent "
-            "(0%,80%,30%,100%) or pixels, or a folder with a mask of each photo. Repeat it for several.",
-        ),
-    ] = None
-    sufficient: Annotated[
-        bool,
-        typer.Option(
-            "--sufficient",
-            help="Find the part of each photo that alone keeps 90 % of the probability, by 200 passes, and save "
-            "a picture of it.",
-        ),
-    ] = False
-    sheet: Annotated[bool, typer.Option("--sheet", help="Draw all overlays on contact sheets.")] = False
-    page: Annotated[bool, typer.Option("--report/--no-report", help="Write index.html, a page of all results.")] = True
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try photos again that failed in an earlier start.")
-    ] = False
-    verbose: Annotated[
-        bool | None,
-        typer.Option("--verbose/--no-verbose", "-v", help="Print a line for each photo.", show_default="on a terminal"),
-    ] = None
+    volume: Annotated[bool, typer.Option("--volume", rich_help_panel="Scientific formats")] = False
+    region: Annotated[list[str] | None, typer.Option(metavar="[NAME=]REGION")] = None
+    sufficient: Annotated[bool, typer.Option("--sufficient")] = False
+    sheet: Annotated[bool, typer.Option("--sheet")] = False
+    page: Annotated[bool, typer.Option("--report/--no-report")] = True
+    retry_failed: Annotated[bool, typer.Option("--retry-failed")] = False
+    verbose: Annotated[bool | None, typer.Option("--verbose/--no-verbose", "-v", show_default="on a terminal")] = None
 
 
 @dataclass(frozen=True)
@@ -212,33 +189,22 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Options of the cluster, and of how the photos are divided."""
+    """Options of the cluster, and of how the photos are divided.
+
+    Attributes:
+        address: Address of the cluster.
+        gpus_per_worker: GPUs of a worker; 0.5 for two workers on each.
+        cpus_per_worker: Cores of a worker.
+        cluster_workers: Workers at most, e.g. of a cluster that grows.
+        shard_size: Photos in a shard, one Parquet file.
+        image_column: Column of Parquet files with the bytes of images.
+    """
 
     panel: ClassVar[str] = "Cluster"
 
-    address: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Address of the cluster.", show_default="RAY_ADDRESS, or this machine"),
-    ] = None
-    gpus_per_worker: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X", min=0, help="GPUs of a worker; 0.5 for two workers on each.", show_default="1 if there are any"
-        ),
-    ] = None
-    cpus_per_worker: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Cores of a worker.", show_default="1")
-    ] = None
-    cluster_workers: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="Workers at most, e.g. of a cluster that grows.", show_default="as many as fit now"
-        ),
-    ] = None
-    shard_size: Annotated[int, typer.Option(metavar="N", min=1, help="Photos in a shard, one Parquet file.")] = 1000
-    image_column: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Column of Parquet files with the bytes of images.", show_default="found by type"
-        ),
-    ] = None
+    address: Annotated[str | None, typer.Option(metavar="ADDRESS", show_default="RAY_ADDRESS, or this machine")] = None
+    gpus_per_worker: Annotated[float | None, typer.Option(metavar="X", min=0, show_default="1 if there are any")] = None
+    cpus_per_worker: Annotated[int | None, typer.Option(metavar="N", min=1, show_default="1")] = None
+    cluster_workers: Annotated[int | None, typer.Option(metavar="N", min=1, show_default="as many as fit now")] = None
+    shard_size: Annotated[int, typer.Option(metavar="N", min=1)] = 1000
+    image_column: Annotated[str | None, typer.Option(metavar="NAME", show_default="found by type")] = None

@@ -26,6 +26,7 @@ from camtool.evaluation.annotations import (
     read_columns,
     read_tag_columns,
 )
+from camtool.evaluation.audit import statistics
 from camtool.evaluation.audit.candidates import COMPARED_IMAGES, DECOYS, CueCandidate, Discovery
 from camtool.evaluation.audit.concept import LEAST_CLASSES, find_concepts
 from camtool.evaluation.audit.images import PASSES_PER_MAP, AuditImages, ImageRecord, pack_records, unpack_records
@@ -36,12 +37,6 @@ from camtool.evaluation.audit.report.page import check_results
 from camtool.evaluation.audit.report.pictures import FindingPictures, write_pictures
 from camtool.evaluation.audit.result import NAMES, VERDICTS_NAME, Audit, Finding, Verdict, rank_findings, read_verdicts
 from camtool.evaluation.audit.state import SHOWN, PassProgress, Run, State, hold_folder
-from camtool.evaluation.audit.statistics import (
-    PERMUTATIONS,
-    compute_detectable_share,
-    compute_q_values,
-    estimate_false_discovery_rate,
-)
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, Bench, Outcome, count_passes, name_strengths
 from camtool.evaluation.subject import Subject, check_image_list
 from camtool.explaining.types import Model
@@ -261,7 +256,7 @@ class _Run(Run):
         pairs, most = self.share_passes(pairs, costs, rest, _MOST_IMAGES, lambda pair: self._name_candidate(pair[0]))
         benches = dict[int, Bench]()
         # A candidate that no permutation reaches has to pass, however many others there are: of three effects each.
-        permutations = max(PERMUTATIONS, math.ceil(6 * len(pairs) / self.level))
+        permutations = max(statistics.PERMUTATIONS, math.ceil(6 * len(pairs) / self.level))
         for targets, _, part in views:
             bench = Bench(self.images, *part, self.controls, most, self.seed, self.state.remember, permutations)
             benches |= dict.fromkeys(targets, bench)
@@ -399,7 +394,7 @@ class _Run(Run):
         verdicts: Mapping[str, Verdict],
         records: Sequence[ImageRecord],
     ) -> Audit:
-        q_values = compute_q_values([outcome.p for outcome in outcomes])
+        q_values = statistics.compute_q_values([outcome.p for outcome in outcomes])
         keys, decoy_keys = self._list_keys(outcomes), self._list_keys(decoys)
         limit = max((outcome.p for outcome, q in zip(outcomes, q_values, strict=True) if q <= self.level), default=0)
         limit = max(limit, self.level / max(1, len(outcomes)))
@@ -429,7 +424,7 @@ class _Run(Run):
                 for decoy, key in zip(decoys, decoy_keys, strict=True)
             ),
             surviving,
-            estimate_false_discovery_rate(surviving, len(findings), DECOYS),
+            statistics.estimate_false_discovery_rate(surviving, len(findings), DECOYS),
             (*self.not_tested, *_NEVER_TESTED),
             tuple(self.notes),
             len({record.index for record in records}),
@@ -488,7 +483,7 @@ class _Run(Run):
         groups = outcome.removal.groups if outcome.removal is not None else 0
         columns = COMPARED_IMAGES + 1 if candidate.compares_images else candidate.count_columns(self.controls)
         level = self.level / max(1, tests * len(outcome.effects))
-        smallest = compute_detectable_share(groups, level, columns) if groups else np.inf
+        smallest = statistics.compute_detectable_share(groups, level, columns) if groups else np.inf
         accuracy = tuple(
             float(np.mean([record.answer == record.target for record in part])) if part else np.nan
             for part in ([record for record in of_class if record.index in present], without)

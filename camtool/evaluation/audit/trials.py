@@ -12,16 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from camtool.evaluation.audit import statistics
 from camtool.evaluation.audit.candidates import COMPARED_IMAGES, CueCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
-from camtool.evaluation.audit.statistics import (
-    PERMUTATIONS,
-    average_groups,
-    average_units,
-    compute_share,
-    run_control_test,
-    run_maximum_test,
-)
 from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean
 
 LEAST_GROUPS = 8
@@ -186,7 +179,7 @@ class Bench:
     most_images: int
     seed: int
     remember: Remember
-    permutations: int = PERMUTATIONS
+    permutations: int = statistics.PERMUTATIONS
     passes: int = 0
     counter: Counter | None = None
     _choices: dict[str, _Choice] = field(default_factory=dict, init=False, repr=False)
@@ -287,8 +280,8 @@ class Bench:
         return values
 
     def _test_presence(self, strengths: NDArray[np.float64], is_class: NDArray[np.bool_]) -> float:
-        units, of_class = average_units(strengths[:, None], self.groups, is_class)
-        return float(run_maximum_test(units, of_class, permutations=self.permutations, seed=self.seed).p[0])
+        units, of_class = statistics.average_units(strengths[:, None], self.groups, is_class)
+        return float(statistics.run_maximum_test(units, of_class, permutations=self.permutations, seed=self.seed).p[0])
 
     def _draw(self, rows: NDArray[np.int_], candidate: CueCandidate, test: str, most: int | None = None) -> list[int]:
         """Return at most the number of images for a test, drawn by a hash of candidate and image."""
@@ -401,16 +394,16 @@ class Bench:
     ) -> Effect:
         sign = -1 if is_removal else 1
         effects = sign * (margins[:, 1:] - margins[:, :1])
-        changed = average_groups(((sign * margins[:, 1:]) > 0).astype(float), groups)
-        shifts = average_groups(sign * (probabilities[:, 1:] - probabilities[:, :1]), groups)
+        changed = statistics.average_groups(((sign * margins[:, 1:]) > 0).astype(float), groups)
+        shifts = statistics.average_groups(sign * (probabilities[:, 1:] - probabilities[:, :1]), groups)
         beyond = shifts[:, 0] - shifts[:, 1:].mean(1)
         return Effect(
             len(margins),
             len(changed),
-            compute_share(float(changed[:, 0].sum()), len(changed)),
+            statistics.compute_share(float(changed[:, 0].sum()), len(changed)),
             float(changed[:, 1:].mean()),
             bootstrap_mean(beyond, self.seed),
-            run_control_test(effects, groups, permutations=self.permutations, seed=self.seed),
+            statistics.run_control_test(effects, groups, permutations=self.permutations, seed=self.seed),
         )
 
 

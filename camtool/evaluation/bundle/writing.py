@@ -1,25 +1,302 @@
-"""Writing an evidence bundle: a ZIP file with the same bytes each time, written as a stream, or not at all."""
+"""Writing an evidence bundle: a ZIP file with the same bytes each time, written as a stream, or not at all.
+
+Its facts about a run are hashes, settings, warnings, measurements, and audits beside it.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import math
+import os
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
+from typing import Any
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo, is_zipfile
 
-from camtool.arguments.regular_files import hash_stream, open_regular
-from camtool.errors import CamtoolError
-from camtool.evaluation.audit.result import JSON_NAME, MARKDOWN_NAME, VERDICTS_NAME, encode_json
+import numpy as np
+
+from camtool.arguments.regular_files import hash_stream, open_regular, read_regular
+from camtool.errors import CamtoolError, MethodError
+from camtool.evaluation.audit.result import JSON_NAME, MARKDOWN_NAME, VERDICTS_NAME, encode_json, read_audit
+from camtool.evaluation.audit.statistics import compute_share
 from camtool.evaluation.bundle.card import write_card
-from camtool.evaluation.bundle.evidence import LEADERBOARD, find_beside, gather_evidence, read_complete
+from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean
+from camtool.methods import find_method
 from camtool.rendering.image_writing import open_atomically
-from camtool.rendering.written_files import check_inside
+from camtool.rendering.regions import PhotoRegion
+from camtool.rendering.written_files import check_inside, resolve
 from camtool.runs.manifest import MANIFEST
 from camtool.runs.run_folder.cleaning import FAILURES
-from camtool.runs.run_folder.description import DESCRIPTION
-from camtool.runs.run_folder.photo_records import PHOTOS, check_records
+from camtool.runs.run_folder.description import DESCRIPTION, read_description
+from camtool.runs.run_folder.hashes import hash_text
+from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, PhotoRecord, check_records
+from camtool.runs.stored_files import build_check, parse_object
 from camtool.runs.text_escapes import escape_bytes
+from camtool.warning_codes import WARNING_KINDS
+
+FORMAT = "camtool evidence 1"
+
+LEADERBOARD = "leaderboard.json"
+
+_PREPROCESSING = (
+    *("size", "mean", "std", "channels", "bands", "window", "percentiles", "max_side", "frame", "slice", "axis"),
+    *("volume", "transform"),
+)
+"""Options of ``camtool run`` that change the model's input."""
+
+_MOST_DRAWN = 5000
+"""Photos up to which intervals are those of the bootstrap; with more, those of the normal distribution are the same."""
+
+
+def gather_evidence(folder: Path) -> dict[str, Any]:
+    """Return what a bundle says of a run, as values of JSON. It holds no time, so that equal runs have equal ones.
+
+    Args:
+        folder: The output folder of ``camtool run``.
+
+    Raises:
+        CamtoolError: The folder holds no run that has ended, or a file in it is damaged.
+    """
+    description = read_complete(folder)
+    counts = _count(check_records(folder / PHOTOS))
+    model, command, sha256 = (description.get(name, {}) for name in ("model", "command", "sha256"))
+    transform, regions = str(model.get("transform")), command.get("region") or []
+    if not build_check(list[str])(regions):
+        raise CamtoolError(f"{folder / DESCRIPTION} is damaged: 'region' of its 'command' is no list of texts.")
+    return {
+        "format": FORMAT,
+        "camtool": description["camtool"],
+        "model": {
+            **{name: model.get(name) for name in ("name", "class", "weights", "weights_sha256", "labels_sha256")},
+            "weights_file_sha256": sha256.get("weights"),
+        },
+        "preprocessing": {
+            "transform": transform,
+            "sha256": hash_text(transform),
+            "options": {
+                name: value
+                for name in _PREPROCESSING
+                if (value := command.get(name)) is not None and value is not False  # the first frame is 0
+            },
+            "code_sha256": description.get("code", {}),
+        },
+        "data": counts.data,
+        "methods": [_describe_method(name, description) for name in description.get("method", ())],
+        "layers": sorted(counts.layers),
+        **{name: description.get(name) for name in ("engine", "device", "drawing", "seeds", "versions", "machine")},
+        "replay": _describe_replay(folder, description.get("directory", "")),
+        "explanations": sum(counts.explanations.values()),
+        "warnings": [_describe_warning(code, number) for code, number in sorted(counts.warnings.items())],
+        "measurements": [
+            *_measure(counts, regions),
+            *(
+                one
+                for path in find_beside(folder, LEADERBOARD)
+                for one in _read_leaderboard(folder / path, path.as_posix())
+            ),
+        ],
+        "audits": [_describe_audit(folder, path) for path in find_beside(folder, JSON_NAME)],
+    }
+
+
+def _describe_replay(folder: Path, directory: str) -> list[str]:
+    """Return the commands that make the explanations again: in the directory of the run, where its paths hold."""
+    path = os.path.relpath(resolve(folder), resolve(Path(directory)))
+    return [shlex.join(["cd", directory]), shlex.join(["camtool", "replay", path])]
+
+
+def find_beside(folder: Path, name: str) -> list[Path]:
+    """Return the files of a name in a run folder and in the folders in it, relative to it, sorted."""
+    return sorted(path.relative_to(folder) for path in (folder / name, *folder.glob(f"*/{name}")) if path.is_file())
+
+
+def read_complete(folder: Path) -> dict[str, Any]:
+    """Return the description of a run that has ended.
+
+    Raises:
+        CamtoolError: There is none.
+    """
+    description = read_description(folder)
+    if description is None or not (folder / PHOTOS).is_file():
+        missing = DESCRIPTION if description is None else PHOTOS
+        cluster = " A run of camtool cluster does not hash its photos." if description is not None else ""
+        raise CamtoolError(f"run {str(folder)!r} holds no {missing}; give the output folder of camtool run.{cluster}")
+    if (folder / JOURNAL).exists():
+        raise CamtoolError(f"run {str(folder)!r} has not ended; start the same command again, then write the bundle.")
+    return description
+
+
+@dataclass
+class _Counts:
+    """Sums over the photos of a run.
+
+    Attributes:
+        data: Number, bytes and hash of the photos, and how many failed.
+        explanations: Method → number of explanations.
+        layers: The layers.
+        warnings: Code → number of explanations with it.
+        correct: For each photo with a known class, whether the model's top class is the true one.
+        true_labels: True label → number of photos.
+        shares: (name of a measurement, method) → one mean for each photo.
+    """
+
+    data: dict[str, Any] = field(default_factory=dict)
+    explanations: Counter[str] = field(default_factory=Counter)
+    layers: set[str] = field(default_factory=set)
+    warnings: Counter[str] = field(default_factory=Counter)
+    correct: list[bool] = field(default_factory=list)
+    true_labels: Counter[str] = field(default_factory=Counter)
+    shares: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+
+
+def _count(records: Iterable[PhotoRecord]) -> _Counts:
+    """Return the sums over the records of a run.
+
+    Raises:
+        CamtoolError: A record is damaged, or a photo is not done.
+    """
+    counts, digest, photos, size, failed = _Counts(), hashlib.sha256(), 0, 0, 0
+    for record in records:
+        if not record.is_done:
+            raise CamtoolError(f"{record.image} is not explained yet; start the same command of camtool run again.")
+        digest.update(f"{record.sha256 or '-'}  {record.image}\n".encode("utf-8", "surrogatepass"))
+        photos, size, failed = photos + 1, size + (record.bytes or 0), failed + (record.failure is not None)
+        _count_rows(counts, record.explanations or ())
+    counts.data = {"photos": photos, "failed": failed, "bytes": size, "list_sha256": digest.hexdigest()}
+    return counts
+
+
+def _count_rows(counts: _Counts, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Add the explanations of one photo."""
+    shares: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        method = row["method"]
+        counts.explanations[method] += 1
+        counts.layers.add(row["layer"])
+        counts.warnings.update({*(row.get("warning_codes") or ())})
+        values = {f"heat in {name}": share for name, share in (row.get("heat_in") or {}).items()}
+        values["sufficient part"] = row.get("sufficient")
+        for name, value in values.items():
+            if value is not None:
+                shares[name, method].append(value)
+    for key, own in shares.items():  # several targets of a photo are one observation
+        counts.shares[key].append(sum(own) / len(own))
+    if rows and rows[0].get("correct") is not None:
+        counts.correct.append(rows[0]["correct"])
+        counts.true_labels[rows[0]["true_label"]] += 1
+
+
+def _describe_method(name: str, description: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {"name": name, "options": description.get("options", {}).get(name, {})}
+    try:
+        method = find_method(name)
+    except MethodError:  # the user's own, which is not registered here
+        return {**fields, "summary": "", "paper": "", "is_class_agnostic": None}
+    return {**fields, **{key: getattr(method, key) for key in ("summary", "paper", "is_class_agnostic")}}
+
+
+def _describe_warning(code: str, count: int) -> dict[str, Any]:
+    kind = WARNING_KINDS.get(code)
+    known = {name: getattr(kind, name, "") for name in ("severity", "condition", "remedy")}
+    return {"code": code, "explanations": count, **known}
+
+
+# ------------------------------------------------------------------------------------------------------ measurements
+
+
+def _measure(counts: _Counts, regions: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield what the run itself measured: accuracy, heat in regions, and parts that are enough."""
+    if counts.correct:
+        share = compute_share(sum(counts.correct), len(counts.correct))
+        baseline = max(counts.true_labels.values()) / len(counts.correct)
+        text = "share of the most frequent true class"
+        yield _describe_measurement("accuracy", share, len(counts.correct), baseline, text)
+    areas = {f"heat in {name}": area for name, area in map(_measure_area, regions)}
+    for (name, method), values in counts.shares.items():
+        area = areas.get(name)
+        text = "" if area is None else "share of the photo that the region covers"
+        yield _describe_measurement(f"{name}, {method}", _compute_mean(values), len(values), area, text)
+
+
+def _measure_area(region: str) -> tuple[str, float | None]:
+    """Return the name of a region of ``--region``, and the share of a photo that it covers; None if photos differ."""
+    name, is_named, value = region.partition("=")
+    try:
+        place = PhotoRegion.parse(value if is_named else region)
+    except CamtoolError:  # a folder of masks
+        return name, None
+    x0, y0, x1, y1 = place.box
+    area = (x1 - x0) * (y1 - y0) / 10_000
+    return name, (1 - area if place.is_outside else area) if place.in_percent else None
+
+
+def _compute_mean(values: Sequence[float]) -> Interval:
+    if len(values) <= _MOST_DRAWN:
+        return bootstrap_mean(np.array(values))
+    mean, half = float(np.mean(values)), 1.96 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Interval(mean, mean - half, mean + half)
+
+
+def _describe_measurement(
+    name: str,
+    interval: Sequence[float | None],
+    photos: int,
+    chance: float | None,
+    chance_text: str,
+    file: str | None = None,
+) -> dict[str, Any]:
+    """Return a measurement as values of JSON; ``file`` is that of an evaluation beside the run, if any."""
+    mean, low, high = interval
+    return {
+        "name": name,
+        "file": file,
+        "mean": mean,
+        "low": low,
+        "high": high,
+        "photos": photos,
+        "chance": chance,
+        "chance_text": chance_text,
+    }
+
+
+def _read_leaderboard(path: Path, name: str) -> list[dict[str, Any]]:
+    """Return the metrics of an evaluation beside the run; chance is the row ``random``.
+
+    Args:
+        path: The file.
+        name: Its path in the run folder.
+
+    Raises:
+        CamtoolError: It is damaged.
+    """
+    measurements = []
+    try:
+        table = parse_object(read_regular(path))
+        by_name = {row["name"]: row for row in table["rows"]}
+        for title, row in by_name.items():
+            for metric in (key.removesuffix(" low") for key in row if key.endswith(" low")):
+                interval = [row[metric], row[f"{metric} low"], row[f"{metric} high"]]
+                chance = by_name.get("random", {}).get(metric)
+                text = "" if chance is None else "maps of the method random"
+                measurements.append(
+                    _describe_measurement(f"{metric}, {title}", interval, table["images"], chance, text, name)
+                )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CamtoolError(f"{path} cannot be read: {error}; write it again with camtool evaluate.") from error
+    return measurements
+
+
+def _describe_audit(folder: Path, path: Path) -> dict[str, Any]:
+    """Return the findings of an audit beside the run, with what was not tested."""
+    audit = read_audit(folder / path)
+    names = ("untested", "image_count", "level", "surviving_decoys", "false_discovery_rate", "command")
+    findings = [{"sentence": one.sentence, "verdict": one.verdict, "key": one.key} for one in audit.findings]
+    lists = {"not_tested": [*audit.not_tested], "notes": [*audit.notes]}
+    return {"file": path.as_posix(), "findings": findings, **{name: getattr(audit, name) for name in names}, **lists}
+
 
 EVIDENCE, CARD, SUMS = "evidence.json", "model-card-section.md", "SHA256SUMS"
 """Files of the bundle beside the copy of the run, which is in ``run/``."""

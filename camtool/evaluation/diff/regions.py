@@ -8,16 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from camtool.evaluation.audit import statistics
 from camtool.evaluation.audit.candidates import describe_place
 from camtool.evaluation.audit.images import GRID
 from camtool.evaluation.audit.place import find_regions, grow
-from camtool.evaluation.audit.statistics import (
-    average_groups,
-    compute_share,
-    run_control_test,
-    run_sign_flip_test,
-    run_swap_test,
-)
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, PROBABILITY_FLOOR, Effect, Remember, hash_parts
 from camtool.evaluation.diff.pairs import PairedImages, PairRecord
 from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean
@@ -147,11 +141,11 @@ def find_moved_regions(
     regions = list[MovedRegion]()
     for target in targets:
         rows = [row for row, record in enumerate(records) if record.target == target]
-        units = average_groups(
+        units = statistics.average_groups(
             np.stack([records[row].difference for row in rows]), [groups[row] for row in rows]
         ).reshape(-1, GRID**2)
         windows = np.column_stack([units, units[:, _BORDER.ravel()].sum(1)])
-        tested = run_swap_test(windows, floor=_CELL_FLOOR, alpha=_ALPHA, seed=seed)
+        tested = statistics.run_swap_test(windows, floor=_CELL_FLOOR, alpha=_ALPHA, seed=seed)
         for sign in (1, -1):
             gain, z = (sign * part[: GRID**2].reshape(GRID, GRID) for part in (windows.mean(0), tested.z))
             places = find_regions(gain, z > tested.critical)[:_MOST_PER_CLASS]
@@ -207,7 +201,7 @@ class PairBench:
         ]
         # For a region that is chosen by what moved in each image this test is void: it would always pass.
         moved_p = (
-            run_sign_flip_test(moved, [self.groups[row] for row in rows], seed=self.seed)
+            statistics.run_sign_flip_test(moved, [self.groups[row] for row in rows], seed=self.seed)
             if region.cells is not None
             else 0.0
         )
@@ -266,20 +260,22 @@ class PairBench:
         """
         sign, drops = outcome.region.sign, values[..., :1] - values[..., 1:]
         margins = sign * (drops[1, 0] / deviations[1] - drops[0, 0] / deviations[0])
-        contrast = average_groups(margins, groups)
+        contrast = statistics.average_groups(margins, groups)
         beyond = contrast[:, 0] - contrast[:, 1:].mean(1)
-        place_p = run_control_test(contrast, seed=self.seed)
-        swap_p = run_sign_flip_test(beyond, seed=self.seed) if outcome.region.cells is not None else 0.0
+        place_p = statistics.run_control_test(contrast, seed=self.seed)
+        swap_p = statistics.run_sign_flip_test(beyond, seed=self.seed) if outcome.region.cells is not None else 0.0
         is_lost = ((values[:, 0, :, :1] > 0) & (values[:, 0, :, 1:] <= 0)).astype(float)
-        lost, shifts = (np.stack([average_groups(part, groups) for part in both]) for both in (is_lost, drops[:, 1]))
+        lost, shifts = (
+            np.stack([statistics.average_groups(part, groups) for part in both]) for both in (is_lost, drops[:, 1])
+        )
         old, new = (
             Effect(
                 len(margins),
                 len(contrast),
-                compute_share(float(lost[side, :, 0].sum()), len(contrast)),
+                statistics.compute_share(float(lost[side, :, 0].sum()), len(contrast)),
                 float(lost[side, :, 1:].mean()),
                 bootstrap_mean(shifts[side, :, 0] - shifts[side, :, 1:].mean(1), self.seed),
-                run_control_test(drops[side, 0], groups, seed=self.seed),
+                statistics.run_control_test(drops[side, 0], groups, seed=self.seed),
             )
             for side in (0, 1)
         )

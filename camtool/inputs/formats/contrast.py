@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from camtool.inputs.formats.reading_options import ReadingOptions
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _PART = 1 << 20
 """Values that are computed at once, as the computation takes eight times the memory of 8-bit values."""

@@ -13,9 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast, get_args
+from typing import Any, BinaryIO, ClassVar, cast, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from camtool.errors import Forgive, ImageError, raise_interrupt
@@ -26,9 +27,6 @@ from camtool.inputs.formats.decoding import import_reader, name_in_errors
 from camtool.inputs.formats.file_image import FileImage, build_assumed_contrast
 from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.warning_codes import MapWarning
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _PREAMBLE = 128
 _MAGIC = b"DICM"

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from camtool.errors import Forgive, ImageError, raise_interrupt
+from camtool.inputs.formats import dicom
 from camtool.inputs.formats.decoding import name_in_errors
-from camtool.inputs.formats.dicom import (
-    build_file_image,
-    check_options,
-    count_value_bytes,
-    decode_frames,
-    is_dicom,
-    open_dataset,
-)
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.warning_codes import MapWarning
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _HEADER_BYTES = 132
 _PARALLEL = 1e-3
@@ -74,7 +65,7 @@ def read_series(folder: Path, options: ReadingOptions) -> FileImage:
             or at the same position; or the files do not say where they lie.
     """
     name = str(folder)
-    check_options(name, options)
+    dicom.check_options(name, options)
     slices = [_read_place(path, options) for path in list_dicom_files(folder) if path.name != "DICOMDIR"]
     _check_alike(name, slices)
     normal = np.cross(slices[0].cosines[:3], slices[0].cosines[3:])
@@ -94,9 +85,9 @@ def _read_slices(name: str, wanted: list[_Slice], gaps: NDArray[np.float64], opt
     kinds = set()
     for dicom_slice in wanted:
         with dicom_slice.path.open("rb") as stream:
-            dataset = open_dataset(stream, str(dicom_slice.path))
+            dataset = dicom.open_dataset(stream, str(dicom_slice.path))
         with name_in_errors(str(dicom_slice.path), "DICOM"):
-            (pixels,), photometric = decode_frames(dataset, str(dicom_slice.path), [0])
+            (pixels,), photometric = dicom.decode_frames(dataset, str(dicom_slice.path), [0])
         kinds.add(photometric)
         parts.append((pixels, dataset))
     if len(kinds) > 1:
@@ -104,7 +95,7 @@ def _read_slices(name: str, wanted: list[_Slice], gaps: NDArray[np.float64], opt
     distance = float(np.median(gaps)) if len(gaps) else None
     notes = () if len(wanted) == 1 else _describe_gaps(gaps)
     with name_in_errors(name, "a DICOM series"):
-        return build_file_image(parts, kinds.pop(), name, options, slices="slices", notes=notes, spacing=distance)
+        return dicom.build_file_image(parts, kinds.pop(), name, options, slices="slices", notes=notes, spacing=distance)
 
 
 def _holds_dicom(path: Path) -> bool:
@@ -112,7 +103,7 @@ def _holds_dicom(path: Path) -> bool:
         return False
     try:
         with path.open("rb") as stream:
-            return is_dicom(stream.read(_HEADER_BYTES))
+            return dicom.is_dicom(stream.read(_HEADER_BYTES))
     except OSError as error:
         raise_interrupt(error)
         raise ImageError(f"{path} cannot be read: {error.strerror or error}.") from error
@@ -122,7 +113,7 @@ def _read_place(path: Path, options: ReadingOptions) -> _Slice:
     """Read where a slice lies, without its pixels."""
     name = str(path)
     with path.open("rb") as stream:
-        dataset = open_dataset(stream, name, has_pixels=False)
+        dataset = dicom.open_dataset(stream, name, has_pixels=False)
     with name_in_errors(name, "DICOM"):
         if int(dataset.get("NumberOfFrames", None) or 1) > 1:
             raise ImageError(f"{name} holds several frames; give the file instead of its folder.")
@@ -134,7 +125,7 @@ def _read_place(path: Path, options: ReadingOptions) -> _Slice:
             )
         size = int(dataset.Rows), int(dataset.Columns), int(dataset.SamplesPerPixel)
         where = np.array([float(number) for number in position])
-        series, needed = str(dataset.get("SeriesInstanceUID", "")), count_value_bytes(dataset, options)
+        series, needed = str(dataset.get("SeriesInstanceUID", "")), dicom.count_value_bytes(dataset, options)
         return _Slice(path, series, size, needed, np.array([float(x) for x in cosines]), where)
 
 

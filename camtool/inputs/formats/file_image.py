@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from camtool.errors import ImageError
 from camtool.geometry.origins import Origin
 from camtool.inputs.formats.contrast import Contrast, find_range
 from camtool.warning_codes import MapWarning
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _COLORS = (1, 3)
 """Channels of a gray image and of an RGB image."""

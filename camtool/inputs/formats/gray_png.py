@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from camtool.errors import ImageError
@@ -13,9 +14,6 @@ from camtool.inputs.formats.decoding import name_in_errors
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.inputs.orientation import get_orientation, turn_upright
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 

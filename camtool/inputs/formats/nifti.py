@@ -6,9 +6,10 @@ import math
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from camtool.errors import ImageError
 from camtool.geometry.origins import Origin, fit_to_origin
@@ -18,9 +19,6 @@ from camtool.inputs.formats.decoding import import_reader, name_in_errors
 from camtool.inputs.formats.file_image import FileImage, build_assumed_contrast
 from camtool.inputs.formats.reading_options import Axis, ReadingOptions
 from camtool.warning_codes import MapWarning
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _GZIP = b"\x1f\x8b"
 _HEADER_BYTES = 540

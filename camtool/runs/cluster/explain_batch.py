@@ -15,8 +15,8 @@ from camtool.arguments.checks import check_count
 from camtool.arguments.explain_arguments import to_list
 from camtool.errors import CamtoolError, raise_interrupt
 from camtool.runs.cluster import rows
-from camtool.runs.cluster.sources import Photo, open_photo
-from camtool.runs.photo_batches import describe_failure, explain_batch, prepare_photo
+from camtool.runs.cluster.plan import Photo, open_photo
+from camtool.runs.executor import describe_failure, explain_batch, prepare_photo
 
 if TYPE_CHECKING:
     from camtool.explaining.explanation import Explanation
@@ -136,7 +136,7 @@ class ExplainBatch:
             TargetError: The model has no such class.
             MethodError: The method can serve none of the photos of a batch, and ``strict`` is set.
         """
-        from camtool.runs.photo_batches import Workers
+        from camtool.runs.executor import Workers
 
         with Workers(self._readers) as threads:
             # Threads hold a batch of their own beyond the one that the model explains.

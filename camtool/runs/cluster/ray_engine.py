@@ -20,10 +20,9 @@ from typing import Any
 
 from camtool.errors import CamtoolError, raise_interrupt
 from camtool.runs.cluster.output_folder import OutputFolder
-from camtool.runs.cluster.plan import Shard
+from camtool.runs.cluster.plan import FileList, Shard
 from camtool.runs.cluster.remote_files import import_library
 from camtool.runs.cluster.shard_worker import ShardOutcome, ShardWorker
-from camtool.runs.cluster.sources import FileList
 from camtool.runs.save_kinds import OutputSettings
 
 _MAX_BLOCKS = 10_000

@@ -16,7 +16,7 @@ from camtool.runs.manifest import build_line
 
 if TYPE_CHECKING:
     from camtool.explaining.explanation import Explanation
-    from camtool.runs.cluster.sources import Photo
+    from camtool.runs.cluster.plan import Photo
 
 _ROWS_IN_GROUP = 256
 """Rows of a Parquet file that are read at once: the report refuses row groups of 512 MiB."""

@@ -19,8 +19,8 @@ from camtool.runs.cluster.explain_batch import ExplainBatch
 from camtool.runs.cluster.output_folder import PICTURES, SHARD_SUFFIX, OutputFolder
 from camtool.runs.cluster.plan import Shard
 from camtool.runs.cluster.remote_files import import_library
+from camtool.runs.executor import describe_failure
 from camtool.runs.manifest import build_line, is_correct
-from camtool.runs.photo_batches import describe_failure
 from camtool.runs.result_writer import describe_unjudged
 from camtool.runs.run_folder.description import list_versions
 from camtool.runs.run_folder.hashes import hash_weights
@@ -29,7 +29,7 @@ from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
 
 if TYPE_CHECKING:
     from camtool.explaining.explanation import Explanation
-    from camtool.runs.cluster.sources import Photo
+    from camtool.runs.cluster.plan import Photo
 
 _FACTS = ("photos", "failures", "right", "wrong")
 """Numbers in the metadata of a shard's file, as in :class:`ShardOutcome`."""

@@ -11,9 +11,8 @@ from hashlib import sha256
 from typing import Any
 
 from camtool.arguments.messages import merge_texts
-from camtool.runs.report.columns import Column, list_columns
+from camtool.runs.report.columns import Column, ReportContents, ReportRow, RowWarning, list_columns
 from camtool.runs.report.pictures import RowPictures
-from camtool.runs.report.rows import ReportContents, ReportRow, RowWarning
 from camtool.runs.text_escapes import escape_hidden
 from camtool.warning_codes import WARNING_KINDS
 

@@ -31,7 +31,7 @@ from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
 from camtool.rendering.image_writing import encode_image, open_atomically
 from camtool.rendering.views import Photo
 from camtool.runs.process_settings import release_memory
-from camtool.runs.report.rows import ReportRow, StoredHeatmap
+from camtool.runs.report.columns import ReportRow, StoredHeatmap
 
 PICTURE_FOLDER = "index_files"
 """Name of the subfolder beside the page. Browsers use this name, too, when they save a page."""

@@ -13,14 +13,13 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor, nn
 
 from camtool.arguments.regular_files import hash_stream
 from camtool.errors import Forgive, ImageError
 from camtool.inputs.image_files import MAX_BYTES
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 _INSTALLED = ("site-packages", "dist-packages")
 """Folders of installed libraries, whose imports are not followed: they lead to all of them."""

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError, ImageError
+from camtool.explaining.explainer import Explainer
 from camtool.rendering.written_files import resolve
 from camtool.runs.job_list import Job, parse_source
 from camtool.runs.run_folder.description import (
@@ -30,10 +31,7 @@ from camtool.runs.run_folder.photo_records import (
     read_records,
 )
 from camtool.runs.run_folder.run_folder import RunStart
-
-if TYPE_CHECKING:
-    from camtool.explaining.explainer import Explainer
-    from camtool.runs.save_kinds import OutputSettings
+from camtool.runs.save_kinds import OutputSettings
 
 
 @dataclass(frozen=True)

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, zip_longest
+from itertools import chain, groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
 from camtool.arguments.regular_files import iterate_lines, open_regular
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, Forgive
 from camtool.rendering.image_writing import name_path_in_errors, open_atomically, remove_temporary_files
 from camtool.rendering.written_files import check_inside
-from camtool.runs.job_list import Job
+from camtool.runs import file_names
+from camtool.runs.job_list import Job, fold_path, parse_source
 from camtool.runs.locking import LockedError, hold_lock
 from camtool.runs.manifest import MANIFEST
-from camtool.runs.run_folder.cleaning import (
-    FAILURES,
-    find_result_files,
-    list_manifest_files,
-    remove_results,
-    remove_run,
-    replace_old_run,
-)
+from camtool.runs.run_folder import cleaning
 from camtool.runs.run_folder.description import (
     DESCRIPTION,
     check_unchanged,
@@ -32,6 +26,7 @@ from camtool.runs.run_folder.description import (
     read_description,
     write_description,
 )
+from camtool.runs.run_folder.hashes import hash_photo
 from camtool.runs.run_folder.photo_records import (
     JOURNAL,
     PHOTOS,
@@ -41,8 +36,123 @@ from camtool.runs.run_folder.photo_records import (
     merge_records,
     read_records,
 )
-from camtool.runs.run_folder.planning import Batch, FolderState, find_batches, iterate_batches, plan_new_photos
 from camtool.runs.text_escapes import to_json
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Photos that are explained together.
+
+    Attributes:
+        number: Its number in the run.
+        jobs: The photos.
+        is_complete: True if all results are there, so that nothing must be done.
+    """
+
+    number: int
+    jobs: list[Job]
+    is_complete: bool
+
+
+def plan_new_photos(jobs: Sequence[Job], recorded: Sequence[PhotoRecord], batch_size: int) -> list[PhotoRecord]:
+    """Return a record for each photo that is not recorded, in batches behind the recorded ones.
+
+    Batches that were begun never get another photo. The results of a new photo are named so that they overwrite none
+    of a recorded one.
+    """
+    known = {record.image for record in recorded}
+    taken = {fold_path(Path(record.stem)) for record in recorded}
+    new = [job for job in jobs if str(job.source) not in known]
+    wanted = [job.stem if fold_path(job.stem) not in taken else job.stem.with_name(job.name) for job in new]
+    stems = file_names.make_distinct([*(record.stem for record in recorded), *(stem.as_posix() for stem in wanted)])
+    first = recorded[-1].batch + 1 if recorded else 0
+    return [
+        PhotoRecord(str(job.source), stem, first + number // batch_size)
+        for number, (job, stem) in enumerate(zip(new, stems[len(recorded) :], strict=True))
+    ]
+
+
+@dataclass(frozen=True)
+class FolderState:
+    """What decides whether recorded results still count.
+
+    Attributes:
+        folder: The output folder.
+        started: When the run was started first, in nanoseconds since 1970. Photos that changed later are compared with
+            their hash.
+        was_killed: True if the last start did not end by itself, so that files may be damaged; all are compared with
+            their hash.
+        retry_failed: Photos that failed are explained again.
+    """
+
+    folder: Path
+    started: int
+    was_killed: bool
+    retry_failed: bool
+
+    def is_complete(self, record: PhotoRecord, job: Job) -> bool:
+        """Return True if a photo need not be explained again: it is done, its files are whole, it has not changed.
+
+        A photo that is not in the user's paths any more is not opened, so it counts as unchanged.
+        """
+        if not record.is_done or (job.is_asked and self.retry_failed and record.failure is not None):
+            return False
+        return not (job.is_asked and self._has_changed(record)) and all(
+            self._is_whole(self.folder / name, facts) for name, facts in record.files.items()
+        )
+
+    def _is_whole(self, path: Path, facts: dict[str, object]) -> bool:
+        with Forgive(OSError):
+            is_as_long = path.stat().st_size == facts["bytes"]
+            return is_as_long and (not self.was_killed or hash_photo(path) == facts["sha256"])
+        return False
+
+    def _has_changed(self, record: PhotoRecord) -> bool:
+        """Return True if the photo is another than the one that was explained. One that is gone has not changed."""
+        path = Path(record.image)
+        try:
+            facts = path.stat()
+        except (OSError, ValueError):
+            return False
+        # On Windows st_ctime is the time of creation; elsewhere it is that of the last change, also by copying.
+        # The times and the size of a folder do not tell whether a slice in it was written again.
+        is_older = not path.is_dir() and max(facts.st_mtime_ns, facts.st_ctime_ns) < self.started
+        if is_older and record.bytes in (None, facts.st_size):
+            return False
+        return hash_photo(path) != record.sha256
+
+
+def find_batches(
+    records: Iterable[PhotoRecord], jobs: Sequence[Job], listed: Collection[str], state: FolderState
+) -> Iterator[Batch]:
+    """Yield the batches of a run in their order, without those of which no photo is planned and some are not done.
+
+    Args:
+        records: All photos of the run.
+        jobs: The photos as they are planned now.
+        listed: The photos in the user's paths that are not planned. All others were removed since the run began.
+        state: What decides whether recorded results still count.
+    """
+    planned = {str(job.source): job for job in jobs}
+    for number, photos in iterate_batches(records):
+        batch = [_build_job(record, planned, listed) for record in photos]
+        is_complete = all(map(state.is_complete, photos, batch))
+        if is_complete or any(record.image in planned for record in photos):
+            yield Batch(number, batch, is_complete)
+
+
+def iterate_batches(records: Iterable[PhotoRecord]) -> Generator[tuple[int, list[PhotoRecord]], None, None]:
+    """Yield the number and the photos of each batch."""
+    for number, photos in groupby(records, key=lambda record: record.batch):
+        yield number, list(photos)
+
+
+def _build_job(record: PhotoRecord, planned: dict[str, Job], listed: Collection[str]) -> Job:
+    """Return the job of a record. Its results keep their names, also if a new photo has a similar name."""
+    source, stem = parse_source(record.image), Path(record.stem)
+    job = planned.get(record.image)
+    return Job(source, stem, is_asked=record.image in listed) if job is None else replace(job, stem=stem)
+
 
 _LOCK = f".{MANIFEST}.lock"
 
@@ -143,7 +253,7 @@ class RunFolder:
             self._discard_old_run()
         earlier = self._begun.pop(image)
         # Before the record: if the process is killed in between, the photo is explained again.
-        remove_results(self._folder, earlier.files.keys() - results.get("files", {}).keys())
+        cleaning.remove_results(self._folder, earlier.files.keys() - results.get("files", {}).keys())
         self._write(encode_record(replace(earlier.without_results(), **results)))
 
     def _write(self, lines: bytes) -> None:
@@ -182,12 +292,12 @@ def open_run_folder(folder: Path, jobs: Sequence[Job], batch_size: int, start: R
     folder.mkdir(parents=True, exist_ok=True)
     if start.overwrite:
         _check_no_cluster_run(folder)
-    for name in (MANIFEST, FAILURES, DESCRIPTION, PHOTOS):
+    for name in (MANIFEST, cleaning.FAILURES, DESCRIPTION, PHOTOS):
         check_inside(folder, Path(name))
         with suppress(FileNotFoundError):
             open_regular(folder / name).close()
     try:
-        with hold_lock(folder / _LOCK), replace_old_run(folder, is_asked=start.overwrite) as discard_old_run:
+        with hold_lock(folder / _LOCK), cleaning.replace_old_run(folder, is_asked=start.overwrite) as discard_old_run:
             opened = _open(folder, jobs, batch_size, start, discard_old_run)
             try:
                 yield opened
@@ -196,7 +306,7 @@ def open_run_folder(folder: Path, jobs: Sequence[Job], batch_size: int, start: R
                 _publish(folder)
                 # A request that cannot be served at all must not keep the user from correcting it.
                 if not any(record.is_done for record in read_records(folder / PHOTOS)):
-                    remove_run(folder)
+                    cleaning.remove_run(folder)
                 raise
             except BaseException:
                 opened.close()
@@ -267,8 +377,8 @@ def _check_free(folder: Path, new: Sequence[PhotoRecord], start: RunStart) -> No
     Raises:
         CamtoolError: One has, so that it may be the user's.
     """
-    taken = [*find_result_files(folder, new, list_methods(start.description or {}))]
-    listed = {*list_manifest_files(folder)} if taken else set()  # the record of a photo may have been damaged
+    taken = [*cleaning.find_result_files(folder, new, list_methods(start.description or {}))]
+    listed = {*cleaning.list_manifest_files(folder)} if taken else set()  # the record of a photo may have been damaged
     name = next((name for name in taken if name not in listed), None)
     if name is not None:
         raise CamtoolError(
@@ -306,7 +416,7 @@ def _publish(folder: Path) -> None:
     journal, photos = folder / JOURNAL, folder / PHOTOS
     if journal.exists():
         _merge(photos, read_records(photos), read_records(journal))
-    for name, list_lines in ((MANIFEST, _list_rows), (FAILURES, _list_failures)):
+    for name, list_lines in ((MANIFEST, _list_rows), (cleaning.FAILURES, _list_failures)):
         if not _holds_lines(folder / name, list_lines(photos)):
             _write_lines(folder / name, list_lines(photos))
     journal.unlink(missing_ok=True)

@@ -21,10 +21,9 @@ import pytest
 from safetensors.torch import save_file
 
 from camtool.errors import CamtoolError
-from camtool.evaluation.bundle import evidence as gathering
 from camtool.evaluation.bundle import write_bundle, writing
 from camtool.evaluation.bundle.card import write_card
-from camtool.evaluation.bundle.evidence import gather_evidence
+from camtool.evaluation.bundle.writing import gather_evidence
 from tests.cli.test_commands import Command, assert_refused, camtool_, write_photo
 from tests.evaluation.audit.results import build_audit, build_finding
 from tests.helpers.tiny_models import LABELS, TINY, Net
@@ -416,7 +415,7 @@ def iterate_changes(value: Any) -> Iterator[Any]:
 def test_any_type_in_the_description_gives_a_bundle_or_an_error_of_camtool(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "bootstrap_mean", lambda values: (0.5, 0.4, 0.6))  # it takes most of the time
+    monkeypatch.setattr(writing, "bootstrap_mean", lambda values: (0.5, 0.4, 0.6))  # it takes most of the time
     path, taken = run / "run.json", 0
     for changed in iterate_changes(json.loads(path.read_text())):
         path.write_text(json.dumps(changed))

@@ -11,7 +11,7 @@ from PIL import Image
 
 import camtool
 from camtool.cli import app
-from camtool.cli.options.format_options import PixelOptions
+from camtool.cli.options.photo_options import PixelOptions
 from camtool.errors import CamtoolError, ImageError
 from camtool.inputs.formats.format_table import FORMATS, is_dicom_file
 from camtool.inputs.formats.reading_options import MAX_DRAWN, RUN_MEMORY, ReadingOptions

@@ -17,7 +17,7 @@ import camtool
 from camtool import maps
 from camtool.runs.cluster import rows
 from camtool.runs.cluster.explain_batch import ExplainBatch
-from camtool.runs.cluster.sources import Photo
+from camtool.runs.cluster.plan import Photo
 from tests.runs.cluster.photos import write_scenes
 
 

@@ -12,9 +12,8 @@ from PIL import Image
 import camtool
 from camtool.rendering import image_writing
 from camtool.runs.cluster.output_folder import MAX_ATTEMPTS, OutputFolder
-from camtool.runs.cluster.plan import Shard, plan_shards
+from camtool.runs.cluster.plan import FileList, Shard, plan_shards
 from camtool.runs.cluster.shard_worker import ShardWorker
-from camtool.runs.cluster.sources import FileList
 from camtool.runs.run_folder.description import describe_run, encode_description, list_versions
 from camtool.runs.run_folder.hashes import hash_weights
 from camtool.runs.save_kinds import OutputSettings

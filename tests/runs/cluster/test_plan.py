@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 import camtool
-from camtool.runs.cluster import sources
-from camtool.runs.cluster.plan import plan_shards
-from camtool.runs.cluster.sources import open_photo
+from camtool.runs.cluster import plan
+from camtool.runs.cluster.plan import open_photo, plan_shards
 from tests.runs.cluster.photos import write_scenes, write_tar
 
 pa = pytest.importorskip("pyarrow")
@@ -150,7 +149,7 @@ def test_a_cut_archive_gives_its_whole_members_and_a_failure(tmp_path, photos, k
 
 def test_a_member_that_claims_to_be_huge_is_a_failure(tmp_path, monkeypatch):
     write_tar(tmp_path / "data.tar", {"a.png": b"x" * 2000, "b.png": b"y"})
-    monkeypatch.setattr(sources, "_MAX_MEMBER_BYTES", 1000)
+    monkeypatch.setattr(plan, "_MAX_MEMBER_BYTES", 1000)
     (shard,) = plan_shards([str(tmp_path / "data.tar")]).shards
     large, small = shard.source.iterate_photos()
     assert "2000 bytes" in large.failure

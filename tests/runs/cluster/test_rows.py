@@ -9,7 +9,7 @@ import pytest
 
 from camtool.runs.cluster import rows
 from camtool.runs.cluster.explain_batch import ExplainBatch
-from camtool.runs.cluster.sources import Photo
+from camtool.runs.cluster.plan import Photo
 from tests.runs.cluster.photos import write_scenes
 
 pa = pytest.importorskip("pyarrow")

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from camtool.runs.report import page, write_report
-from camtool.runs.report.columns import COLUMNS
+from camtool.runs.report.columns import COLUMNS, ReportContents, ReportFailure, ReportRow, RowWarning
 from camtool.runs.report.payload import summarize
-from camtool.runs.report.rows import ReportContents, ReportFailure, ReportRow, RowWarning
 from tests.runs.report.folders import read_payload, write_run
 
 HOSTILE = "</script><script>x()</script><img src=x onerror=x()>\u2028\"'&<!--\udcff\u202e"

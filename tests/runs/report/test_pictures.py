@@ -15,8 +15,8 @@ from PIL import Image
 
 from camtool.errors import CamtoolError
 from camtool.rendering.colormaps import get_palette
+from camtool.runs.report.columns import ReportRow, StoredHeatmap
 from camtool.runs.report.pictures import PICTURE_FOLDER, PictureSettings, RowPictures, prepare_pictures
-from camtool.runs.report.rows import ReportRow, StoredHeatmap
 from tests.runs.report.folders import compress, write_picture
 
 LARGE = (1200, 900)

@@ -12,8 +12,7 @@ from typing import Any
 from camtool.arguments.messages import format_count, format_ends, map_json
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, PROBABILITY_FLOOR
 from camtool.rendering.written_files import check_inside, check_replaceable
-from camtool.runs.report.page import read_template, render_template
-from camtool.runs.report.writing import check_page
+from camtool.runs.report.page import check_page, read_template, render_template
 from camtool.runs.text_escapes import escape_hidden
 
 PAGE_NAME = "index.html"
@@ -98,7 +97,9 @@ def _choose_pictures(kinds: Mapping[str, Sequence[Mapping[str, Any]]], of_kind: 
             "entries": [
                 {
                     **entry,
-                    "answers": [_format_answer(answer) for answer in entry["answers"]],
+                    "answers": [
+                        (answer["label"], format_percent(answer["probability"])) for answer in entry["answers"]
+                    ],
                     "file": entry.get("file") or re.split(r"[/\\]", entry["name"])[-1],
                 }
                 for entry in kinds[kind]
@@ -107,10 +108,6 @@ def _choose_pictures(kinds: Mapping[str, Sequence[Mapping[str, Any]]], of_kind: 
         for kind, (title, hint) in {**_TEXTS["pictures"], **_TEXTS["pictures of a kind"].get(of_kind, {})}.items()
         if kinds.get(kind)
     ]
-
-
-def _format_answer(answer: Mapping[str, Any]) -> tuple[str, str]:
-    return answer["label"], format_percent(answer["probability"])
 
 
 def _describe(finding: Mapping[str, Any], pictures: list[dict[str, Any]]) -> dict[str, Any]:
