@@ -21,7 +21,7 @@ from camtool.hooks.observation import resume
 from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.structures.modules import lacks_gradients
 from camtool.layers.layouts import Layout, find_token_layout
-from camtool.layers.selection import locate_grid
+from camtool.layers.selection import locate_grid, read_tokens
 from camtool.maps import upcast
 from camtool.outputs import predictions
 
@@ -200,9 +200,10 @@ class AttentionEvidence:
         if self._scores.requires_grad:
             (gradient,) = compute_row_gradients(self._scores, self._images, [call.output])
             is_read = gradient.ne(0).any(-1).any(1).to(is_read)
-        # Without a gradient, guess: the class token comes first, if there are prefix tokens.
+        # Without a gradient, guess: the class token comes first, if there are tokens before the last cell.
         likely = torch.zeros_like(is_read[0])
-        likely[: 1 if self.layout.prefix and is_self_attention(call) else None] = 1
+        others = self.layout.others if is_self_attention(call) else []
+        likely[others[:1] if others and others[0] <= max(self.layout.cells) else slice(None)] = 1
         weights = torch.where(is_read.any(1, keepdim=True), is_read, likely)
         return weights / weights.sum(1, keepdim=True)
 
@@ -274,6 +275,8 @@ def find_common_layout(captured: CapturedAttention, evidence: Evidence) -> Layou
     has_same_tokens = all(len(shape) == 4 and (shape[0], shape[-1]) == (len(inputs), tokens) for shape in shapes)
     # Only the last call may be a pooling. Windows are moved into the batch or the heads, and show in the block's shape.
     is_mixed = not all(map(is_self_attention, calls[:-1])) or any(map(_is_within_windows, calls, captured.blocks))
+    if layout is None and has_same_tokens and not is_mixed:
+        layout = read_tokens(evidence.model, evidence.forward_pass.inputs, tokens)
     if layout is None or not has_same_tokens or is_mixed:
         matrices = ", ".join(map(str, dict.fromkeys(shapes)))
         raise MethodError(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 
 from torch import nn
 
@@ -38,6 +39,7 @@ class LayoutReader:
         disordered: Number of tokens that the model writes into the text in place of the image, if they are no grid in
             the order of its rows, e.g. queries. As many tokens before the text may be these, and are not read either.
         views: Number of inputs of the image's shape, itself included, which the model may join to one batch.
+        located: Number of tokens → their layout, for those of :meth:`find_uncertain_tokens` that show it.
     """
 
     def __init__(
@@ -48,8 +50,9 @@ class LayoutReader:
         text: ImageTokens | None = None,
         disordered: int = 0,
         views: int = 1,
+        located: Mapping[int, Layout] = MappingProxyType({}),
     ) -> None:
-        self._disordered, self._views = disordered, views
+        self._disordered, self._views, self._located = disordered, views, located
         self._size, self._queries = tuple(size), queries
         self._shapes = {call.name: call.shape for call in calls}
         self._children: dict[str, list[tuple[int, ...]]] = {}
@@ -104,6 +107,8 @@ class LayoutReader:
 
         Some tokens of a detector or segmenter may be queries.
         """
+        if tokens in self._located:
+            return self._located[tokens]
         without = find_token_layout(tokens, self._size, self._convolved)
         if not any(self._queries):
             return without
@@ -113,6 +118,25 @@ class LayoutReader:
             return levels or without or among
         # Fewer tokens beside the grid and the queries are more plausible.
         return among if among.prefix - self._queries.before <= without.prefix else without
+
+    def find_uncertain_tokens(self) -> dict[int, tuple[Layout, list[str]]]:
+        """Return the numbers of tokens whose likely grid no convolution made, if the cells of one it made are half.
+
+        The others may be any number of learned tokens, e.g. one for each joint. Each number has a layout with that grid
+        and the first modules with as many tokens, whose response tells whether they are.
+        """
+        uncertain: dict[int, tuple[Layout, list[str]]] = {}
+        for call in self._calls if self._text is None else ():
+            shape = call.shape or ()
+            if len(shape) != 3 or shape[0] != 1 or not call.name or shape[1] in uncertain:
+                continue
+            likely = self.find_layout_of_tokens(shape[1])
+            fitting = [grid for grid in self._convolved if math.prod(grid) < shape[1] <= 2 * math.prod(grid)]
+            if fitting and (likely is None or likely.grid not in self._convolved):
+                grid = max(fitting, key=math.prod)
+                layout = Layout("tokens", grid, shape[1] - math.prod(grid))
+                uncertain[shape[1]] = layout, find_first_with_tokens(self._calls, shape[:-1])
+        return uncertain
 
     def find_convolution(self, grid: Grid) -> str | None:
         """Return the last convolution that returned a grid of this size; None if there is none."""

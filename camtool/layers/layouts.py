@@ -97,8 +97,8 @@ class Layout:
         prefix: Number of tokens before those of the grid: class token, distillation token, registers, or the queries of
             a segmenter.
         suffix: Number of tokens after those of the grid: the queries of a detector.
-        positions: Where the cells lie among all tokens, row by row, if there are others in between, e.g. line breaks in
-            a text, or if they are not in this order, as those of several tiles; else empty.
+        positions: Where the cells lie among all tokens, row by row, if there are others in between, e.g. registers or
+            line breaks in a text, or if they are not in this order, as those of several tiles; else empty.
         views: The rows of the batch that belong to one image, if the model joins several inputs to one batch.
         view: The index of the row that shows the image itself.
     """
@@ -124,6 +124,16 @@ class Layout:
         cells = math.prod(self.grid[1:] if self.has_frames else self.grid)
         between = max(self.positions) + 1 - self.prefix if self.positions else cells
         return self.prefix + between + self.suffix
+
+    @property
+    def cells(self) -> Sequence[int]:
+        """Where the cells lie among all tokens, row by row; for frames among those of one frame."""
+        return self.positions or range(self.prefix, self.token_count - self.suffix)
+
+    @property
+    def others(self) -> list[int]:
+        """The indices of the tokens that are no cells."""
+        return sorted({*range(self.token_count)}.difference(self.cells))
 
     @property
     def has_tokens(self) -> bool:
@@ -225,8 +235,10 @@ class Layout:
     def __str__(self) -> str:
         prefix = f" after {self.prefix}" if self.prefix else ""
         suffix = f" before {self.suffix}" if self.suffix else ""
+        between = len(self.others) - self.prefix - self.suffix
+        around = f" around {between}" if between else ""
         view = f", view {self.view} of {self.views.count}" if self.views else ""
-        return f"{self.kind}, {' x '.join(map(str, self.grid))}{prefix}{suffix}{view}"
+        return f"{self.kind}, {' x '.join(map(str, self.grid))}{around}{prefix}{suffix}{view}"
 
 
 @dataclass(frozen=True)
@@ -461,11 +473,29 @@ def _correlate_with_places(change: Tensor, axis: int, *, is_mirrored: bool = Fal
     return float(pair.prod(0).sum() / norms.clamp_min(torch.finfo(norms.dtype).tiny))
 
 
-def place_prefix(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
+def place_at_changed(layout: Layout, pair: Tensor) -> Layout | None:
+    """Return a layout of tokens with its grid at those that differ between two images; None unless they are as many.
+
+    A class token, registers and queries are parameters of the model until attention has mixed them with the image.
+
+    Args:
+        layout: The likely layout.
+        pair: ``(2, T, C)``, tokens of an image and of another one that differs from it everywhere.
+    """
+    if layout.kind != "tokens" or pair.ndim != 3 or len(pair) != 2:
+        return None
+    change = (pair[1] - pair[0]).abs().amax(-1)
+    cells = (change > UNCHANGED * change.amax()).nonzero().flatten().tolist()
+    if len(cells) != math.prod(layout.grid):
+        return None
+    return replace(Layout.from_positions(layout.grid, cells, len(change)), views=layout.views, view=layout.view)
+
+
+def place_cells(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
     """Return a layout of tokens with its grid at the tokens that respond as its cells must; None if no place fits.
 
-    A number of tokens does not tell which of them are the class token and registers: they may be the first, the last,
-    or between the others.
+    A number of tokens does not tell which of them are the class token and registers: they may be the first or the last.
+    If they are between the others, :func:`place_at_changed` finds them.
 
     Args:
         layout: The likely layout.
@@ -474,9 +504,10 @@ def place_prefix(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
             size 1, e.g. position embeddings, tell nothing.
     """
     beside = layout.prefix + layout.suffix
-    if not layout.has_tokens or layout.positions or not beside or beside > _MOST_PREFIX_TOKENS:
+    if not layout.has_tokens or (not layout.positions and not 0 < beside <= _MOST_PREFIX_TOKENS):
         return layout
-    others = [replace(layout, prefix=prefix, suffix=beside - prefix) for prefix in range(beside + 1)]
+    counts = () if layout.positions else range(beside + 1)
+    others = [replace(layout, prefix=prefix, suffix=beside - prefix) for prefix in counts]
     outputs = [output for output in outputs if len(output) > 1]
     # What attention has not mixed yet decides alone: behind it, registers respond to everything, as any cell may.
     shown = next(([output] for output in outputs if _has_unchanged_tokens(output)), outputs)

@@ -6,7 +6,7 @@ Shapes leave these questions open, so the model runs on variants of the image, s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -31,6 +31,7 @@ from camtool.layers.image_variants import (
     list_parts_of_tiles,
     nudge_bands,
     select_first_image,
+    vary_all,
     vary_halves,
     vary_parts,
     vary_views,
@@ -46,7 +47,8 @@ from camtool.layers.layouts import (
     lies_elsewhere,
     measure_agreement,
     measure_order,
-    place_prefix,
+    place_at_changed,
+    place_cells,
 )
 from camtool.maps import ROUNDING_STEPS, upcast
 
@@ -211,7 +213,8 @@ def locate_tokens(
     run = observe_in_parts if is_language_model(model, inputs) else observe_variants
     calls, select = run(model, [*names, *origins], vary_halves(inputs)), layer.layout.select_view
     outputs = [*(calls[name][0] for name in origins), calls[layer.name][call_index]]
-    located = place_prefix(layer.layout, [*map(select, outputs)])
+    halves = [*map(select, outputs)]
+    located = place_tokens(layer.layout, halves, lambda: find_cells(model, inputs, layer.layout, origins))
     layer = Layer(layer.name, located or layer.layout)
     own, *shown = (find_order(layer.layout, select(calls[name][call_index])) for name in names)
     is_unknown = own is None and located is not None and False not in shown
@@ -220,6 +223,29 @@ def locate_tokens(
     if verdict and located is not None and _joins_places(model, inputs, layer, around, origins, call_index):
         return layer.layout, ""
     return layer.layout, verdict
+
+
+def place_tokens(layout: Layout, outputs: Sequence[Tensor], find: Callable[[], Layout | None]) -> Layout | None:
+    """Return a layout of tokens with its grid at the right ones; None if that is uncertain.
+
+    Args:
+        layout: The likely layout.
+        outputs: See :func:`camtool.layers.layouts.place_cells`.
+        find: Returns what :func:`find_cells` does. It is called if no run of tokens fits.
+    """
+    located = place_cells(layout, outputs)
+    measured = find() if located is None else None
+    return located if measured is None else place_cells(measured, outputs)
+
+
+def find_cells(model: nn.Module, inputs: ModelInputs, layout: Layout, origins: Sequence[str]) -> Layout | None:
+    """Return a layout with its grid at the tokens that another image changes in one of the first layers with as many.
+
+    The model runs on two images. Without a layer where as many tokens change as the grid has cells, None is returned.
+    """
+    calls = observe_variants(model, origins, vary_all(inputs)) if origins else {}
+    placed = (place_at_changed(layout, layout.select_view(calls[name][0])) for name in origins)
+    return next((found for found in placed if found is not None), None)
 
 
 def _has_places(

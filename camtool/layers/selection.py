@@ -108,6 +108,13 @@ def depends_on_image(
     return not any(bool((variants == variants[:1]).all()) for variants in by_variant)
 
 
+def read_tokens(model: nn.Module, inputs: ModelInputs, tokens: int) -> Layout | None:
+    """Return the likely layout of a number of tokens beside other outputs of a model; None if they form no grid."""
+    calls = trace(model, select_first_image(inputs))
+    queries = find_query_tokens(calls[-1].output)
+    return read_layouts(model, inputs, calls, find_image_size(inputs), queries).find_layout_of_tokens(tokens)
+
+
 def locate_grid(model: nn.Module, inputs: ModelInputs, layout: Layout) -> Layout:
     """Return a layout of tokens with its grid at the right ones.
 
@@ -217,7 +224,7 @@ def _find_named(
         layouts = reader.find_layouts(call)
         # The prefix of a ViT does not change with the image's size, its grid does.
         if like is not None:
-            layouts = [layout for layout in layouts if _describe_beside(layout) == _describe_beside(like)]
+            layouts = [layout for layout in layouts if _has_same_beside(layout, like)]
         if not layouts:
             near = ", ".join(output.name for output in group_grid_outputs(calls, reader, call_index)[-5:]) or "none"
             raise LayerError(
@@ -247,9 +254,11 @@ def _find_named(
     return layers
 
 
-def _describe_beside(layout: Layout) -> tuple[object, ...]:
-    """Return what a layout has beside its grid."""
-    return layout.kind, layout.prefix + layout.suffix, layout.views, layout.view
+def _has_same_beside(layout: Layout, like: Layout) -> bool:
+    """Check that two layouts have the same beside their grids; which tokens are cells may not be known yet."""
+    one, other = ({each.prefix + each.suffix, len(each.others)} for each in (layout, like))
+    is_alike = (layout.kind, layout.views, layout.view) == (like.kind, like.views, like.view)
+    return is_alike and bool(one & other)
 
 
 def find_size_in_model(model: nn.Module, inputs: ModelInputs) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -44,9 +44,10 @@ from camtool.layers.image_variants import (
     vary_corner_and_halves,
 )
 from camtool.layers.layout_reader import LayoutReader
-from camtool.layers.layouts import Layout, choose_layout, place_prefix
+from camtool.layers.layouts import Layout, choose_layout
 from camtool.layers.responses import (
     count_views,
+    find_cells,
     find_order,
     find_places,
     has_image_order,
@@ -56,6 +57,7 @@ from camtool.layers.responses import (
     loops_over_batch,
     observe_in_parts,
     observe_variants,
+    place_tokens,
 )
 from camtool.outputs.anchors import find_level_scores
 from camtool.outputs.class_scores import UserScore, compute_top_score, find_logits
@@ -157,7 +159,8 @@ def _find_candidates(
     # A head that runs on the grid and then on the queries, as in RF-DETR: its last call is about the queries.
     again = {call.name for call in whole[len(calls) :]} if call_index < 0 else set()
     outputs = [output for output in group_grid_outputs(calls, reader, call_index) if output.name not in again]
-    survey = _Survey(model, inputs, size, reader, call_index, is_backbone, score, whole[-1].shape)
+    find = cache(partial(find_cells, model, inputs))
+    survey = _Survey(model, inputs, size, reader, call_index, is_backbone, score, whole[-1].shape, find)
     asked: list[Candidate] = []
     # From the deepest block on, until one layer has no verdict. Some detectors leave the trunk early for small objects,
     # so the right layer may be far from the last one.
@@ -186,7 +189,10 @@ def read_layouts(
     reader = LayoutReader(calls, size, queries, text, views=count_views(model, inputs))
     in_text = reader.find_text_layout()
     if text is None or in_text is None:
-        return reader
+        asked = reader.find_uncertain_tokens().items()
+        found = {tokens: find_cells(model, inputs, layout, origins) for tokens, (layout, origins) in asked}
+        located = {tokens: layout for tokens, layout in found.items() if layout is not None}
+        return LayoutReader(calls, size, queries, text, views=count_views(model, inputs), located=located)
     is_ordered = (
         has_tile_order(model, inputs, *in_text, text.seams)
         if any(text.seams)
@@ -366,6 +372,7 @@ class _Survey:
         is_backbone: True for the backbone of a detector.
         score: The score that the user wants to explain; ``None`` for the model's own.
         output_shape: The shape of the model's output for one image; ``None`` if it is no tensor.
+        find_cells: From a layout and layers to what :func:`camtool.layers.responses.find_cells` returns, remembered.
     """
 
     model: nn.Module
@@ -376,6 +383,7 @@ class _Survey:
     is_backbone: bool
     score: UserScore | None
     output_shape: tuple[int, ...] | None
+    find_cells: Callable[[Layout, tuple[str, ...]], Layout | None]
 
     def judge(self, outputs: Sequence[GridOutput]) -> list[Candidate]:
         """Return the outputs as candidates, each with one layout, and with a verdict if a rule excludes it."""
@@ -454,7 +462,8 @@ class _Survey:
         ]
         located: Layout | None = layout
         if halves is not None and layout.has_tokens and not self.reader.is_in_text(layout):
-            located = place_prefix(layout, [*(early for _, early in earliest if early is not None), halves])
+            variants = [*(early for _, early in earliest if early is not None), halves]
+            located = place_tokens(layout, variants, partial(self.find_cells, layout, tuple(output.origins)))
             layout = located or layout
         response = rules.Response(
             layout.to_grid(corners),
