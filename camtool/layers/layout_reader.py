@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from types import MappingProxyType
 
 from torch import nn
 
@@ -39,7 +38,8 @@ class LayoutReader:
         disordered: Number of tokens that the model writes into the text in place of the image, if they are no grid in
             the order of its rows, e.g. queries. As many tokens before the text may be these, and are not read either.
         views: Number of inputs of the image's shape, itself included, which the model may join to one batch.
-        located: Number of tokens → their layout, for those of :meth:`find_uncertain_tokens` that show it.
+        find_cells: From a layout and the first modules with as many tokens to the layout with the grid at the tokens
+            that another image changes; None if they are not as many. It may run the model, and remembers answers.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class LayoutReader:
         text: ImageTokens | None = None,
         disordered: int = 0,
         views: int = 1,
-        located: Mapping[int, Layout] = MappingProxyType({}),
+        find_cells: Callable[[Layout, tuple[str, ...]], Layout | None] = lambda *_: None,
     ) -> None:
-        self._disordered, self._views, self._located = disordered, views, located
+        self._disordered, self._views, self.find_cells = disordered, views, find_cells
         self._size, self._queries = tuple(size), queries
         self._shapes = {call.name: call.shape for call in calls}
         self._children: dict[str, list[tuple[int, ...]]] = {}
@@ -107,9 +107,8 @@ class LayoutReader:
 
         Some tokens of a detector or segmenter may be queries.
         """
-        if tokens in self._located:
-            return self._located[tokens]
         without = find_token_layout(tokens, self._size, self._convolved)
+        without = self._find_among_others(tokens, without) or without
         if not any(self._queries):
             return without
         # An exact sum of feature levels is no accident. A grid, a prefix and the queries may add up to it by accident.
@@ -119,29 +118,23 @@ class LayoutReader:
         # Fewer tokens beside the grid and the queries are more plausible.
         return among if among.prefix - self._queries.before <= without.prefix else without
 
-    def find_uncertain_tokens(self) -> dict[int, tuple[Layout, list[str]]]:
-        """Return the numbers of tokens whose likely grid no convolution made, if the cells of one it made are half.
-
-        The others may be any number of learned tokens, e.g. one for each joint. Each number has a layout with that grid
-        and the first modules with as many tokens, whose response tells whether they are.
-        """
-        uncertain: dict[int, tuple[Layout, list[str]]] = {}
-        for call in self._calls if self._text is None else ():
-            shape = call.shape or ()
-            if len(shape) != 3 or shape[0] != 1 or not call.name or shape[1] in uncertain:
-                continue
-            likely = self.find_layout_of_tokens(shape[1])
-            fitting = [grid for grid in self._convolved if math.prod(grid) < shape[1] <= 2 * math.prod(grid)]
-            if fitting and (likely is None or likely.grid not in self._convolved):
-                grid = max(fitting, key=math.prod)
-                layout = Layout("tokens", grid, shape[1] - math.prod(grid))
-                uncertain[shape[1]] = layout, find_first_with_tokens(self._calls, shape[:-1])
-        return uncertain
-
     def find_convolution(self, grid: Grid) -> str | None:
         """Return the last convolution that returned a grid of this size; None if there is none."""
         names = (call.name for call in reversed(self._calls) if self._is_convolved(call) and call.shape[2:] == grid)  # type: ignore[index]
         return next(names, None)
+
+    def _find_among_others(self, tokens: int, likely: Layout | None) -> Layout | None:
+        """Return the layout of tokens if those that change with the image are a grid that a convolution made.
+
+        The others, at most as many, may be any number of learned tokens, e.g. one for each joint. This is asked if the
+        likely grid is none that a convolution made.
+        """
+        fitting = [grid for grid in self._convolved if math.prod(grid) < tokens <= 2 * math.prod(grid)]
+        if not fitting or self._text is not None or (likely is not None and likely.grid in self._convolved):
+            return None
+        grid = max(fitting, key=math.prod)
+        origins = find_first_with_tokens(self._calls, (1, tokens))
+        return self.find_cells(Layout("tokens", grid, tokens - math.prod(grid)), tuple(origins))
 
     def _is_certain(self, layout: Layout) -> bool:
         """Check that the layout is no accident: a convolution made the grid, or no tokens were counted."""

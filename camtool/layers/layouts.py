@@ -495,7 +495,7 @@ def place_cells(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
     """Return a layout of tokens with its grid at the tokens that respond as its cells must; None if no place fits.
 
     A number of tokens does not tell which of them are the class token and registers: they may be the first or the last.
-    If they are between the others, :func:`place_at_changed` finds them.
+    If they are between the others, or no half of the image changes alone, :func:`place_at_changed` finds the cells.
 
     Args:
         layout: The likely layout.
@@ -504,18 +504,13 @@ def place_cells(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
             size 1, e.g. position embeddings, tell nothing.
     """
     beside = layout.prefix + layout.suffix
-    if not layout.has_tokens or (not layout.positions and not 0 < beside <= _MOST_PREFIX_TOKENS):
+    if not layout.has_tokens or layout.positions or not beside or beside > _MOST_PREFIX_TOKENS:
         return layout
-    counts = () if layout.positions else range(beside + 1)
-    others = [replace(layout, prefix=prefix, suffix=beside - prefix) for prefix in counts]
+    others = [replace(layout, prefix=prefix, suffix=beside - prefix) for prefix in range(beside + 1)]
     outputs = [output for output in outputs if len(output) > 1]
     # What attention has not mixed yet decides alone: behind it, registers respond to everything, as any cell may.
     shown = next(([output] for output in outputs if _has_unchanged_tokens(output)), outputs)
-    fits = (
-        candidate
-        for candidate in (layout, *others)
-        if any(_is_exact(candidate, x) or _leaves_unchanged(candidate, x) for x in shown)
-    )
+    fits = (candidate for candidate in (layout, *others) if any(_is_exact(candidate, output) for output in shown))
     return next(fits, None)
 
 
@@ -523,19 +518,6 @@ def _has_unchanged_tokens(output: Tensor) -> bool:
     """Check that some tokens ``(3, T, C)`` do not respond to another half of the image, but others do."""
     change = (output[1:] - output[:1]).abs().amax(-1)
     return bool(change.any() and (change <= UNCHANGED * change.amax()).any())
-
-
-def _leaves_unchanged(layout: Layout, output: Tensor) -> bool:
-    """Check that all cells respond to another half of the image, and no other token does.
-
-    This shows the places where a convolutional trunk sees so much of the image that no half changes alone.
-    """
-    if output.ndim != 3 or output.shape[1] != layout.token_count or layout.has_frames:
-        return False
-    change = (output[1:] - output[:1]).abs().amax((0, 2))
-    is_changed = change > UNCHANGED * change.amax()
-    cells = layout.to_grid(is_changed[None, :, None])
-    return bool(cells.all()) and int(is_changed.sum()) == cells.numel()
 
 
 def _is_exact(layout: Layout, output: Tensor) -> bool:

@@ -6,7 +6,7 @@ Shapes leave these questions open, so the model runs on variants of the image, s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -213,8 +213,7 @@ def locate_tokens(
     run = observe_in_parts if is_language_model(model, inputs) else observe_variants
     calls, select = run(model, [*names, *origins], vary_halves(inputs)), layer.layout.select_view
     outputs = [*(calls[name][0] for name in origins), calls[layer.name][call_index]]
-    halves = [*map(select, outputs)]
-    located = place_tokens(layer.layout, halves, lambda: find_cells(model, inputs, layer.layout, origins))
+    located = place_cells(layer.layout, [*map(select, outputs)]) or find_cells(model, inputs, layer.layout, origins)
     layer = Layer(layer.name, located or layer.layout)
     own, *shown = (find_order(layer.layout, select(calls[name][call_index])) for name in names)
     is_unknown = own is None and located is not None and False not in shown
@@ -223,19 +222,6 @@ def locate_tokens(
     if verdict and located is not None and _joins_places(model, inputs, layer, around, origins, call_index):
         return layer.layout, ""
     return layer.layout, verdict
-
-
-def place_tokens(layout: Layout, outputs: Sequence[Tensor], find: Callable[[], Layout | None]) -> Layout | None:
-    """Return a layout of tokens with its grid at the right ones; None if that is uncertain.
-
-    Args:
-        layout: The likely layout.
-        outputs: See :func:`camtool.layers.layouts.place_cells`.
-        find: Returns what :func:`find_cells` does. It is called if no run of tokens fits.
-    """
-    located = place_cells(layout, outputs)
-    measured = find() if located is None else None
-    return located if measured is None else place_cells(measured, outputs)
 
 
 def find_cells(model: nn.Module, inputs: ModelInputs, layout: Layout, origins: Sequence[str]) -> Layout | None:

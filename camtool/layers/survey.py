@@ -44,7 +44,7 @@ from camtool.layers.image_variants import (
     vary_corner_and_halves,
 )
 from camtool.layers.layout_reader import LayoutReader
-from camtool.layers.layouts import Layout, choose_layout
+from camtool.layers.layouts import Layout, choose_layout, place_cells
 from camtool.layers.responses import (
     count_views,
     find_cells,
@@ -57,7 +57,6 @@ from camtool.layers.responses import (
     loops_over_batch,
     observe_in_parts,
     observe_variants,
-    place_tokens,
 )
 from camtool.outputs.anchors import find_level_scores
 from camtool.outputs.class_scores import UserScore, compute_top_score, find_logits
@@ -159,8 +158,7 @@ def _find_candidates(
     # A head that runs on the grid and then on the queries, as in RF-DETR: its last call is about the queries.
     again = {call.name for call in whole[len(calls) :]} if call_index < 0 else set()
     outputs = [output for output in group_grid_outputs(calls, reader, call_index) if output.name not in again]
-    find = cache(partial(find_cells, model, inputs))
-    survey = _Survey(model, inputs, size, reader, call_index, is_backbone, score, whole[-1].shape, find)
+    survey = _Survey(model, inputs, size, reader, call_index, is_backbone, score, whole[-1].shape)
     asked: list[Candidate] = []
     # From the deepest block on, until one layer has no verdict. Some detectors leave the trunk early for small objects,
     # so the right layer may be far from the last one.
@@ -186,13 +184,11 @@ def read_layouts(
 ) -> LayoutReader:
     """Return the reader of a forward pass. Positions of the image in the text are used only if they are in order."""
     text = find_image_tokens(model, inputs)
-    reader = LayoutReader(calls, size, queries, text, views=count_views(model, inputs))
+    find, views = cache(partial(find_cells, model, inputs)), count_views(model, inputs)
+    reader = LayoutReader(calls, size, queries, text, views=views, find_cells=find)
     in_text = reader.find_text_layout()
     if text is None or in_text is None:
-        asked = reader.find_uncertain_tokens().items()
-        found = {tokens: find_cells(model, inputs, layout, origins) for tokens, (layout, origins) in asked}
-        located = {tokens: layout for tokens, layout in found.items() if layout is not None}
-        return LayoutReader(calls, size, queries, text, views=count_views(model, inputs), located=located)
+        return reader
     is_ordered = (
         has_tile_order(model, inputs, *in_text, text.seams)
         if any(text.seams)
@@ -372,7 +368,6 @@ class _Survey:
         is_backbone: True for the backbone of a detector.
         score: The score that the user wants to explain; ``None`` for the model's own.
         output_shape: The shape of the model's output for one image; ``None`` if it is no tensor.
-        find_cells: From a layout and layers to what :func:`camtool.layers.responses.find_cells` returns, remembered.
     """
 
     model: nn.Module
@@ -383,7 +378,6 @@ class _Survey:
     is_backbone: bool
     score: UserScore | None
     output_shape: tuple[int, ...] | None
-    find_cells: Callable[[Layout, tuple[str, ...]], Layout | None]
 
     def judge(self, outputs: Sequence[GridOutput]) -> list[Candidate]:
         """Return the outputs as candidates, each with one layout, and with a verdict if a rule excludes it."""
@@ -462,8 +456,8 @@ class _Survey:
         ]
         located: Layout | None = layout
         if halves is not None and layout.has_tokens and not self.reader.is_in_text(layout):
-            variants = [*(early for _, early in earliest if early is not None), halves]
-            located = place_tokens(layout, variants, partial(self.find_cells, layout, tuple(output.origins)))
+            located = place_cells(layout, [*(early for _, early in earliest if early is not None), halves])
+            located = located or self.reader.find_cells(layout, tuple(output.origins))
             layout = located or layout
         response = rules.Response(
             layout.to_grid(corners),
