@@ -151,7 +151,7 @@ def read_layer(
     first = next(number for number, candidate in enumerate(layers) if candidate.family == layer.family)
     kept = _keep_calls(model, vary_halves(inputs), {index, first})
     keys = kept[first].keys.transpose(1, 2).flatten(2)
-    if _has_changed_others(layout, keys):
+    if _find_changed(keys)[layout.others].any():
         whole = _keep_calls(model, vary_all(inputs), {first})[first].keys.transpose(1, 2).flatten(2)
         layout = place_at_changed(layout, whole) or layout
     contradiction = _find_contradiction(layout, keys, may_be_objects=layer.shape[-1] == objects)
@@ -222,7 +222,7 @@ def _find_contradiction(layout: Layout, keys: Tensor, *, may_be_objects: bool) -
     if not is_changed.any():
         return "they do not depend on it"
     # Both variants change the upper left cell.
-    if _has_changed_others(layout, keys) or not is_changed[layout.cells[0]]:
+    if is_changed[layout.others].any() or not is_changed[layout.cells[0]]:
         return f"the layout {layout} fits their number, but other tokens change with the image"
     is_ordered = is_in_order(layout.to_grid(keys))
     if is_ordered is False:
@@ -235,11 +235,6 @@ def _are_tokens(first: AttentionCall, layout: Layout) -> bool:
     if first.matrix.shape[-2] != first.matrix.shape[-1]:
         return False
     return bool(_find_changed(first.queries.transpose(1, 2).flatten(2))[layout.cells[0]])
-
-
-def _has_changed_others(layout: Layout, keys: Tensor) -> bool:
-    """Check that tokens which are no cells in this layout change with the image."""
-    return bool(_find_changed(keys)[layout.others].any())
 
 
 def _find_changed(tokens: Tensor) -> Tensor:

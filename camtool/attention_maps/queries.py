@@ -134,8 +134,7 @@ class Queries:
         if name != "class":
             raise TargetError(f"query={name!r} is unknown; pass 'class', a number, or a pixel (x, y) of the photo.")
         first = len(self.layout.others) - self.layout.suffix if self.kind == "tokens" else 0
-        kind = "other" if self.layout.positions else "prefix"
-        others = f"its {first} {kind} tokens have no known meaning" if first else "none of its queries is one"
+        others = f"its {first} other tokens have no known meaning" if first else "none of its queries is one"
         raise TargetError(f"query='class': this layer has no class token: {others}; pass the number of a query.")
 
     def _find_token_at(self, x: float, y: float) -> int:

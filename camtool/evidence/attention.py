@@ -21,7 +21,7 @@ from camtool.hooks.observation import resume
 from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.structures.modules import lacks_gradients
 from camtool.layers.layouts import Layout, find_token_layout
-from camtool.layers.selection import locate_grid, read_tokens
+from camtool.layers.selection import locate_grid
 from camtool.maps import upcast
 from camtool.outputs import predictions
 
@@ -275,9 +275,7 @@ def find_common_layout(captured: CapturedAttention, evidence: Evidence) -> Layou
     has_same_tokens = all(len(shape) == 4 and (shape[0], shape[-1]) == (len(inputs), tokens) for shape in shapes)
     # Only the last call may be a pooling. Windows are moved into the batch or the heads, and show in the block's shape.
     is_mixed = not all(map(is_self_attention, calls[:-1])) or any(map(_is_within_windows, calls, captured.blocks))
-    if layout is None and has_same_tokens and not is_mixed:
-        layout = read_tokens(evidence.model, evidence.forward_pass.inputs, tokens)
-    if layout is None or not has_same_tokens or is_mixed:
+    if not has_same_tokens or is_mixed:
         matrices = ", ".join(map(str, dict.fromkeys(shapes)))
         raise MethodError(
             "the model's attention is not over one common set of tokens that covers the image: it is within windows, "
@@ -287,7 +285,7 @@ def find_common_layout(captured: CapturedAttention, evidence: Evidence) -> Layou
     # The number of tokens does not tell where class token and registers are, nor whether queries have places at all.
     try:
         with evidence.forward_pass.restore_autocast():
-            return locate_grid(evidence.model, evidence.forward_pass.inputs, layout)
+            return locate_grid(evidence.model, evidence.forward_pass.inputs, tokens, layout)
     except LayerError as error:
         raise MethodError(
             f"the model's attention is over {tokens} tokens, and no layer shows which of them are parts of the image: "

@@ -129,10 +129,9 @@ class LayoutReader:
         The others, at most as many, may be any number of learned tokens, e.g. one for each joint. This is asked if the
         likely grid is none that a convolution made.
         """
-        fitting = [grid for grid in self._convolved if math.prod(grid) < tokens <= 2 * math.prod(grid)]
-        if not fitting or self._text is not None or (likely is not None and likely.grid in self._convolved):
+        grid = max((g for g in self._convolved if tokens / 2 <= math.prod(g) < tokens), key=math.prod, default=None)
+        if grid is None or self._text is not None or (likely is not None and likely.grid in self._convolved):
             return None
-        grid = max(fitting, key=math.prod)
         origins = find_first_with_tokens(self._calls, (1, tokens))
         return self.find_cells(Layout("tokens", grid, tokens - math.prod(grid)), tuple(origins))
 

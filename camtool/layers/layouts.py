@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import torch
@@ -196,18 +196,13 @@ class Layout:
             own = replace(self, views=None).from_grid(maps, like[:, self.view])
             return torch.cat([around[:, : self.view], own[:, None], around[:, self.view + 1 :]], 1)
         if self.kind == "tokens":
-            tokens = maps.flatten(2).transpose(1, 2)
-            around = like.expand(len(maps), -1, -1)
-            if self.positions:
-                return around.index_copy(1, torch.tensor(self.positions, device=maps.device), tokens)
-            before, behind = around[:, : self.prefix], around[:, around.shape[1] - self.suffix :]
-            return torch.cat([before, tokens, behind], dim=1)
+            cells = torch.tensor(self.cells, device=maps.device)
+            return like.expand(len(maps), -1, -1).index_copy(1, cells, maps.flatten(2).transpose(1, 2))
         if self.kind == "frames":
             return maps.movedim(2, 1)
         if self.kind == "frame tokens":
-            around = like.expand(len(maps), -1, -1, -1)
-            before, behind = around[:, :, : self.prefix], around[:, :, around.shape[2] - self.suffix :]
-            return torch.cat([before, maps.movedim(1, -1).flatten(2, 3), behind], dim=2)
+            cells = torch.tensor(self.cells, device=maps.device)
+            return like.expand(len(maps), -1, -1, -1).index_copy(2, cells, maps.movedim(1, -1).flatten(2, 3))
         return maps.movedim(1, -1) if self.kind.endswith("channels last") else maps
 
     def select_view(self, tensor: Tensor) -> Tensor:
@@ -243,10 +238,18 @@ class Layout:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer that carries a map: its dotted name in the model, and how its output is read."""
+    """A layer that carries a map: its dotted name in the model, and how its output is read.
+
+    Attributes:
+        name: The dotted name.
+        layout: How the output is read.
+        passed_over: Name of the last of most layers behind it, if it was chosen instead of them only because it is
+            uncertain where the image lies in their tokens; else empty.
+    """
 
     name: str
     layout: Layout
+    passed_over: str = field(default="", compare=False)
 
 
 def find_token_layout(tokens: int, size: Sequence[int], known: Sequence[Grid] = ()) -> Layout | None:

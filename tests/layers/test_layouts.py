@@ -14,6 +14,7 @@ from camtool.layers.layouts import (
     find_token_layout,
     follows_image,
     measure_order,
+    place_at_changed,
     place_cells,
 )
 
@@ -152,13 +153,16 @@ def test_cells_near_the_border_of_a_changed_half_can_be_left_out() -> None:
         assert contrast == pytest.approx(4)
 
 
-@pytest.mark.parametrize(("unchanged", "prefix"), [(0, 1), (12, 0), (5, None)], ids=["first", "last", "between"])
-def test_a_token_that_no_half_of_the_image_changes_lies_beside_the_cells(unchanged: int, prefix: int | None) -> None:
+@pytest.mark.parametrize("unchanged", [0, 12, 5], ids=["first", "last", "between"])
+def test_a_token_that_no_half_of_the_image_changes_lies_beside_the_cells(unchanged: int) -> None:
     """Behind a deep trunk all cells respond to each half, so only the others show where the grid lies."""
     output = torch.rand(3, 13, 4, generator=torch.Generator().manual_seed(0))
     output[:, unchanged] = 0.5
-    found = place_cells(Layout("tokens", (3, 4), prefix=1), [output])
-    assert (None if found is None else found.prefix) == prefix
+    layout = Layout("tokens", (3, 4), prefix=1)
+    assert place_cells(layout, [output]) is None
+    found = place_at_changed(layout, output[:2])
+    assert found is not None
+    assert found.others == [unchanged]
 
 
 class WithoutDouble(Tensor):
