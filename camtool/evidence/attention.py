@@ -275,7 +275,7 @@ def find_common_layout(captured: CapturedAttention, evidence: Evidence) -> Layou
     has_same_tokens = all(len(shape) == 4 and (shape[0], shape[-1]) == (len(inputs), tokens) for shape in shapes)
     # Only the last call may be a pooling. Windows are moved into the batch or the heads, and show in the block's shape.
     is_mixed = not all(map(is_self_attention, calls[:-1])) or any(map(_is_within_windows, calls, captured.blocks))
-    if not has_same_tokens or is_mixed:
+    if not has_same_tokens or is_mixed or (layout is None and inputs.ndim != 4):
         matrices = ", ".join(map(str, dict.fromkeys(shapes)))
         raise MethodError(
             "the model's attention is not over one common set of tokens that covers the image: it is within windows, "

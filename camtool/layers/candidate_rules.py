@@ -325,11 +325,7 @@ ORDER: tuple[Rule[TokenOrder], ...] = (
     # Hiera: between its stages the tokens of each window lie one after the other.
     Rule("tokens in another order", _is_in_other_order, verdict=OTHER_ORDER),
     # ViT with registers between the patches: a class token and a shifted grid have as many tokens.
-    Rule(
-        "tokens that begin elsewhere",
-        lambda order: not order.is_located,
-        verdict=NOT_LOCATED,
-    ),
+    Rule("tokens that begin elsewhere", lambda order: not order.is_located, verdict=NOT_LOCATED),
     # BLIP-2, Perceiver, TokenLearner: learned queries look at the whole image, but form a grid by number.
     Rule(
         "tokens without places",

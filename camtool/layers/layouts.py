@@ -476,18 +476,18 @@ def _correlate_with_places(change: Tensor, axis: int, *, is_mirrored: bool = Fal
     return float(pair.prod(0).sum() / norms.clamp_min(torch.finfo(norms.dtype).tiny))
 
 
-def place_at_changed(layout: Layout, pair: Tensor) -> Layout | None:
-    """Return a layout of tokens with its grid at those that differ between two images; None unless they are as many.
+def place_at_changed(layout: Layout, several: Tensor) -> Layout | None:
+    """Return a layout of tokens with its grid at those that differ between images; None unless they are as many.
 
     A class token, registers and queries are parameters of the model until attention has mixed them with the image.
 
     Args:
         layout: The likely layout.
-        pair: ``(2, T, C)``, tokens of an image and of another one that differs from it everywhere.
+        several: ``(V, T, C)``, tokens of an image and of others that together differ from it everywhere.
     """
-    if layout.kind != "tokens" or pair.ndim != 3 or len(pair) != 2:
+    if layout.kind != "tokens" or several.ndim != 3 or len(several) < 2:
         return None
-    change = (pair[1] - pair[0]).abs().amax(-1)
+    change = (several[1:] - several[:1]).abs().amax((0, 2))
     cells = (change > UNCHANGED * change.amax()).nonzero().flatten().tolist()
     if len(cells) != math.prod(layout.grid):
         return None
@@ -498,7 +498,7 @@ def place_cells(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
     """Return a layout of tokens with its grid at the tokens that respond as its cells must; None if no place fits.
 
     A number of tokens does not tell which of them are the class token and registers: they may be the first or the last.
-    If they are between the others, or no half of the image changes alone, :func:`place_at_changed` finds the cells.
+    If they are between the others, :func:`place_at_changed` finds the cells.
 
     Args:
         layout: The likely layout.
@@ -514,7 +514,9 @@ def place_cells(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
     # What attention has not mixed yet decides alone: behind it, registers respond to everything, as any cell may.
     shown = next(([output] for output in outputs if _has_unchanged_tokens(output)), outputs)
     fits = (candidate for candidate in (layout, *others) if any(_is_exact(candidate, output) for output in shown))
-    return next(fits, None)
+    # Behind a trunk that sees so much of the image that no half changes alone, all cells respond to each half.
+    at_changed = (place_at_changed(layout, output) for output in shown)
+    return next(fits, None) or next(filter(None, at_changed), None)
 
 
 def _has_unchanged_tokens(output: Tensor) -> bool:

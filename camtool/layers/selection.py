@@ -128,8 +128,8 @@ def locate_grid(model: nn.Module, inputs: ModelInputs, tokens: int, likely: Layo
         reader = None if likely else read_layouts(model, inputs, calls, size, find_query_tokens(calls[-1].output))
         layout = reader.find_layout_of_tokens(tokens) if reader else likely
         origins = find_first_with_tokens(calls, (1, tokens))
-        for name in origins if layout else ():
-            located, verdict = locate_tokens(model, inputs, Layer(name, layout), ((), ()), origins, 0)
+        for layer in [Layer(name, layout) for name in origins if layout]:
+            located, verdict = locate_tokens(model, inputs, layer, ((), ()), origins, 0)
             if not verdict:
                 return located
         raise LayerError(f"no layer shows which of {tokens} tokens are parts of the image.")

@@ -14,7 +14,6 @@ from camtool.layers.layouts import (
     find_token_layout,
     follows_image,
     measure_order,
-    place_at_changed,
     place_cells,
 )
 
@@ -158,9 +157,7 @@ def test_a_token_that_no_half_of_the_image_changes_lies_beside_the_cells(unchang
     """Behind a deep trunk all cells respond to each half, so only the others show where the grid lies."""
     output = torch.rand(3, 13, 4, generator=torch.Generator().manual_seed(0))
     output[:, unchanged] = 0.5
-    layout = Layout("tokens", (3, 4), prefix=1)
-    assert place_cells(layout, [output]) is None
-    found = place_at_changed(layout, output[:2])
+    found = place_cells(Layout("tokens", (3, 4), prefix=1), [output])
     assert found is not None
     assert found.others == [unchanged]
 
