@@ -151,9 +151,7 @@ def read_layer(
     first = next(number for number, candidate in enumerate(layers) if candidate.family == layer.family)
     kept = _keep_calls(model, vary_halves(inputs), {index, first})
     keys = kept[first].keys.transpose(1, 2).flatten(2)
-    if _find_changed(keys)[layout.others].any():
-        whole = _keep_calls(model, vary_all(inputs), {first})[first].keys.transpose(1, 2).flatten(2)
-        layout = place_at_changed(layout, whole) or layout
+    layout = _place_layout(model, inputs, layout, keys, first)
     contradiction = _find_contradiction(layout, keys, may_be_objects=layer.shape[-1] == objects)
     if contradiction:
         raise _build_error(layers, layer, contradiction)
@@ -167,6 +165,22 @@ def read_layer(
     is_certain = is_ordered or reader.find_convolution(layout.grid) is not None
     warnings = () if is_certain else (_GUESSED.format(*layout.grid),)
     return ReadLayer(kept[index].matrix[0], layout, _are_tokens(kept[first], layout), warnings)
+
+
+def _place_layout(model: nn.Module, inputs: ModelInputs, layout: Layout, keys: Tensor, first: int) -> Layout:
+    """Return the likely layout or, if other tokens change with the image, that of all tokens that do.
+
+    Args:
+        model: The model.
+        inputs: What it is called with, for one image.
+        layout: The likely layout.
+        keys: See :func:`_find_contradiction`.
+        first: The number of their call.
+    """
+    if not _find_changed(keys)[layout.others].any():
+        return layout
+    whole = _keep_calls(model, vary_all(inputs), {first})[first].keys.transpose(1, 2).flatten(2)
+    return place_at_changed(layout, whole) or layout
 
 
 def _keep_calls(model: nn.Module, inputs: ModelInputs, wanted: set[int]) -> dict[int, AttentionCall]:

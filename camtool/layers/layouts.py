@@ -164,12 +164,8 @@ class Layout:
             return is_split and replace(self, views=None).fits((shape[0], *shape[2:]), images)
         if self.kind == "frames":
             return len(shape) == len(self.grid) + 2 and (shape[1], *shape[3:]) == self.grid
-        if self.kind == "frames channels last":
-            return tuple(shape[1:-1]) == self.grid
-        if self.kind == "frame tokens":
-            return len(shape) == 4 and tuple(shape[1:3]) == (self.grid[0], self.token_count)
-        if self.kind == "tokens":
-            return len(shape) == 3 and shape[1] == self.token_count
+        if self.kind in ("tokens", "frame tokens"):
+            return tuple(shape[1:-1]) == (*self.grid[: int(self.has_frames)], self.token_count)
         return tuple(shape[2:] if self.kind == "channels first" else shape[1:-1]) == self.grid
 
     def to_grid(self, tensor: Tensor) -> Tensor:

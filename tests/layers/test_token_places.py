@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -146,6 +147,17 @@ def test_a_single_token_between_the_cells_is_the_class_token() -> None:
     maps = camtool.attention(Middle(0, 9).eval(), torch.rand(1, 3, 64, 64))
     assert maps.queries.class_token == 9
     assert maps.map().label.startswith("class token")
+
+
+def test_an_exported_model_has_the_map_without_other_tokens(tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model, image = RegisterNet(1, 7, patch=16, cells=16).eval(), torch.rand(1, 3, 64, 64)
+    file = camtool.export(model, tmp_path / "model.onnx", "hirescam", size=(64, 64), dynamic_batch=False)
+    inputs = {"images": image.numpy(), "target_class": np.array([1])}
+    _, maps = runtime.InferenceSession(str(file)).run(None, inputs)
+    (result,) = camtool.explain(model, image, 1, method="hirescam")
+    np.testing.assert_allclose(maps[0], result.raw, atol=1e-6)
 
 
 def test_the_table_names_tokens_between_the_cells() -> None:
