@@ -21,9 +21,9 @@ from camtool.hooks.attention.capture import AttentionCall, visit_attention
 from camtool.hooks.structures.modules import find_module_name
 from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.hooks.tracing import TracedCall
-from camtool.layers.image_variants import nudge_bands, vary_halves
+from camtool.layers.image_variants import nudge_bands, vary_all, vary_halves
 from camtool.layers.layout_reader import LayoutReader
-from camtool.layers.layouts import FEWEST_CELLS, Layout, follows_image, is_in_order
+from camtool.layers.layouts import FEWEST_CELLS, Layout, follows_image, is_in_order, place_at_changed
 
 LayerSelector = int | str | nn.Module | None
 """A layer by its number, its dotted name or as a module; None for the last one."""
@@ -151,6 +151,7 @@ def read_layer(
     first = next(number for number, candidate in enumerate(layers) if candidate.family == layer.family)
     kept = _keep_calls(model, vary_halves(inputs), {index, first})
     keys = kept[first].keys.transpose(1, 2).flatten(2)
+    layout = _place_layout(model, inputs, layout, keys, first)
     contradiction = _find_contradiction(layout, keys, may_be_objects=layer.shape[-1] == objects)
     if contradiction:
         raise _build_error(layers, layer, contradiction)
@@ -164,6 +165,22 @@ def read_layer(
     is_certain = is_ordered or reader.find_convolution(layout.grid) is not None
     warnings = () if is_certain else (_GUESSED.format(*layout.grid),)
     return ReadLayer(kept[index].matrix[0], layout, _are_tokens(kept[first], layout), warnings)
+
+
+def _place_layout(model: nn.Module, inputs: ModelInputs, layout: Layout, keys: Tensor, first: int) -> Layout:
+    """Return the likely layout or, if other tokens change with the image, that of all tokens that do.
+
+    Args:
+        model: The model.
+        inputs: What it is called with, for one image.
+        layout: The likely layout.
+        keys: See :func:`_find_contradiction`.
+        first: The number of their call.
+    """
+    if not _find_changed(keys)[layout.others].any():
+        return layout
+    whole = _keep_calls(model, vary_all(inputs), {first})[first].keys.transpose(1, 2).flatten(2)
+    return place_at_changed(layout, whole) or layout
 
 
 def _keep_calls(model: nn.Module, inputs: ModelInputs, wanted: set[int]) -> dict[int, AttentionCall]:
@@ -218,9 +235,8 @@ def _find_contradiction(layout: Layout, keys: Tensor, *, may_be_objects: bool) -
     is_changed = _find_changed(keys)
     if not is_changed.any():
         return "they do not depend on it"
-    before, cells, behind = is_changed.split([layout.prefix, math.prod(layout.grid), layout.suffix])
     # Both variants change the upper left cell.
-    if before.any() or behind.any() or not cells[0]:
+    if is_changed[layout.others].any() or not is_changed[layout.cells[0]]:
         return f"the layout {layout} fits their number, but other tokens change with the image"
     is_ordered = is_in_order(layout.to_grid(keys))
     if is_ordered is False:
@@ -232,7 +248,7 @@ def _are_tokens(first: AttentionCall, layout: Layout) -> bool:
     """Check that the queries of the first layer of a kind are tokens of the image, as the keys are."""
     if first.matrix.shape[-2] != first.matrix.shape[-1]:
         return False
-    return bool(_find_changed(first.queries.transpose(1, 2).flatten(2))[layout.prefix])
+    return bool(_find_changed(first.queries.transpose(1, 2).flatten(2))[layout.cells[0]])
 
 
 def _find_changed(tokens: Tensor) -> Tensor:

@@ -43,8 +43,8 @@ class AttentionMaps(image_writing.Displayable):
             are tokens of the image. Each row sums to 1.
         layer: Dotted name of the module that computes the attention.
         layers: The names of all attention layers of the model, in order; their numbers are values of ``layer=``.
-        layout: How the keys lie on the image: ``layout.grid`` is ``(h, w)``, and ``layout.prefix`` the number of tokens
-            before those of the grid: class token, registers.
+        layout: How the keys lie on the image: ``layout.grid`` is ``(h, w)``, ``layout.cells`` the indices of its tokens
+            row by row, and ``layout.others`` those of the class token and registers.
         queries: What the queries are.
         view: The photo, and the placement of maps on it.
         head: The head that is shown; ``None`` shows all of them and their mean.
@@ -66,7 +66,7 @@ class AttentionMaps(image_writing.Displayable):
         """Return how much one query attends to each token of the image, as a heatmap on the photo.
 
         ``raw`` of the result holds the numbers ``(h, w)`` of the matrix; ``score`` is their sum, the share of the
-        attention that the image gets. The rest goes to prefix tokens.
+        attention that the image gets. The rest goes to other tokens.
 
         Args:
             head: A head, or ``"mean"`` for the mean of all; by default the one that was asked for, else the mean.
@@ -82,8 +82,7 @@ class AttentionMaps(image_writing.Displayable):
         indices = self.queries.select(self.query if query is None else query)
         matrix = self.matrices.mean(0) if chosen is None else self.matrices[chosen]
         row = matrix[indices].mean(0)
-        rows, columns = self.layout.grid
-        raw = np.ascontiguousarray(row[self.layout.prefix :][: rows * columns].reshape(rows, columns))
+        raw = row[[*self.layout.cells]].reshape(self.layout.grid)
         share = float(raw.sum())
         return Explanation(
             raw=raw,

@@ -33,11 +33,13 @@ _CLASS_TOKEN = re.compile(r"(^|[._])(cls|class)(_?(tokens?|emb|embed|embedding))
 def find_class_token(model: nn.Module, layout: Layout) -> int | None:
     """Return the index of the class token among the tokens of an image; None if there is none.
 
-    A single prefix token is a class token. Of several, e.g. with registers, it is the first one if the model has a
-    parameter with such a name; some models have registers only.
+    A single token before the last cell is a class token. Of several, e.g. with registers, it is the first one if the
+    model has a parameter with such a name; some models have registers only. If they lie between the cells, too, it is
+    unknown which is it.
     """
-    if layout.prefix < 2:
-        return 0 if layout.prefix else None
+    others = layout.others[: len(layout.others) - layout.suffix]
+    if len(others) < 2 or layout.positions:
+        return others[0] if len(others) == 1 else None
     has_parameter = any(_CLASS_TOKEN.search(name) for name, _ in model.named_parameters())
     return 0 if has_parameter else None
 
@@ -98,7 +100,8 @@ class Queries:
         cell = self._find_cell(index)
         if cell is not None:
             return f"image token {cell}"
-        return f"{'prefix' if index < self.layout.prefix else 'suffix'} token {index}"
+        is_behind = index >= self.layout.token_count - self.layout.suffix
+        return f"{'prefix' if index < self.layout.prefix else 'suffix' if is_behind else 'inner'} token {index}"
 
     def find_box(self, indices: Sequence[int]) -> Box | None:
         """Return the box of a single query on the photo: of the object, or of the patch; None for others."""
@@ -123,16 +126,15 @@ class Queries:
         single = self.class_token if self.best is None else self.best
         if single is not None:
             return [single]
-        is_grid = self.kind == "tokens"
-        return [*range(self.layout.prefix, self.count - self.layout.suffix)] if is_grid else [*range(self.count)]
+        return [*self.layout.cells] if self.kind == "tokens" else [*range(self.count)]
 
     def _select_named(self, name: str) -> int:
         if name == "class" and self.class_token is not None:
             return self.class_token
         if name != "class":
             raise TargetError(f"query={name!r} is unknown; pass 'class', a number, or a pixel (x, y) of the photo.")
-        first = self.layout.prefix if self.kind == "tokens" else 0
-        others = f"its {first} prefix tokens have no known meaning" if first else "none of its queries is one"
+        first = len(self.layout.others) - self.layout.suffix if self.kind == "tokens" else 0
+        others = f"its {first} other tokens have no known meaning" if first else "none of its queries is one"
         raise TargetError(f"query='class': this layer has no class token: {others}; pass the number of a query.")
 
     def _find_token_at(self, x: float, y: float) -> int:
@@ -152,7 +154,7 @@ class Queries:
                 f"{columns} x {rows} pixels."
             )
         row, column = (self._find_nearest(axis, place) for axis, place in enumerate((at_y, at_x)))
-        return self.layout.prefix + row * self.layout.grid[1] + column
+        return self.layout.cells[row * self.layout.grid[1] + column]
 
     def _find_nearest(self, axis: int, place: float) -> int:
         """Return the cell along an axis whose center is the nearest to a place in the model's input."""
@@ -167,6 +169,5 @@ class Queries:
 
     def _find_cell(self, index: int) -> tuple[int, int] | None:
         """Return the row and the column of a token; None for tokens beside the grid."""
-        rows, columns = self.layout.grid
-        inside = index - self.layout.prefix
-        return divmod(inside, columns) if 0 <= inside < rows * columns else None
+        cells = self.layout.cells
+        return divmod(cells.index(index), self.layout.grid[1]) if index in cells else None

@@ -200,9 +200,10 @@ class AttentionEvidence:
         if self._scores.requires_grad:
             (gradient,) = compute_row_gradients(self._scores, self._images, [call.output])
             is_read = gradient.ne(0).any(-1).any(1).to(is_read)
-        # Without a gradient, guess: the class token comes first, if there are prefix tokens.
+        # Without a gradient, guess: the class token comes first, if there are tokens before the last cell.
         likely = torch.zeros_like(is_read[0])
-        likely[: 1 if self.layout.prefix and is_self_attention(call) else None] = 1
+        others = self.layout.others if is_self_attention(call) else []
+        likely[others[:1] if others and others[0] <= max(self.layout.cells) else slice(None)] = 1
         weights = torch.where(is_read.any(1, keepdim=True), is_read, likely)
         return weights / weights.sum(1, keepdim=True)
 
@@ -274,7 +275,7 @@ def find_common_layout(captured: CapturedAttention, evidence: Evidence) -> Layou
     has_same_tokens = all(len(shape) == 4 and (shape[0], shape[-1]) == (len(inputs), tokens) for shape in shapes)
     # Only the last call may be a pooling. Windows are moved into the batch or the heads, and show in the block's shape.
     is_mixed = not all(map(is_self_attention, calls[:-1])) or any(map(_is_within_windows, calls, captured.blocks))
-    if layout is None or not has_same_tokens or is_mixed:
+    if not has_same_tokens or is_mixed or (layout is None and inputs.ndim != 4):
         matrices = ", ".join(map(str, dict.fromkeys(shapes)))
         raise MethodError(
             "the model's attention is not over one common set of tokens that covers the image: it is within windows, "
@@ -284,7 +285,7 @@ def find_common_layout(captured: CapturedAttention, evidence: Evidence) -> Layou
     # The number of tokens does not tell where class token and registers are, nor whether queries have places at all.
     try:
         with evidence.forward_pass.restore_autocast():
-            return locate_grid(evidence.model, evidence.forward_pass.inputs, layout)
+            return locate_grid(evidence.model, evidence.forward_pass.inputs, tokens, layout)
     except LayerError as error:
         raise MethodError(
             f"the model's attention is over {tokens} tokens, and no layer shows which of them are parts of the image: "

@@ -233,8 +233,9 @@ class DenseFeatures:
             MethodError: What follows the last block needs its own number of tokens.
         """
         forward_pass, block = self._evidence.forward_pass, self._block
-        # All tokens of a variant are equal, so their number does not matter; but heads may leave out some.
-        tokens = variants[:, None].expand(-1, self._layout.prefix + 1 + self._layout.suffix, -1)
+        # All tokens of a variant are equal, so few are enough, unless a head reads one between those of the grid.
+        count = self._layout.token_count if self._layout.positions else len(self._layout.others) + 1
+        tokens = variants[:, None].expand(-1, count, -1)
         tokens = tokens if self._token_axis else tokens.transpose(0, 1)
         inputs = forward_pass.select_inputs(image)
         try:
@@ -254,10 +255,12 @@ def _build_checks(tokens: Tensor, layout: Layout, patches: Tensor) -> tuple[Tens
 
     Args:
         tokens: ``(T, C)``, the tokens of the last block.
-        layout: The layout of these tokens. A class token may be the first or the last of those beside the patches.
+        layout: The layout of these tokens. A class token may be the first or the last of those beside the patches, or
+            any one between them.
         patches: Those of them that are patches.
     """
-    beside = [part for part in (tokens[: layout.prefix], tokens[len(tokens) - layout.suffix :]) if len(part)]
+    inner = [tokens[[i]] for i in layout.others if layout.prefix <= i < len(tokens) - layout.suffix]
+    beside = [part for part in (tokens[: layout.prefix], *inner, tokens[len(tokens) - layout.suffix :]) if len(part)]
     sets = [*(token_set for part in beside for token_set in (part[:1], part[-1:], part)), patches, tokens]
     sizes = [len(token_set) + 1 for token_set in sets]
 

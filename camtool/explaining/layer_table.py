@@ -181,7 +181,8 @@ def is_good(candidate: Candidate) -> bool:
 def _describe_grid(candidate: Candidate) -> str:
     """Return the heading of candidates with the same grid: grid, stride and layout."""
     layout = candidate.layout
-    around = [(layout.prefix, "prefix token"), (layout.suffix, "suffix token")]
+    inner = len(layout.others) - layout.prefix - layout.suffix
+    around = [(layout.prefix, "prefix token"), (inner, "inner token"), (layout.suffix, "suffix token")]
     others = ", ".join(format_count(number, noun) for number, noun in around if number)
     kind = f"{layout.kind} ({others})" if others else layout.kind
     return f"{_join_sizes(layout.grid)} grid, stride {_format_stride(candidate.stride)}, {kind}"

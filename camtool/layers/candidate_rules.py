@@ -317,15 +317,15 @@ def _is_in_other_order(order: TokenOrder) -> bool:
     return next((in_order for in_order in (order.own, *order.others) if in_order is not None), None) is False
 
 
+OTHER_ORDER = "its tokens are not in the order of the image's rows"
+NOT_LOCATED = "it is uncertain which of its tokens are the image's, and which are registers or learned queries"
+"""Verdicts on layers with tokens of the image whose places are unknown."""
+
 ORDER: tuple[Rule[TokenOrder], ...] = (
     # Hiera: between its stages the tokens of each window lie one after the other.
-    Rule("tokens in another order", _is_in_other_order, verdict="its tokens are not in the order of the image's rows"),
+    Rule("tokens in another order", _is_in_other_order, verdict=OTHER_ORDER),
     # ViT with registers between the patches: a class token and a shifted grid have as many tokens.
-    Rule(
-        "tokens that begin elsewhere",
-        lambda order: not order.is_located,
-        verdict="it is uncertain which of its tokens are the image's, and which are registers or learned queries",
-    ),
+    Rule("tokens that begin elsewhere", lambda order: not order.is_located, verdict=NOT_LOCATED),
     # BLIP-2, Perceiver, TokenLearner: learned queries look at the whole image, but form a grid by number.
     Rule(
         "tokens without places",

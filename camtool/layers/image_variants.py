@@ -104,7 +104,7 @@ def vary_parts(inputs: ModelInputs, parts: Sequence[Tensor]) -> ModelInputs:
 
     Args:
         inputs: The inputs.
-        parts: Booleans, True at the pixels to change.
+        parts: Booleans or shares of the change, True or 1 at the pixels to change.
     """
 
     def vary(several: Tensor) -> None:
@@ -113,6 +113,11 @@ def vary_parts(inputs: ModelInputs, parts: Sequence[Tensor]) -> ModelInputs:
             changed.add_(noise * part.to(noise))
 
     return _repeat_first_image(inputs, vary, 1 + len(parts))
+
+
+def vary_all(inputs: ModelInputs) -> ModelInputs:
+    """Return the inputs with two images: the first one, and one with other pixels everywhere."""
+    return vary_parts(inputs, [torch.ones(find_image_size(inputs), device="cpu")])
 
 
 def list_parts_of_tiles(size: Sequence[int], seams: Sequence[Sequence[int]]) -> list[Tensor]:

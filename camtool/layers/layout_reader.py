@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -38,6 +38,8 @@ class LayoutReader:
         disordered: Number of tokens that the model writes into the text in place of the image, if they are no grid in
             the order of its rows, e.g. queries. As many tokens before the text may be these, and are not read either.
         views: Number of inputs of the image's shape, itself included, which the model may join to one batch.
+        find_cells: From a layout and the first modules with as many tokens to the layout with the grid at the tokens
+            that another image changes; None if they are not as many. It may run the model, and remembers answers.
     """
 
     def __init__(
@@ -48,8 +50,9 @@ class LayoutReader:
         text: ImageTokens | None = None,
         disordered: int = 0,
         views: int = 1,
+        find_cells: Callable[[Layout, tuple[str, ...]], Layout | None] = lambda *_: None,
     ) -> None:
-        self._disordered, self._views = disordered, views
+        self._disordered, self._views, self.find_cells = disordered, views, find_cells
         self._size, self._queries = tuple(size), queries
         self._shapes = {call.name: call.shape for call in calls}
         self._children: dict[str, list[tuple[int, ...]]] = {}
@@ -105,6 +108,7 @@ class LayoutReader:
         Some tokens of a detector or segmenter may be queries.
         """
         without = find_token_layout(tokens, self._size, self._convolved)
+        without = self._find_among_others(tokens, without) or without
         if not any(self._queries):
             return without
         # An exact sum of feature levels is no accident. A grid, a prefix and the queries may add up to it by accident.
@@ -118,6 +122,18 @@ class LayoutReader:
         """Return the last convolution that returned a grid of this size; None if there is none."""
         names = (call.name for call in reversed(self._calls) if self._is_convolved(call) and call.shape[2:] == grid)  # type: ignore[index]
         return next(names, None)
+
+    def _find_among_others(self, tokens: int, likely: Layout | None) -> Layout | None:
+        """Return the layout of tokens if those that change with the image are a grid that a convolution made.
+
+        The others, at most as many, may be any number of learned tokens, e.g. one for each joint. This is asked if the
+        likely grid is none that a convolution made.
+        """
+        grid = max((g for g in self._convolved if tokens / 2 <= math.prod(g) < tokens), key=math.prod, default=None)
+        if grid is None or self._text is not None or (likely is not None and likely.grid in self._convolved):
+            return None
+        origins = find_first_with_tokens(self._calls, (1, tokens))
+        return self.find_cells(Layout("tokens", grid, tokens - math.prod(grid)), tuple(origins))
 
     def _is_certain(self, layout: Layout) -> bool:
         """Check that the layout is no accident: a convolution made the grid, or no tokens were counted."""

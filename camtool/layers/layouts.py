@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import torch
@@ -97,8 +97,8 @@ class Layout:
         prefix: Number of tokens before those of the grid: class token, distillation token, registers, or the queries of
             a segmenter.
         suffix: Number of tokens after those of the grid: the queries of a detector.
-        positions: Where the cells lie among all tokens, row by row, if there are others in between, e.g. line breaks in
-            a text, or if they are not in this order, as those of several tiles; else empty.
+        positions: Where the cells lie among all tokens, row by row, if there are others in between, e.g. registers or
+            line breaks in a text, or if they are not in this order, as those of several tiles; else empty.
         views: The rows of the batch that belong to one image, if the model joins several inputs to one batch.
         view: The index of the row that shows the image itself.
     """
@@ -124,6 +124,16 @@ class Layout:
         cells = math.prod(self.grid[1:] if self.has_frames else self.grid)
         between = max(self.positions) + 1 - self.prefix if self.positions else cells
         return self.prefix + between + self.suffix
+
+    @property
+    def cells(self) -> Sequence[int]:
+        """Where the cells lie among all tokens, row by row; for frames among those of one frame."""
+        return self.positions or range(self.prefix, self.token_count - self.suffix)
+
+    @property
+    def others(self) -> list[int]:
+        """The indices of the tokens that are no cells."""
+        return sorted({*range(self.token_count)}.difference(self.cells))
 
     @property
     def has_tokens(self) -> bool:
@@ -154,12 +164,8 @@ class Layout:
             return is_split and replace(self, views=None).fits((shape[0], *shape[2:]), images)
         if self.kind == "frames":
             return len(shape) == len(self.grid) + 2 and (shape[1], *shape[3:]) == self.grid
-        if self.kind == "frames channels last":
-            return tuple(shape[1:-1]) == self.grid
-        if self.kind == "frame tokens":
-            return len(shape) == 4 and tuple(shape[1:3]) == (self.grid[0], self.token_count)
-        if self.kind == "tokens":
-            return len(shape) == 3 and shape[1] == self.token_count
+        if self.kind in ("tokens", "frame tokens"):
+            return tuple(shape[1:-1]) == (*self.grid[: int(self.has_frames)], self.token_count)
         return tuple(shape[2:] if self.kind == "channels first" else shape[1:-1]) == self.grid
 
     def to_grid(self, tensor: Tensor) -> Tensor:
@@ -186,18 +192,13 @@ class Layout:
             own = replace(self, views=None).from_grid(maps, like[:, self.view])
             return torch.cat([around[:, : self.view], own[:, None], around[:, self.view + 1 :]], 1)
         if self.kind == "tokens":
-            tokens = maps.flatten(2).transpose(1, 2)
-            around = like.expand(len(maps), -1, -1)
-            if self.positions:
-                return around.index_copy(1, torch.tensor(self.positions, device=maps.device), tokens)
-            before, behind = around[:, : self.prefix], around[:, around.shape[1] - self.suffix :]
-            return torch.cat([before, tokens, behind], dim=1)
+            cells = torch.tensor(self.cells, device=maps.device)
+            return like.expand(len(maps), -1, -1).index_copy(1, cells, maps.flatten(2).transpose(1, 2))
         if self.kind == "frames":
             return maps.movedim(2, 1)
         if self.kind == "frame tokens":
-            around = like.expand(len(maps), -1, -1, -1)
-            before, behind = around[:, :, : self.prefix], around[:, :, around.shape[2] - self.suffix :]
-            return torch.cat([before, maps.movedim(1, -1).flatten(2, 3), behind], dim=2)
+            cells = torch.tensor(self.cells, device=maps.device)
+            return like.expand(len(maps), -1, -1, -1).index_copy(2, cells, maps.movedim(1, -1).flatten(2, 3))
         return maps.movedim(1, -1) if self.kind.endswith("channels last") else maps
 
     def select_view(self, tensor: Tensor) -> Tensor:
@@ -225,16 +226,26 @@ class Layout:
     def __str__(self) -> str:
         prefix = f" after {self.prefix}" if self.prefix else ""
         suffix = f" before {self.suffix}" if self.suffix else ""
+        between = len(self.others) - self.prefix - self.suffix
+        around = f" around {between}" if between else ""
         view = f", view {self.view} of {self.views.count}" if self.views else ""
-        return f"{self.kind}, {' x '.join(map(str, self.grid))}{prefix}{suffix}{view}"
+        return f"{self.kind}, {' x '.join(map(str, self.grid))}{around}{prefix}{suffix}{view}"
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer that carries a map: its dotted name in the model, and how its output is read."""
+    """A layer that carries a map: its dotted name in the model, and how its output is read.
+
+    Attributes:
+        name: The dotted name.
+        layout: How the output is read.
+        passed_over: Name of the last of most layers behind it, if it was chosen instead of them only because it is
+            uncertain where the image lies in their tokens; else empty.
+    """
 
     name: str
     layout: Layout
+    passed_over: str = field(default="", compare=False)
 
 
 def find_token_layout(tokens: int, size: Sequence[int], known: Sequence[Grid] = ()) -> Layout | None:
@@ -461,11 +472,29 @@ def _correlate_with_places(change: Tensor, axis: int, *, is_mirrored: bool = Fal
     return float(pair.prod(0).sum() / norms.clamp_min(torch.finfo(norms.dtype).tiny))
 
 
-def place_prefix(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
+def place_at_changed(layout: Layout, several: Tensor) -> Layout | None:
+    """Return a layout of tokens with its grid at those that differ between images; None unless they are as many.
+
+    A class token, registers and queries are parameters of the model until attention has mixed them with the image.
+
+    Args:
+        layout: The likely layout.
+        several: ``(V, T, C)``, tokens of an image and of others that together differ from it everywhere.
+    """
+    if layout.kind != "tokens" or several.ndim != 3 or len(several) < 2:
+        return None
+    change = (several[1:] - several[:1]).abs().amax((0, 2))
+    cells = (change > UNCHANGED * change.amax()).nonzero().flatten().tolist()
+    if len(cells) != math.prod(layout.grid):
+        return None
+    return replace(Layout.from_positions(layout.grid, cells, len(change)), views=layout.views, view=layout.view)
+
+
+def place_cells(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
     """Return a layout of tokens with its grid at the tokens that respond as its cells must; None if no place fits.
 
-    A number of tokens does not tell which of them are the class token and registers: they may be the first, the last,
-    or between the others.
+    A number of tokens does not tell which of them are the class token and registers: they may be the first or the last.
+    If they are between the others, :func:`place_at_changed` finds the cells.
 
     Args:
         layout: The likely layout.
@@ -480,31 +509,16 @@ def place_prefix(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
     outputs = [output for output in outputs if len(output) > 1]
     # What attention has not mixed yet decides alone: behind it, registers respond to everything, as any cell may.
     shown = next(([output] for output in outputs if _has_unchanged_tokens(output)), outputs)
-    fits = (
-        candidate
-        for candidate in (layout, *others)
-        if any(_is_exact(candidate, x) or _leaves_unchanged(candidate, x) for x in shown)
-    )
-    return next(fits, None)
+    fits = (candidate for candidate in (layout, *others) if any(_is_exact(candidate, output) for output in shown))
+    # Behind a trunk that sees so much of the image that no half changes alone, all cells respond to each half.
+    at_changed = (place_at_changed(layout, output) for output in shown)
+    return next(fits, None) or next(filter(None, at_changed), None)
 
 
 def _has_unchanged_tokens(output: Tensor) -> bool:
     """Check that some tokens ``(3, T, C)`` do not respond to another half of the image, but others do."""
     change = (output[1:] - output[:1]).abs().amax(-1)
     return bool(change.any() and (change <= UNCHANGED * change.amax()).any())
-
-
-def _leaves_unchanged(layout: Layout, output: Tensor) -> bool:
-    """Check that all cells respond to another half of the image, and no other token does.
-
-    This shows the places where a convolutional trunk sees so much of the image that no half changes alone.
-    """
-    if output.ndim != 3 or output.shape[1] != layout.token_count or layout.has_frames:
-        return False
-    change = (output[1:] - output[:1]).abs().amax((0, 2))
-    is_changed = change > UNCHANGED * change.amax()
-    cells = layout.to_grid(is_changed[None, :, None])
-    return bool(cells.all()) and int(is_changed.sum()) == cells.numel()
 
 
 def _is_exact(layout: Layout, output: Tensor) -> bool:

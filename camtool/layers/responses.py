@@ -31,6 +31,7 @@ from camtool.layers.image_variants import (
     list_parts_of_tiles,
     nudge_bands,
     select_first_image,
+    vary_all,
     vary_halves,
     vary_parts,
     vary_views,
@@ -46,7 +47,8 @@ from camtool.layers.layouts import (
     lies_elsewhere,
     measure_agreement,
     measure_order,
-    place_prefix,
+    place_at_changed,
+    place_cells,
 )
 from camtool.maps import ROUNDING_STEPS, upcast
 
@@ -211,7 +213,7 @@ def locate_tokens(
     run = observe_in_parts if is_language_model(model, inputs) else observe_variants
     calls, select = run(model, [*names, *origins], vary_halves(inputs)), layer.layout.select_view
     outputs = [*(calls[name][0] for name in origins), calls[layer.name][call_index]]
-    located = place_prefix(layer.layout, [*map(select, outputs)])
+    located = place_cells(layer.layout, [*map(select, outputs)]) or find_cells(model, inputs, layer.layout, origins)
     layer = Layer(layer.name, located or layer.layout)
     own, *shown = (find_order(layer.layout, select(calls[name][call_index])) for name in names)
     is_unknown = own is None and located is not None and False not in shown
@@ -220,6 +222,16 @@ def locate_tokens(
     if verdict and located is not None and _joins_places(model, inputs, layer, around, origins, call_index):
         return layer.layout, ""
     return layer.layout, verdict
+
+
+def find_cells(model: nn.Module, inputs: ModelInputs, layout: Layout, origins: Sequence[str]) -> Layout | None:
+    """Return a layout with its grid at the tokens that another image changes in one of the first layers with as many.
+
+    The model runs on two images. Without a layer where as many tokens change as the grid has cells, None is returned.
+    """
+    calls = observe_variants(model, origins, vary_all(inputs)) if origins else {}
+    placed = (place_at_changed(layout, layout.select_view(calls[name][0])) for name in origins)
+    return next((found for found in placed if found is not None), None)
 
 
 def _has_places(

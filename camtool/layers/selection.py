@@ -14,7 +14,7 @@ from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.modules import find_detector_transform, find_module, runs_outside_torch
 from camtool.hooks.structures.nested_tensors import ModelInputs, describe_shapes
 from camtool.hooks.tracing import TracedCall, ran_no_layer, trace
-from camtool.layers.candidate_rules import NOT_REACHED, OTHER_FRAMES, OTHER_VIEWS
+from camtool.layers.candidate_rules import NOT_LOCATED, NOT_REACHED, OTHER_FRAMES, OTHER_ORDER, OTHER_VIEWS
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import (
     VARIANTS,
@@ -108,29 +108,33 @@ def depends_on_image(
     return not any(bool((variants == variants[:1]).all()) for variants in by_variant)
 
 
-def locate_grid(model: nn.Module, inputs: ModelInputs, layout: Layout) -> Layout:
-    """Return a layout of tokens with its grid at the right ones.
+def locate_grid(model: nn.Module, inputs: ModelInputs, tokens: int, likely: Layout | None) -> Layout:
+    """Return a layout of a number of tokens with its grid at the right ones.
 
     The first layers with as many tokens are asked; the answer is remembered for each model and input shape.
 
     Args:
         model: Any module.
         inputs: What the model will be called with.
-        layout: The likely layout.
+        tokens: The number.
+        likely: The layout that fits the number alone; None to ask all outputs of the model.
 
     Raises:
         LayerError: No layer shows that these tokens are the image's. Another image may, so this is not remembered.
     """
 
     def locate() -> Layout:
-        origins = find_first_with_tokens(trace(model, select_first_image(inputs)), (1, layout.token_count))
-        for name in origins:
-            located, verdict = locate_tokens(model, inputs, Layer(name, layout), ((), ()), origins, 0)
+        size, calls = find_image_size(inputs), trace(model, select_first_image(inputs))
+        reader = None if likely else read_layouts(model, inputs, calls, size, find_query_tokens(calls[-1].output))
+        layout = reader.find_layout_of_tokens(tokens) if reader else likely
+        origins = find_first_with_tokens(calls, (1, tokens))
+        for layer in [Layer(name, layout) for name in origins if layout]:
+            located, verdict = locate_tokens(model, inputs, layer, ((), ()), origins, 0)
             if not verdict:
                 return located
-        raise LayerError(f"no layer shows which of {layout.token_count} tokens are parts of the image.")
+        raise LayerError(f"no layer shows which of {tokens} tokens are parts of the image.")
 
-    return remember_for_model(model, ("grid", describe_shapes(inputs), layout), locate)
+    return remember_for_model(model, ("grid", describe_shapes(inputs), tokens, likely), locate)
 
 
 def _find_default_layers(
@@ -147,8 +151,11 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
     candidates = find_candidates(model, inputs, call_index=call_index, score=score)
     chosen = [candidate for candidate in candidates if candidate.chosen]
     if chosen:
+        is_lost = [candidate.verdict in (NOT_LOCATED, OTHER_ORDER) for candidate in candidates]
+        start = candidates.index(chosen[0]) + 1
+        passed_over = candidates[-1 - is_lost[::-1].index(True)].name if sum(is_lost[start:]) > start else ""
         return tuple(
-            Layer(candidate.name, candidate.layout)
+            Layer(candidate.name, candidate.layout, passed_over)
             for candidate in (*chosen, *(candidate for candidate in candidates if candidate.is_level))
         )
     calls = trace(model, select_first_image(inputs))
@@ -217,7 +224,7 @@ def _find_named(
         layouts = reader.find_layouts(call)
         # The prefix of a ViT does not change with the image's size, its grid does.
         if like is not None:
-            layouts = [layout for layout in layouts if _describe_beside(layout) == _describe_beside(like)]
+            layouts = [layout for layout in layouts if _has_same_beside(layout, like)]
         if not layouts:
             near = ", ".join(output.name for output in group_grid_outputs(calls, reader, call_index)[-5:]) or "none"
             raise LayerError(
@@ -247,9 +254,11 @@ def _find_named(
     return layers
 
 
-def _describe_beside(layout: Layout) -> tuple[object, ...]:
-    """Return what a layout has beside its grid."""
-    return layout.kind, layout.prefix + layout.suffix, layout.views, layout.view
+def _has_same_beside(layout: Layout, like: Layout) -> bool:
+    """Check that two layouts have the same beside their grids; which tokens are cells may not be known yet."""
+    one, other = ({each.prefix + each.suffix, len(each.others)} for each in (layout, like))
+    is_alike = (layout.kind, layout.views, layout.view) == (like.kind, like.views, like.view)
+    return is_alike and bool(one & other)
 
 
 def find_size_in_model(model: nn.Module, inputs: ModelInputs) -> tuple[int, ...]:

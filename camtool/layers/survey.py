@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -44,9 +44,10 @@ from camtool.layers.image_variants import (
     vary_corner_and_halves,
 )
 from camtool.layers.layout_reader import LayoutReader
-from camtool.layers.layouts import Layout, choose_layout, place_prefix
+from camtool.layers.layouts import Layout, choose_layout, place_cells
 from camtool.layers.responses import (
     count_views,
+    find_cells,
     find_order,
     find_places,
     has_image_order,
@@ -183,7 +184,8 @@ def read_layouts(
 ) -> LayoutReader:
     """Return the reader of a forward pass. Positions of the image in the text are used only if they are in order."""
     text = find_image_tokens(model, inputs)
-    reader = LayoutReader(calls, size, queries, text, views=count_views(model, inputs))
+    find, views = cache(partial(find_cells, model, inputs)), count_views(model, inputs)
+    reader = LayoutReader(calls, size, queries, text, views=views, find_cells=find)
     in_text = reader.find_text_layout()
     if text is None or in_text is None:
         return reader
@@ -454,7 +456,8 @@ class _Survey:
         ]
         located: Layout | None = layout
         if halves is not None and layout.has_tokens and not self.reader.is_in_text(layout):
-            located = place_prefix(layout, [*(early for _, early in earliest if early is not None), halves])
+            located = place_cells(layout, [*(early for _, early in earliest if early is not None), halves])
+            located = located or self.reader.find_cells(layout, tuple(output.origins))
             layout = located or layout
         response = rules.Response(
             layout.to_grid(corners),

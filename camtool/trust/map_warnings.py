@@ -130,6 +130,12 @@ def _check_layers(evidence: Sequence[Evidence], target: Target, *, has_zero_grad
             f"{first.layer!r}; the map shows nothing of these.",
             "other-paths",
         )
+    if first.layer and first.get_layer().passed_over:
+        yield MapWarning(
+            f"Layer {first.layer!r}, early in the model, is the last where the image's cells are found: later layers "
+            f"up to {first.get_layer().passed_over!r} return tokens whose places are uncertain.",
+            "shallow-layer",
+        )
     for of_layer in evidence:
         if of_layer.layer and of_layer.forward_pass.find_place(of_layer.get_layer()).is_moved:
             yield MapWarning(

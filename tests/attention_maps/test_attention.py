@@ -181,7 +181,7 @@ def test_prefix_tokens_and_grid_of_real_models_are_known(name: str) -> None:
     assert found.warnings == ()
     assert len(found.layers) == 2
     if class_token is None:
-        with pytest.raises(TargetError, match="its 4 prefix tokens have no known meaning; pass the number"):
+        with pytest.raises(TargetError, match="its 4 other tokens have no known meaning; pass the number"):
             found.map(query="class")
         assert found.map().label.startswith("mean of 15 image tokens")
     else:

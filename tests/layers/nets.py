@@ -234,8 +234,11 @@ class RegisterNet(nn.Module):
         cells: Where the patches lie among the tokens.
     """
 
-    def __init__(self, registers: int, before: int, patch: int = 8, cells: int = 64) -> None:
+    def __init__(
+        self, registers: int, before: int, patch: int = 8, cells: int = 64, *, starts_as_mean: bool = False
+    ) -> None:
         super().__init__()
+        self.starts_as_mean = starts_as_mean
         self.patches, self.before = nn.Conv2d(3, 16, patch, stride=patch), before
         self.token, self.registers = (nn.Parameter(torch.randn(1, count, 16)) for count in (1, registers))
         self.block = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True, norm_first=True)
@@ -245,6 +248,7 @@ class RegisterNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.patches(x).flatten(2).transpose(1, 2)
         token, registers = (each.expand(len(x), -1, -1) for each in (self.token, self.registers))
+        registers = registers + tokens.mean(1, keepdim=True) if self.starts_as_mean else registers
         tokens = torch.cat([token, tokens[:, : self.before], registers, tokens[:, self.before :]], 1)
         logits: Tensor = self.head(self.norm(self.block(tokens)).mean(1))
         return logits

@@ -141,7 +141,9 @@ EXAMPLES: dict[str, Example] = {
         lambda: find_chosen(PatchNet(lambda maps: maps.flatten(2).mT.flip(1), lambda tokens: tokens.tanh().mean(1))),
         "patches",
     ),
-    "tokens that begin elsewhere": Example(lambda: find_chosen(RegisterNet(1, 24)), "patches"),
+    "tokens that begin elsewhere": Example(  # a register that starts as the mean of the patches
+        lambda: find_chosen(RegisterNet(1, 24, starts_as_mean=True)), "patches"
+    ),
     "tokens without places": Example(lambda: find_chosen(QueryNet(64, 8)), "norm"),  # as many queries as patches
     "frames in another order": Example(find_chosen_for_frames, None),
     "attention projection": Example(

@@ -14,7 +14,7 @@ from camtool.layers.layouts import (
     find_token_layout,
     follows_image,
     measure_order,
-    place_prefix,
+    place_cells,
 )
 
 FIRST, LAST, TOKENS = "channels first", "channels last", "tokens"
@@ -152,13 +152,14 @@ def test_cells_near_the_border_of_a_changed_half_can_be_left_out() -> None:
         assert contrast == pytest.approx(4)
 
 
-@pytest.mark.parametrize(("unchanged", "prefix"), [(0, 1), (12, 0), (5, None)], ids=["first", "last", "between"])
-def test_a_token_that_no_half_of_the_image_changes_lies_beside_the_cells(unchanged: int, prefix: int | None) -> None:
+@pytest.mark.parametrize("unchanged", [0, 12, 5], ids=["first", "last", "between"])
+def test_a_token_that_no_half_of_the_image_changes_lies_beside_the_cells(unchanged: int) -> None:
     """Behind a deep trunk all cells respond to each half, so only the others show where the grid lies."""
     output = torch.rand(3, 13, 4, generator=torch.Generator().manual_seed(0))
     output[:, unchanged] = 0.5
-    found = place_prefix(Layout("tokens", (3, 4), prefix=1), [output])
-    assert (None if found is None else found.prefix) == prefix
+    found = place_cells(Layout("tokens", (3, 4), prefix=1), [output])
+    assert found is not None
+    assert found.others == [unchanged]
 
 
 class WithoutDouble(Tensor):
@@ -179,5 +180,5 @@ def test_a_device_without_float64_suffices() -> None:
     for number, part in enumerate([*torch.arange(1, 17).split(4), *torch.arange(1, 17).reshape(4, 4).T], 1):
         output[number, part] = 1
     layout, halves = Layout(TOKENS, (4, 4), prefix=1), torch.stack([output[0], output[1:3].sum(0), output[5:7].sum(0)])
-    assert place_prefix(layout, [halves.as_subclass(WithoutDouble)]) == layout
+    assert place_cells(layout, [halves.as_subclass(WithoutDouble)]) == layout
     assert follows_image(layout.to_grid(output.as_subclass(WithoutDouble)))

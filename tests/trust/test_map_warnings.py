@@ -20,6 +20,7 @@ from camtool.targets import ClassScore, Contrast, Custom, Probability, Region, V
 from camtool.trust import map_warnings
 from camtool.warning_codes import WARNING_KINDS
 from tests.helpers.nets import Apply
+from tests.layers.nets import RegisterNet
 
 CLASSES = 8
 
@@ -319,6 +320,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "other-paths": (Pair(), None, {"layer": "one.colors"}, "other branches"),
     "cells-elsewhere": (nn.Sequential(Apply(lambda x: x.flip(3)), ColorNet()), None, {}, "mirrors, turns or moves"),
     "several-calls": (ColorNet(runs=2), None, {}, TWICE),
+    "shallow-layer": (RegisterNet(1, 24, 2, starts_as_mean=True).eval(), None, {}, "tokens whose places are uncertain"),
 }
 """For each code a model, a target, options, and a part of the warning."""
 

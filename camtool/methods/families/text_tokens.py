@@ -7,7 +7,7 @@ explained layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 
 import torch
@@ -214,7 +214,7 @@ def _find_shape_of_attention(evidence: Evidence, layout: Layout) -> tuple[int, i
 def _find_text_layout(evidence: Evidence) -> Layout:
     layout, text = evidence.get_layer().layout, find_image_tokens(evidence.model, evidence.forward_pass.inputs)
     is_in_text = layout.kind == "tokens" and text is not None and layout.token_count == text.length
-    if not is_in_text or sorted(_list_positions(layout)) != sorted(text.positions):  # type: ignore[union-attr]
+    if not is_in_text or sorted(layout.cells) != sorted(text.positions):  # type: ignore[union-attr]
         raise MethodError(
             f"layer {evidence.layer!r} does not return the tokens of a text with those of the image among them, which "
             "this method needs; leave layer= out, or name a layer of the language model. If the text reads queries "
@@ -247,9 +247,5 @@ def _find_words(evidence: Evidence, layout: Layout) -> list[int]:
     ids, config = _get_ids(evidence)[0].tolist(), getattr(evidence.model, "config", None)
     parts = [config, getattr(config, "text_config", None)]
     special = {getattr(part, name, None) for part in parts for name in _SPECIAL}
-    of_image = set(_list_positions(layout))
+    of_image = set(layout.cells)
     return [place for place, token in enumerate(ids) if place not in of_image and token not in special]
-
-
-def _list_positions(layout: Layout) -> Iterator[int]:
-    yield from layout.positions or range(layout.prefix, layout.token_count - layout.suffix)

@@ -101,7 +101,7 @@ def check_other_paths(context: CheckContext) -> Iterator[Finding]:
         f"it is {held:.4g} if the output of {names} stays that of this image."
     )
     layouts = [of_layer.get_layer().layout for of_layer in context.evidence]
-    if any(layout.prefix or layout.suffix for layout in layouts):
+    if any(layout.others for layout in layouts):
         tail = "The class token, or another token that is no cell of the map, has read the image in earlier layers."
         yield Finding("earlier-layers", f"{fact} {tail}", numbers)
     else:
