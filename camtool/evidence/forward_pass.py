@@ -372,7 +372,7 @@ class ForwardPass:
             weights = known[layer].weights if layer in known else None
             # Weights that the centers depend on may have been trained, loaded or replaced since.
             is_old = weights is not None and not weights.equal_those_of(list_weights(self.model, buffers=False))
-            if layer not in known or is_old:
+            if layer not in known or is_old or known[layer].by_content:
                 with self.restore_autocast():
                     known[layer] = find_place(self.model, self.inputs, layer, call_index=self.call_index)
             place = known[layer]
