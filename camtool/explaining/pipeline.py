@@ -24,7 +24,7 @@ from camtool.engines.comparison import run_by_engines
 from camtool.engines.observers import CompiledObserver
 from camtool.errors import LayerError, MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence, gather_evidence_by_level
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import ForwardPass, SeveralImagesError
 from camtool.explaining.device_maps import ClassMaps, compute_class_maps
 from camtool.explaining.explanation import Explanation
 from camtool.explaining.refining import find_regions
@@ -173,12 +173,12 @@ class BatchExplainer:
         """
         try:
             forward_pass = self.run_forward_pass(run, batch)
-        except _RowsError:
+            # The cores are left to the engine, if one runs the model.
+            with run.limit_threads() if isinstance(run, CompiledObserver) else nullcontext():
+                rows = self.resolve_rows(requests, forward_pass, batch)
+                by_method = [self._explain_rows(method, forward_pass, batch, rows) for method in self.methods]
+        except SeveralImagesError:
             return self._explain_one_by_one(batch, requests, run)
-        # The cores are left to the engine, if one runs the model.
-        with run.limit_threads() if isinstance(run, CompiledObserver) else nullcontext():
-            rows = self.resolve_rows(requests, forward_pass, batch)
-            by_method = [self._explain_rows(method, forward_pass, batch, rows) for method in self.methods]
         by_row = [list(of_row) for of_row in zip(*by_method, strict=True)] if self.has_many_methods else by_method[0]
         results: list[Any] = []
         for image, request in enumerate(requests):
@@ -187,7 +187,7 @@ class BatchExplainer:
         return results
 
     def _explain_one_by_one(self, batch: InputBatch, requests: Sequence[Any], run: Observe) -> list[Any]:
-        """Do what :meth:`explain` does for a model that runs its layers on one image after the other.
+        """Do what :meth:`explain` does where a layer has rows or places that are not the same for all images.
 
         Raises:
             LayerError: The scores of an image depend on the others.
@@ -252,7 +252,7 @@ class BatchExplainer:
 
         Raises:
             LayerError: A layer does not return one row for the only image.
-            _RowsError: A layer does not return one row for each of several images.
+            SeveralImagesError: A layer does not return one row for each of several images.
         """
         black, call_index = batch.items[0].black if batch.items else None, batch.call_index
         for _ in range(2):
@@ -275,7 +275,7 @@ class BatchExplainer:
         for name, output in outputs.items():
             if len(output) != count:
                 came = format_count(len(output), "row")
-                refuse = LayerError if count == 1 else _RowsError
+                refuse = LayerError if count == 1 else SeveralImagesError
                 raise refuse(
                     f"layer {name!r} returned {came} in its last call for {format_count(count, 'image')}. Pass one "
                     "image at a time, or choose another layer."
@@ -441,10 +441,6 @@ class BatchExplainer:
 
 
 # ----------------------------------------------------------------------------------------------------------- checks
-
-
-class _RowsError(LayerError):
-    """A layer does not return one row for each of several images."""
 
 
 def _check_maps(method: Method, evidence: Evidence, raw: object) -> None:

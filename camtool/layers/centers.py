@@ -164,6 +164,11 @@ class LayerPlace(NamedTuple):
     is_moved: bool
     by_content: bool
 
+    def stretch(self, layer: Layer) -> LayerPlace:
+        """Return the place without centers: the layer's grid is stretched over the input, where it may not lie."""
+        is_elsewhere = self.centers is not None and not self.centers.covers_input(layer.layout.grid)
+        return self._replace(centers=None, is_moved=self.is_moved or is_elsewhere)
+
 
 def _has_taps(tensor: Tensor) -> bool:
     """Return True for a shape of the weight of a convolution whose window has several taps."""
@@ -456,7 +461,7 @@ def _slice(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
 
 
 def _find_axis(grid: _Grid, shape: Sizes, dim: int) -> int | None:
-    """Return which axis of the grid an axis of a tensor is, counted from the last one: 1, 2, ...; None if it is none."""
+    """Return which axis of the grid an axis of a tensor is, counted from 1 for the last one; None if it is none."""
     dim %= len(shape)
     # Frames may be an axis of their own, before they are folded into the batch.
     is_first, is_last = grid.size in (shape[2:], shape[3:]), shape[1:-1] == grid.size

@@ -77,6 +77,17 @@ def _change_corner(several: Tensor) -> None:
     corner[2].add_(torch.linspace(-reach, reach, corner.shape[-1], device="cpu").to(corner))
 
 
+def vary_all(inputs: ModelInputs) -> ModelInputs:
+    """Return the inputs with three images: the first one and two variants of it in which every part is changed."""
+
+    def vary(several: Tensor) -> None:
+        noise = _draw_noise(several)
+        several[1].copy_(noise - several[0].flip(-1))
+        several[2].add_(noise.flip(-1) * 2)
+
+    return _repeat_first_image(inputs, vary)
+
+
 def vary_views(inputs: ModelInputs) -> ModelInputs:
     """Return the inputs with three images: the first one, another one, and the first one beside other views.
 
