@@ -125,7 +125,8 @@ def _find_drawn_place(model: Any, inputs: ModelInputs, layer: Layer, call_index:
             image = main[:1].detach().to("cpu", torch.float32).clone().requires_grad_()
             output = model.draw_trunk(layer.name, image)
             centers = None if output is None else read_centers([(output, layer.layout.grid)], image)[0]
-    moved = (output is None or _may_be_moved(output)) and is_moved(model, inputs, layer, call_index)
+    mirrored = [axis for axis, line in enumerate(centers.axes) if line.stride < 0] if centers else []
+    moved = (output is None or _may_be_moved(output)) and is_moved(model, inputs, layer, call_index, mirrored)
     return LayerPlace(centers, None, False, moved, by_content=False)
 
 

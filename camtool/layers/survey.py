@@ -386,6 +386,17 @@ class _Survey:
         layouts = keep_views(
             self.model, self.inputs, {output.name: output.layouts for output in outputs}, self.call_index
         )
+        judged = self._judge_responses(outputs, layouts, observed)
+        if all(candidate.verdict == rules.CONSTANT for candidate in judged):
+            # The model may look at another part of the image than was changed.
+            names = [name for output in outputs for name in (output.name, *output.origins)]
+            calls = observe_variants(self.model, names, vary_all(self.inputs))
+            judged = self._judge_responses(outputs, layouts, replace(observed, calls=calls, variants=VARIANTS))
+        return judged
+
+    def _judge_responses(
+        self, outputs: Sequence[GridOutput], layouts: Mapping[str, Sequence[Layout]], observed: _Observed
+    ) -> list[Candidate]:
         judged = []
         for output, gradient in zip(outputs, observed.gradients, strict=True):
             if not layouts[output.name]:
@@ -442,20 +453,17 @@ class _Survey:
         self, output: GridOutput, layouts: Sequence[Layout], gradient: Tensor | None, observed: _Observed
     ) -> Candidate:
         """Return an output as a candidate, by how it responds to a change of the image."""
-        calls, tensor = observed.calls, observed.calls[output.name][self.call_index].detach()
-        if len(tensor) > 1 and bool(
-            (tensor == tensor[:1]).all()
-        ):  # the model may look at another part of the image than was changed
-            calls = observe_variants(self.model, [output.name, *output.origins], vary_all(self.inputs))
-            tensor = calls[output.name][self.call_index].detach()
+        tensor = observed.calls[output.name][self.call_index].detach()
         # If the model ran on one variant after the other, their rows are in turn, however it orders those of a batch.
         views = layouts[0].views
         in_turn = Rows(views.count) if views and observed.is_single else views
         layout = choose_layout(tensor, [replace(possible, views=in_turn) for possible in layouts])
         has_other_frames, frames = layout.has_other_frames(tensor), layout.grid[0] if layout.has_frames else 1
-        variants = observed.variants if calls is observed.calls else VARIANTS
-        corners, halves = _split_variants(layout.select_view(tensor), variants, frames)
-        earliest = [_split_variants(layout.select_view(calls[name][0].detach()), variants) for name in output.origins]
+        corners, halves = _split_variants(layout.select_view(tensor), observed.variants, frames)
+        earliest = [
+            _split_variants(layout.select_view(observed.calls[name][0].detach()), observed.variants)
+            for name in output.origins
+        ]
         located: Layout | None = layout
         if halves is not None and layout.has_tokens and not self.reader.is_in_text(layout):
             located = place_prefix(layout, [*(early for _, early in earliest if early is not None), halves])
