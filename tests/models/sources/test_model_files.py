@@ -481,16 +481,14 @@ def test_the_bundled_network_has_the_maps_of_torch_also_for_one_image_at_a_time(
     assert_equal_maps(model.model, path, images, 1)
 
 
-def test_a_file_that_mirrors_the_image_has_cells_that_run_backwards(tmp_path: Path) -> None:
-    for axis, strides in ((3, [2, -2]), (1, [2, 2])):
+def test_a_file_that_mirrors_the_image_gets_a_warning(tmp_path: Path) -> None:
+    for axis, codes in ((3, {"cells-elsewhere"}), (1, set())):
         torch.manual_seed(0)
         trunk = nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
         model = nn.Sequential(trunk, nn.Linear(6, 4))
         path = onnx_files.export(Flip(axis, model), torch.rand(2, 3, 16, 16), tmp_path / f"{axis}.onnx")
         (result,) = camtool.explain(load(path), torch.rand(1, 3, 16, 16), 0, method="ablationcam")
-        assert "cells-elsewhere" not in {one.code for one in result.warnings}
-        assert result.centers is not None
-        assert [line.stride for line in result.centers.axes] == strides
+        assert {one.code for one in result.warnings} & {"cells-elsewhere"} == codes
 
 
 class Flip(nn.Module):
