@@ -35,7 +35,7 @@ from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.modules import WeightStates, list_weights, runs_outside_torch
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
 from camtool.layers.cell_responses import measure_centers
-from camtool.layers.content_reads import ContentReads
+from camtool.layers.content_reads import ContentReads, may_read_in_script
 from camtool.layers.depths import has_other_paths, iterate_graph
 from camtool.layers.layouts import Layer, is_scaled_down
 from camtool.layers.responses import is_moved
@@ -130,7 +130,7 @@ def _read_graph(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index:
             centers,
             has_other_paths(observed.output, output, image),
             _may_be_moved(output),
-            reads.come_before(output),
+            reads.come_before(output) or may_read_in_script(model),
             is_cut=not is_scaled_down(grid, tuple(image.shape[2:])),
         )
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -23,6 +24,19 @@ _CHOICES = re.compile(
     "scatter(_add)?|take|take_along_dim"
 )
 """Functions whose second and further arguments say which positions of the first one they read or write."""
+
+
+_SCRIPTED = [
+    *("aten::Bool", "aten::Float", "aten::Int", "aten::gather", "aten::grid_sampler", "aten::index"),
+    *("aten::index_select", "aten::item", "aten::masked_select", "aten::nonzero"),
+]
+"""Operations of TorchScript that do this; there, nothing tells what their arguments depend on."""
+
+
+def may_read_in_script(model: nn.Module) -> bool:
+    """Return whether a part of a model in TorchScript, whose operations no mode sees, may read content."""
+    scripts = [module for module in model.modules() if isinstance(module, torch.jit.ScriptModule)]
+    return any(script.inlined_graph.findNode(kind, recurse=True) for script in scripts for kind in _SCRIPTED)
 
 
 def _list_parts(arguments: tuple[Any, ...]) -> list[Any]:
