@@ -24,7 +24,9 @@ from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.structures.modules import lacks_gradients
 from camtool.hooks.structures.nested_tensors import ModelInputs
+from camtool.layers.image_variants import find_image_size, vary_covered
 from camtool.layers.layouts import Layer
+from camtool.layers.responses import observe_variants
 
 Cell: TypeAlias = "tuple[int, ...]"
 """The indices of a cell along the axes of a grid."""
@@ -86,6 +88,36 @@ def measure_responses(
         asked = _choose_strongest(maps.detach()) if cells is None else cells
         found = {cell: _measure_response(maps[(slice(None), *cell)], image) for cell in asked if maps.requires_grad}
     return {cell: response for cell, response in found.items() if response is not None}
+
+
+def cover_parts(
+    model: nn.Module, inputs: ModelInputs, layer: Layer, cells: Sequence[Cell], *, call_index: int = -1
+) -> dict[Cell, CellResponse]:
+    """Return what :func:`measure_responses` does for a model without gradients: how cells change with parts of the image.
+
+    Each part is covered by the mean of the image; what a cell depends on is known to half a part.
+    """
+    size, most = find_image_size(inputs), _MOST_COVERED[len(find_image_size(inputs))]
+    lines = [torch.arange(pixels, device="cpu") * min(most, pixels) // pixels for pixels in size]
+    counts = [int(line[-1]) + 1 for line in lines]
+    parts = torch.zeros(size, dtype=torch.long, device="cpu")
+    for axis, line in enumerate(lines):
+        parts = parts * counts[axis] + line.reshape(-1, *[1] * (len(size) - 1 - axis))
+    covered = vary_covered(inputs, parts)
+    output = observe_variants(model, [layer.name], covered)[layer.name][call_index]
+    maps = layer.layout.to_grid(layer.layout.select_view(output)).detach().cpu().double()
+    found = {}
+    for cell in cells:
+        values = maps[(slice(None), slice(None), *cell)]
+        change = (values[1:] - values[:1]).square().sum(1)
+        if float(change.sum()) > 0:
+            shares = (change / torch.bincount(parts.flatten()))[parts]
+            found[cell] = _describe((shares / shares.sum()).numpy())
+    return found
+
+
+_MOST_COVERED = {1: 32, 2: 8, 3: 4}
+"""Number of axes of an image to the number of parts along each: 32, 64 or 64 in all."""
 
 
 def _choose_strongest(maps: Tensor) -> list[Cell]:

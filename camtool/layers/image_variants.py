@@ -179,6 +179,22 @@ def nudge_bands(inputs: ModelInputs, nudge: float = NUDGE) -> ModelInputs:
     return _repeat_first_image(inputs, vary, 1 + _BANDS * len(find_image_size(inputs)))
 
 
+def vary_covered(inputs: ModelInputs, parts: Tensor) -> ModelInputs:
+    """Return the inputs with the first image, then one for each part, which has the mean of the image there.
+
+    Args:
+        inputs: The inputs.
+        parts: The number of the part that each pixel belongs to, ``(*size)``; the first one is 0.
+    """
+
+    def vary(several: Tensor) -> None:
+        mean = several[0].mean(tuple(range(1, several.ndim - 1)), keepdim=True)
+        for number, covered in enumerate(several[1:]):
+            covered.copy_(torch.where((parts == number).to(several.device), mean, covered))
+
+    return _repeat_first_image(inputs, vary, 2 + int(parts.max()))
+
+
 def _draw_noise(several: Tensor) -> Tensor:
     """Return noise for one of several images. To negate patches instead would change none of a gray area."""
     noise = torch.rand(several.shape[1:], generator=torch.Generator().manual_seed(0), device="cpu") * 2 - 1
