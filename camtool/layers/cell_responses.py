@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from camtool.errors import ForwardError
+from camtool.errors import CamtoolError, ForwardError
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.hooks.model_call import differentiate
 from camtool.hooks.observation import get_call, observe_with_trunk
@@ -43,6 +43,9 @@ _FEWEST_CELLS = 4
 _MOST_RESIDUAL = 0.75
 """Distance in strides, as the root mean square over the cells, up to which measured places are those of a grid."""
 
+_WHOLE = 0.25
+"""Spread along each axis, as a share of the image, from which a cell sees all of it; a uniform response has 0.29."""
+
 _LEAST_STRIDE = 0.05
 """Length of a stride, as a share of that of a grid that covers the image, from which cells have places of their own."""
 
@@ -60,6 +63,11 @@ class CellResponse:
     shares: NDArray[np.float64]
     center: NDArray[np.float64]
     spread: NDArray[np.float64]
+
+    @property
+    def sees_all(self) -> bool:
+        """True if the cell depends on pixels all over the image."""
+        return bool((self.spread > _WHOLE * np.array(self.shares.shape)).all())
 
 
 def measure_responses(
@@ -93,9 +101,9 @@ def measure_responses(
 def cover_parts(
     model: nn.Module, inputs: ModelInputs, layer: Layer, cells: Sequence[Cell], *, call_index: int = -1
 ) -> dict[Cell, CellResponse]:
-    """Return what :func:`measure_responses` does for a model without gradients: how cells change with parts of the image.
+    """Return what :func:`measure_responses` does, but for a model without gradients.
 
-    Each part is covered by the mean of the image; what a cell depends on is known to half a part.
+    Each part of the image is covered by its mean, one after the other; the response is the squared change of a cell.
     """
     size, most = find_image_size(inputs), _MOST_COVERED[len(find_image_size(inputs))]
     lines = [torch.arange(pixels, device="cpu") * min(most, pixels) // pixels for pixels in size]
@@ -153,6 +161,10 @@ def _describe(shares: NDArray[np.float64]) -> CellResponse:
     return CellResponse(shares, center, np.sqrt(variance))
 
 
+class NoPlacesError(CamtoolError):
+    """Cells depend on the whole image alike, so that they have no places."""
+
+
 def measure_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_index: int = -1) -> CellCenters | None:
     """Return the centers of a layer's cells for the first image, from the responses of some cells.
 
@@ -165,7 +177,10 @@ def measure_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call
         call_index: Which call of the layer is read if it runs more than once.
 
     Returns:
-        The centers; ``None`` if the cells lie on no such grid, e.g. that of a turned image, or see all of it alike.
+        The centers; ``None`` if the cells lie on no such grid, e.g. that of a turned image.
+
+    Raises:
+        NoPlacesError: Most cells see the whole image, and no line fits.
     """
     if lacks_gradients(model):
         return None
@@ -181,6 +196,8 @@ def measure_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call
         at = np.array([cell[axis] for cell in found], dtype=np.float64)
         centers = np.array([response.center[axis] for response in found.values()])
         line = _fit_axis(at, centers, pixels / count)
+        if line is None and np.median([response.sees_all for response in found.values()]):
+            raise NoPlacesError("the cells depend on the whole image alike")
         if line is None:
             return None
         axes.append(line)

@@ -34,7 +34,7 @@ from camtool.hooks.private_torch import get_node_shape, get_saved_integers, get_
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.modules import WeightStates, list_weights, runs_outside_torch
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
-from camtool.layers.cell_responses import measure_centers
+from camtool.layers.cell_responses import NoPlacesError, measure_centers
 from camtool.layers.content_reads import ContentReads, may_read_in_script
 from camtool.layers.depths import has_other_paths, iterate_graph
 from camtool.layers.layouts import Layer, is_scaled_down
@@ -92,15 +92,21 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
         except ForwardError:  # the model itself differentiates, for which it needs the tensors
             facts = _read_graph(model, inputs, layer, call_index)
         centers, moved = facts.centers, _is_doubtful(facts, model, inputs, layer, call_index)
+        has_places = True
         if moved:
-            measured = measure_centers(model, inputs, layer, call_index=call_index)
+            try:
+                measured = measure_centers(model, inputs, layer, call_index=call_index)
+            except NoPlacesError:
+                measured, has_places = None, False
             moved = measured is None
-            # What was read is exact, where both agree.
-            is_right = measured and centers and centers.agree_with(measured, layer.layout.grid)
-            centers = centers if is_right else measured or centers
+            # Where both agree, what would be drawn is exact.
+            if measured is not None and not measured.agree_with(
+                centers or CellCenters.stretch(layer.layout.grid, measured.size), layer.layout.grid
+            ):
+                centers = measured
     weights = list_weights(model, buffers=False)
     states = WeightStates(weights, [place for place, weight in enumerate(weights) if _has_taps(weight)])
-    return LayerPlace(centers, states, facts.is_passed_by, moved, facts.by_content)
+    return LayerPlace(centers, states, facts.is_passed_by, moved, facts.by_content, has_places=has_places)
 
 
 class _GraphFacts(NamedTuple):
@@ -110,6 +116,7 @@ class _GraphFacts(NamedTuple):
         is_passed_by: Whether other paths pass the layer by.
         may_be_moved: Whether the graph has an operation that may move the image.
         is_cut: Whether the layer's grid has other proportions than the image.
+        is_transformed: Whether a Fourier transform lies before the layer.
     """
 
     centers: CellCenters | None
@@ -117,6 +124,7 @@ class _GraphFacts(NamedTuple):
     may_be_moved: bool
     by_content: bool
     is_cut: bool
+    is_transformed: bool
 
 
 def _read_graph(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int) -> _GraphFacts:
@@ -132,12 +140,13 @@ def _read_graph(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index:
             _may_be_moved(output),
             reads.come_before(output) or may_read_in_script(model),
             is_cut=not is_scaled_down(grid, tuple(image.shape[2:])),
+            is_transformed=any(node.name().startswith("Fft") for node in _list_nodes(output)),
         )
 
 
 def _is_doubtful(facts: _GraphFacts, model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int) -> bool:
     """Return whether the cells may not lie where the graph, or else a grid over the whole image, has them."""
-    if facts.centers is None and (facts.by_content or facts.is_cut):
+    if facts.is_transformed or (facts.centers is None and (facts.by_content or facts.is_cut)):
         return True
     is_part = facts.centers is not None and not facts.centers.covers_input(layer.layout.grid)
     return facts.may_be_moved and (is_part or is_moved(model, inputs, layer, call_index))
@@ -165,12 +174,19 @@ _MOVING = re.compile(
 
 def _may_be_moved(output: Tensor) -> bool:
     """Check that a graph has a node that may mirror, turn or move the image, or joins parts along an axis of it."""
-    nodes: dict[Node, bool] = {}
+    return any(
+        _MOVING.match(node.name())
+        or (node.name().startswith("CatBackward") and get_saved_integers(node, "dim")[0] not in (0, 1))
+        for node in _list_nodes(output)
+    )
+
+
+def _list_nodes(output: Tensor) -> list[Node]:
+    """Return the nodes of the graph of a tensor."""
+    nodes: dict[Node, None] = {}
     for node in () if output.grad_fn is None else iterate_graph(output.grad_fn, nodes):
-        nodes[node] = bool(_MOVING.match(node.name())) or (
-            node.name().startswith("CatBackward") and get_saved_integers(node, "dim")[0] not in (0, 1)
-        )
-    return any(nodes.values())
+        nodes[node] = None
+    return [*nodes]
 
 
 class LayerPlace(NamedTuple):
@@ -184,6 +200,7 @@ class LayerPlace(NamedTuple):
         is_moved: Whether the image was mirrored, turned or rolled on the way to the layer, so that its cells respond to
             other places than their own.
         by_content: Whether the image's content decides where the cells lie, so that all of this holds for it alone.
+        has_places: Whether the cells are known to lie nowhere, e.g. behind a Fourier transform, if it is False.
     """
 
     centers: CellCenters | None
@@ -191,6 +208,7 @@ class LayerPlace(NamedTuple):
     has_other_paths: bool
     is_moved: bool
     by_content: bool
+    has_places: bool = True
 
     def stretch(self, layer: Layer) -> LayerPlace:
         """Return the place without centers: the layer's grid is stretched over the input, where it may not lie."""

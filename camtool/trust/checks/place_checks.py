@@ -19,9 +19,6 @@ _FURTHEST = 1.5
 """Distance in cells, beyond the spread of the response, from which heat lies elsewhere. On 18 networks it is at most
 0.3 beyond it; a crop, a mirror or a zoom that is not noticed moves heat by 9 to 39 cells (tests/zoo/test_places.py)."""
 
-_WHOLE = 0.25
-"""Spread along each axis, as a share of the image, from which a cell sees all of it; a uniform response has 0.29."""
-
 _FEWEST_TIMES = 2.0
 """How many times as much a cell that sees the whole image must depend on a pixel where it is drawn as on any."""
 
@@ -82,11 +79,10 @@ class _Drawn(NamedTuple):
 
 
 def _judge(response: CellResponse, drawn: _Drawn) -> Iterator[Finding]:
-    size = np.array(response.shares.shape)
     steps = (response.center - drawn.center) / drawn.strides
     distance, spread = float(np.linalg.norm(steps)), float(np.linalg.norm(response.spread / drawn.strides))
     numbers = {"distance": distance, "spread": spread}
-    if (response.spread > _WHOLE * size).all():
+    if response.sees_all:
         times = _compare_with_all(response, drawn)
         if times < _FEWEST_TIMES:
             yield Finding(
