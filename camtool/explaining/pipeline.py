@@ -404,6 +404,7 @@ class BatchExplainer:
         image: int,
         target: targets.Target,
         explanation: Explanation,
+        only: Collection[str] | None = None,
     ) -> CheckReport:
         """Return the findings about the explanation of a target on one image of a batch, see :meth:`Explanation.check`.
 
@@ -414,6 +415,7 @@ class BatchExplainer:
             image: The index of the image.
             target: The target, as it was resolved.
             explanation: What :meth:`explain` returned for it.
+            only: The names of the checks that run; by default all.
         """
         training = find_training_modules(self.model)
         single = replace(self, methods=[method], layers=[name for name in layers if name] or None, engines=())
@@ -437,7 +439,7 @@ class BatchExplainer:
             )
             place = f" at {explanation.layer}" if explanation.layer else ""
             title = f"{explanation.label}, {explanation.method}{place}"
-            return run_checks(context, title, explanation.warnings)
+            return run_checks(context, title, explanation.warnings, only)
 
 
 # ----------------------------------------------------------------------------------------------------------- checks

@@ -71,6 +71,10 @@ class MapOptions:
     placement: Annotated[
         Placement, typer.Option(help="Draw each cell at the center of its receptive field, or stretch the grid.")
     ] = "centers"
+    verify: Annotated[
+        Literal["places", "sizes"],
+        typer.Option(help="Test where the heat lies: of all photos, or of the first of each size."),
+    ] = "sizes"
     option: Annotated[list[str] | None, _OPTION] = None
 
 

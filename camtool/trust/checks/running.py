@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -37,7 +37,9 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
 """All checks, in the order in which they run: name and function."""
 
 
-def run_checks(context: CheckContext, title: str, warnings: tuple[MapWarning, ...]) -> CheckReport:
+def run_checks(
+    context: CheckContext, title: str, warnings: tuple[MapWarning, ...], only: Collection[str] | None = None
+) -> CheckReport:
     """Return the findings of all checks and the warnings of the explanation.
 
     Args:
@@ -45,10 +47,13 @@ def run_checks(context: CheckContext, title: str, warnings: tuple[MapWarning, ..
         title: What is checked.
         warnings: The warnings that the explanation has already. A check's finding of the same code replaces them, as
             it says more.
+        only: The names of the checks that run; by default all.
     """
     skipped: dict[str, str] = {}
     findings: list[Finding] = []
     for name, check in CHECKS.items():
+        if only is not None and name not in only:
+            continue
         try:
             reason = _find_skip_reason(name, context)
             if reason is None:
