@@ -22,9 +22,6 @@ from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.methods import MethodFunction
 from camtool.models import Loaded, Transform
 
-Verify: TypeAlias = Literal["places", "sizes"]
-"""Which explanations are tested: all, or the first of each input size and all whose places follow the content."""
-
 if TYPE_CHECKING:
     from os import PathLike
 

@@ -92,9 +92,9 @@ def measure_responses(
     image, observed = observe_with_trunk(model, [layer.name], inputs)
     output = get_call(layer.name, observed.calls[layer.name], call_index)
     with enable_gradients():
-        maps = layer.layout.to_grid(layer.layout.select_view(output))[0]
+        maps = layer.layout.to_grid(layer.layout.select_view(output))[0].movedim(0, -1)
         asked = _choose_strongest(maps.detach()) if cells is None else cells
-        found = {cell: _measure_response(maps[(slice(None), *cell)], image) for cell in asked if maps.requires_grad}
+        found = {cell: _measure_response(maps[cell], image) for cell in asked if maps.requires_grad}
     return {cell: response for cell, response in found.items() if response is not None}
 
 
@@ -113,10 +113,10 @@ def cover_parts(
         parts = parts * counts[axis] + line.reshape(-1, *[1] * (len(size) - 1 - axis))
     covered = vary_covered(inputs, parts)
     output = observe_variants(model, [layer.name], covered)[layer.name][call_index]
-    maps = layer.layout.to_grid(layer.layout.select_view(output)).detach().cpu().double()
+    maps = layer.layout.to_grid(layer.layout.select_view(output)).detach().cpu().double().movedim((0, 1), (-2, -1))
     found = {}
     for cell in cells:
-        values = maps[(slice(None), slice(None), *cell)]
+        values = maps[cell]
         change = (values[1:] - values[:1]).square().sum(1)
         if float(change.sum()) > 0:
             shares = (change / torch.bincount(parts.flatten()))[parts]
@@ -129,8 +129,8 @@ _MOST_COVERED = {1: 32, 2: 8, 3: 4}
 
 
 def _choose_strongest(maps: Tensor) -> list[Cell]:
-    """Return the cell with the largest norm in each part of a grid, from activations ``(C, *grid)``."""
-    strength = maps.float().norm(dim=0).cpu().numpy()
+    """Return the cell with the largest norm in each part of a grid, from activations ``(*grid, C)``."""
+    strength = maps.float().norm(dim=-1).cpu().numpy()
     parts = product(*(np.array_split(np.arange(cells), min(cells, _PARTS)) for cells in strength.shape))
     chosen = []
     for part in parts:

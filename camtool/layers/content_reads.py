@@ -36,7 +36,7 @@ _SCRIPTED = [
 def may_read_in_script(model: nn.Module) -> bool:
     """Return whether a part of a model in TorchScript, whose operations no mode sees, may read content."""
     scripts = [module for module in model.modules() if isinstance(module, torch.jit.ScriptModule)]
-    return any(script.inlined_graph.findNode(kind, recurse=True) for script in scripts for kind in _SCRIPTED)
+    return any(script.inlined_graph.findAllNodes(kind, recurse=True) for script in scripts for kind in _SCRIPTED)
 
 
 def _list_parts(arguments: tuple[Any, ...]) -> list[Any]:

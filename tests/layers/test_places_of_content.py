@@ -192,6 +192,7 @@ class Scripted(nn.Module):
         return self.features(x)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_what_torchscript_hides_counts_as_decided_by_content() -> None:
     layer, image = Layer("1", Layout("channels first", (8, 8))), torch.rand(1, 3, 16, 16)
     for reads in (False, True):
