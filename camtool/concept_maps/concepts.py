@@ -32,7 +32,7 @@ from camtool.hooks.observation import observe, resume
 from camtool.hooks.structures.modules import find_module_name
 from camtool.inputs.input_preparer import InputPreparer, Source
 from camtool.inputs.prepared_inputs import PreparedInput, group_into_batches
-from camtool.layers.centers import find_centers
+from camtool.layers.centers import LayerPlace, find_place
 from camtool.layers.layouts import Layer
 from camtool.layers.selection import find_layers
 from camtool.models import Loaded, Transform, resolve_labels, to_loaded, unwrap_layer
@@ -335,7 +335,7 @@ def _collect_activations(
     layers: list[Layer] = []
     grids: list[Tensor] = []
     centers: list[CellCenters | None] = []
-    known: dict[object, CellCenters | None] = {}
+    known: dict[object, LayerPlace] = {}
     for batch in group_into_batches(inputs, batch_size):
         tensor = torch.stack([image.tensor for image in batch])
         (used,) = find_layers(model, tensor, names)
@@ -344,9 +344,14 @@ def _collect_activations(
         # Half precision is too coarse for the factorization.
         grids.extend(activations if activations.dtype == torch.float64 else activations.float())
         key = tuple(tensor.shape[1:]), used  # an adaptive pooling has one grid for images of all sizes
-        if key not in known:
-            known[key] = find_centers(model, tensor, used) if placement == "centers" else None
-        centers += [known[key]] * len(batch)
+        if key not in known and placement == "centers":
+            known[key] = find_place(model, tensor, used)
+        place = known.get(key)
+        is_own = place is not None and place.by_content
+        centers += [
+            find_place(model, tensor[row : row + 1], used).centers if is_own else place and place.centers
+            for row in range(len(batch))
+        ]
         # The layer is chosen once: a batch of another image size must not choose another.
         names = [used.name]
         layers.append(used)

@@ -284,6 +284,8 @@ def _build(
     with torch.no_grad():
         values = list(capture.graph(images))
     inputs = values[capture.output_count :]
+    if forward_pass.find_place(layer).by_content:
+        raise NotCompilableError("the content of each image decides where its cells lie, and a file holds one place")
     centers, size = forward_pass.find_place(layer).centers, images.shape[2:]
 
     def place(maps: Tensor) -> Tensor:

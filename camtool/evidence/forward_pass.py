@@ -142,6 +142,10 @@ class _BlankOutputs(NamedTuple):
     weights: WeightStates
 
 
+class SeveralImagesError(LayerError):
+    """A layer does not return one row for each of several images, or has other places for each."""
+
+
 class ForwardPass:
     """One forward pass of one batch, observed at zero or more layers. Any number of targets can be scored on it.
 
@@ -365,18 +369,27 @@ class ForwardPass:
     def find_place(self, layer: Layer) -> LayerPlace:
         """Return where a layer's cells lie in the image input, without centers if its grid is stretched over the image.
 
-        The first call for a model, a layer and an input size runs the model.
+        The first call for a model, a layer and an input size runs the model; each does if an image's content decides.
+
+        Raises:
+            SeveralImagesError: The content decides, and there are several images.
         """
         if layer.name not in self._places:
             known = self.plan.facts.places
             weights = known[layer].weights if layer in known else None
             # Weights that the centers depend on may have been trained, loaded or replaced since.
             is_old = weights is not None and not weights.equal_those_of(list_weights(self.model, buffers=False))
-            if layer not in known or is_old:
+            if layer not in known or is_old or known[layer].by_content:
                 with self.restore_autocast():
                     known[layer] = find_place(self.model, self.inputs, layer, call_index=self.call_index)
             place = known[layer]
-            self._places[layer.name] = place if self.placement == "centers" else place._replace(centers=None)
+            if self.placement == "stretch":
+                place = place.stretch(layer)
+            elif place.by_content and len(self.image_input) > 1:
+                raise SeveralImagesError(
+                    f"where the cells of layer {layer.name!r} lie depends on each image's content; pass one at a time."
+                )
+            self._places[layer.name] = place
         return self._places[layer.name]
 
     def find_blank_outputs(self) -> dict[str, Tensor]:

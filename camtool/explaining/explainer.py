@@ -39,6 +39,7 @@ from camtool.errors import CamtoolError, MethodError, TargetError
 from camtool.explaining.device_maps import ClassMaps, read_classes, to_device_pixels
 from camtool.explaining.explanation import Explanation
 from camtool.explaining.pipeline import BatchExplainer, Prediction
+from camtool.explaining.place_verification import VerifyingExplainer
 from camtool.explaining.types import (
     AnyTargets,
     Arrays,
@@ -52,6 +53,7 @@ from camtool.explaining.types import (
     Settings,
     SeveralTargets,
     Targets,
+    Verify,
 )
 from camtool.geometry.cell_centers import Placement
 from camtool.hooks.chunks import MOST_ROWS
@@ -221,6 +223,10 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
             next one is used, and a line in the log says why. See docs/engines.md.
         reading: How files are read, the options of :func:`camtool.open_image`: ``{"bands": (4, 3, 2)}``. See
             docs/formats.md.
+        verify: ``"places"`` tests each explanation: do the pixels on which the hottest cell depends lie where it is
+            drawn? If not, there is a warning ``heat-elsewhere`` or ``no-places``. It takes a forward pass and two
+            backward passes. ``"sizes"`` tests the first image of each size, and each whose content decides where cells
+            lie, as runs do. By default :meth:`Explanation.check` tests it.
         **options: Options of the method.
 
     Returns:
@@ -289,6 +295,8 @@ def _check_changed(settings: Settings) -> None:
     """Check settings that are not the defaults; those that are not checked here are checked where they are used."""
     check_settings(settings.transform, settings.labels, settings.batch_size, settings.image, settings.call_index)
     check_choice("placement", settings.placement, get_args(Placement))
+    if settings.verify is not None:
+        check_choice("verify", settings.verify, get_args(Verify))
 
 
 class Explainer(Generic[Result]):
@@ -359,7 +367,8 @@ class Explainer(Generic[Result]):
         self._model, self._whole, self._settings = loaded.model, whole, settings
         transform, kind, reading = settings.transform or loaded.transform, settings.kind, settings.reading
         self.preparer = InputPreparer(loaded.model, transform, settings.device, kind=kind, reading=reading)
-        self.batches = BatchExplainer(
+        make = BatchExplainer if settings.verify is None else partial(VerifyingExplainer, verify=settings.verify)
+        self.batches = make(
             model=loaded.model,
             methods=methods,
             has_many_methods=isinstance(method, (list, tuple)),

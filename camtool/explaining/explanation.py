@@ -79,7 +79,7 @@ class Explanation:
     warnings: tuple[MapWarning, ...] = ()
     box: tuple[float, float, float, float] | None = None
     centers: CellCenters | None = None
-    checker: Callable[[Explanation], CheckReport] | None = field(default=None, repr=False)
+    checker: Callable[..., CheckReport] | None = field(default=None, repr=False)
     searcher: Callable[..., VerifiedRegion] | None = field(default=None, repr=False)
     predicted_index: int | None = None
     predicted_label: str | None = None

@@ -25,7 +25,7 @@ from camtool.engines.comparison import run_by_engines
 from camtool.engines.observers import CompiledObserver
 from camtool.errors import LayerError, MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence, gather_evidence_by_level
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import ForwardPass, SeveralImagesError
 from camtool.explaining.device_maps import ClassMaps, compute_class_maps
 from camtool.explaining.explanation import Explanation
 from camtool.explaining.refining import find_regions
@@ -170,12 +170,12 @@ class BatchExplainer:
         """
         try:
             forward_pass = self.run_forward_pass(run, batch)
-        except _RowsError:
+            # The cores are left to the engine, if one runs the model.
+            with run.limit_threads() if isinstance(run, CompiledObserver) else nullcontext():
+                rows = self.resolve_rows(requests, forward_pass, batch)
+                by_method = [self._explain_rows(method, forward_pass, batch, rows) for method in self.methods]
+        except SeveralImagesError:
             return self._explain_one_by_one(batch, requests, run)
-        # The cores are left to the engine, if one runs the model.
-        with run.limit_threads() if isinstance(run, CompiledObserver) else nullcontext():
-            rows = self.resolve_rows(requests, forward_pass, batch)
-            by_method = [self._explain_rows(method, forward_pass, batch, rows) for method in self.methods]
         by_row = [list(of_row) for of_row in zip(*by_method, strict=True)] if self.has_many_methods else by_method[0]
         results: list[Any] = []
         for image, request in enumerate(requests):
@@ -184,7 +184,7 @@ class BatchExplainer:
         return results
 
     def _explain_one_by_one(self, batch: InputBatch, requests: Sequence[Any], run: Observe) -> list[Any]:
-        """Do what :meth:`explain` does for a model that runs its layers on one image after the other.
+        """Do what :meth:`explain` does where a layer has rows or places that are not the same for all images.
 
         Raises:
             LayerError: The scores of an image depend on the others.
@@ -249,7 +249,7 @@ class BatchExplainer:
 
         Raises:
             LayerError: A layer does not return one row for the only image.
-            _RowsError: A layer does not return one row for each of several images.
+            SeveralImagesError: A layer does not return one row for each of several images.
         """
         black, call_index = batch.items[0].black if batch.items else None, batch.call_index
         for _ in range(2):
@@ -272,7 +272,7 @@ class BatchExplainer:
         for name, output in outputs.items():
             if len(output) != count:
                 came = format_count(len(output), "row")
-                refuse = LayerError if count == 1 else _RowsError
+                refuse = LayerError if count == 1 else SeveralImagesError
                 raise refuse(
                     f"layer {name!r} returned {came} in its last call for {format_count(count, 'image')}. Pass one "
                     "image at a time, or choose another layer."
@@ -401,6 +401,7 @@ class BatchExplainer:
         image: int,
         target: targets.Target,
         explanation: Explanation,
+        only: Collection[str] | None = None,
     ) -> CheckReport:
         """Return the findings about the explanation of a target on one image of a batch, see :meth:`Explanation.check`.
 
@@ -411,6 +412,7 @@ class BatchExplainer:
             image: The index of the image.
             target: The target, as it was resolved.
             explanation: What :meth:`explain` returned for it.
+            only: The names of the checks that run; by default all.
         """
         training = find_training_modules(self.model)
         single = replace(self, methods=[method], layers=[name for name in layers if name] or None, engines=())
@@ -434,14 +436,10 @@ class BatchExplainer:
             )
             place = f" at {explanation.layer}" if explanation.layer else ""
             title = f"{explanation.label}, {explanation.method}{place}"
-            return run_checks(context, title, explanation.warnings)
+            return run_checks(context, title, explanation.warnings, only)
 
 
 # ----------------------------------------------------------------------------------------------------------- checks
-
-
-class _RowsError(LayerError):
-    """A layer does not return one row for each of several images."""
 
 
 def _check_maps(method: Method, evidence: Evidence, raw: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -50,6 +50,9 @@ AnyTargets: TypeAlias = (
 
 OneMethod: TypeAlias = "str | MethodFunction"
 
+Verify: TypeAlias = Literal["places", "sizes"]
+"""Which explanations are tested: all, or the first of each input size and all whose places follow the content."""
+
 if TYPE_CHECKING:
 
     class ExplanationOrList(Explanation, list[Explanation]):  # type: ignore[misc]
@@ -79,6 +82,7 @@ class Settings:
     placement: Placement = "centers"
     engine: EngineName = "eager"
     reading: Mapping[str, Any] | None = None
+    verify: Verify | None = None
 
 
 class SettingKeywords(TypedDict, total=False):
@@ -95,6 +99,7 @@ class SettingKeywords(TypedDict, total=False):
     placement: Placement
     engine: EngineName
     reading: Mapping[str, Any] | None
+    verify: Verify | None
 
 
 class LayerKeywords(SettingKeywords, total=False):

@@ -52,6 +52,18 @@ class CellCenters:
         strides = [pixels / cells for cells, pixels in zip(grid, size, strict=True)]
         return cls(tuple(size), tuple(AxisCenters(stride / 2, stride) for stride in strides))
 
+    def agree_with(self, other: CellCenters, grid: Sequence[int]) -> bool:
+        """Return whether the outermost cells of a grid lie at most a stride, along each axis, from where others say."""
+        return all(
+            abs(one.offset + one.stride * cell - two.offset - two.stride * cell) <= abs(one.stride)
+            for one, two, cells in zip(self.axes, other.axes, grid, strict=True)
+            for cell in (0, cells - 1)
+        )
+
+    def covers_input(self, grid: Sequence[int]) -> bool:
+        """Return whether the cells of a grid lie where those of a grid that is stretched over the input do."""
+        return self.agree_with(CellCenters.stretch(grid, self.size), grid)
+
     def mirror(self, grid: Sequence[int]) -> CellCenters:
         """Return the centers of the cells of a mirrored input, after the map is mirrored back along the last axis."""
         last = self.axes[-1]

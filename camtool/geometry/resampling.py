@@ -38,16 +38,17 @@ def weigh_cells(places: Floats, cells: int, edges: tuple[float, float], *, holds
     Args:
         places: ``(P,)``, in distances between the centers from the first one: 0 is the first center, 1 the second.
         cells: Number of cells.
-        edges: Begin and end of the input, as places.
+        edges: Begin and end of the input, as places; the other way round for cells that run backwards.
         holds: Keep the value of the outermost cells up to the edges: for what is no heat, e.g. a mask, and for parts of
             a picture that goes on beyond their edges, e.g. tiles.
 
     Returns:
         ``(P, cells)``.
     """
+    first, last = sorted(edges)
     inside = np.clip(places, 0, cells - 1)
     weights: Floats = np.clip(1 - np.abs(inside[:, None] - np.arange(cells)), 0, None)
-    for beyond, space in ((-places, -edges[0]), (places - (cells - 1), edges[1] - (cells - 1))):
+    for beyond, space in ((-places, -first), (places - (cells - 1), last - (cells - 1))):
         if not holds and space > 0.5 + _ROUNDING:
             end = min(space, 1.0)
             # From 1 - end to end the value falls to 0, so that it covers half a stride in all.

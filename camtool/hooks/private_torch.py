@@ -275,9 +275,9 @@ def get_node_number(node: Node) -> int:
     return int(node._sequence_nr())
 
 
-def get_node_shape(node: Node) -> tuple[int, ...]:
-    """Return the shape of the first tensor that a node of the graph returned in the forward pass."""
-    return tuple(node._input_metadata[0].shape)
+def get_node_shape(node: Node, number: int = 0) -> tuple[int, ...]:
+    """Return the shape of a tensor that a node of the graph returned in the forward pass, by default the first one."""
+    return tuple(node._input_metadata[number].shape)
 
 
 def get_saved_value(node: Node, name: str) -> Any:

@@ -192,6 +192,9 @@ NOT_REACHED = "no gradient reaches it"
 OTHER_FRAMES = "the rows of its batch are not the frames of each clip (N, C, T, H, W) in turn"
 """Verdict on a layer with the frames of clips."""
 
+CONSTANT = "it does not depend on the image"
+"""Verdict on a layer that returned the same for several images."""
+
 OTHER_VIEWS = (
     "the model joins several inputs to one batch, and no row of it shows the image, all of it and nothing else; let "
     "the model run these layers on one input after the other, or use a method at the input, e.g. method='occlusion'"
@@ -274,7 +277,7 @@ def _are_equal(variants: Tensor) -> bool:
 
 RESPONSE: tuple[Rule[Response], ...] = (
     # Swin, BEiT: relative position biases (N, heads, T, T) that modules return.
-    Rule("constant output", _is_constant, verdict="it does not depend on the image"),
+    Rule("constant output", _is_constant, verdict=CONSTANT),
     # Before the rules on few positions, because the error about an untrained head looks for this verdict.
     # ViT: behind the last attention the class is read from the class token alone.
     Rule("output without gradient", _is_unreached, verdict=NOT_REACHED),

@@ -34,8 +34,10 @@ from camtool.hooks.private_torch import get_node_shape, get_saved_integers, get_
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.modules import WeightStates, list_weights, runs_outside_torch
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
+from camtool.layers.cell_responses import NoPlacesError, measure_centers
+from camtool.layers.content_reads import ContentReads, may_read_in_script
 from camtool.layers.depths import has_other_paths, iterate_graph
-from camtool.layers.layouts import Layer
+from camtool.layers.layouts import Layer, is_scaled_down
 from camtool.layers.responses import is_moved
 from camtool.progress import follow_step
 
@@ -77,32 +79,77 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
         layer: The layer.
         call_index: Which call of the layer is read if it runs more than once.
     """
-
-    def read_graph() -> tuple[CellCenters | None, bool, bool]:
-        # The graph is read while the model is preserved, as checkpointed parts of the model run again when they are
-        # read.
-        with guard(model):
-            image, observed = observe_with_trunk(model, [layer.name], inputs)
-            output = get_call(layer.name, observed.calls[layer.name], call_index)
-            (centers,) = read_centers([(output, layer.layout.grid)], image, has_frames=layer.layout.has_frames)
-            return centers, has_other_paths(observed.output, output, image), _may_be_moved(output)
-
     if runs_outside_torch(model):
         return _find_drawn_place(model, inputs, layer, call_index)
     if any(parameter.is_inference() for parameter in model.parameters()):  # autograd has no graph of these
-        return LayerPlace(None, None, False, is_moved(model, inputs, layer, call_index))
+        return LayerPlace(None, None, False, is_moved(model, inputs, layer, call_index), by_content=False)
     # The graph is only read, and never run backwards. Without its tensors it takes hardly any memory.
     own = {id(parameter) for parameter in model.parameters()}
     with follow_step("Examining the model"):
         try:
             with saved_tensors_hooks(partial(_keep_weights, own), _unpack):
-                centers, is_passed_by, may_be_moved = read_graph()
+                facts = _read_graph(model, inputs, layer, call_index)
         except ForwardError:  # the model itself differentiates, for which it needs the tensors
-            centers, is_passed_by, may_be_moved = read_graph()
-        moved = may_be_moved and is_moved(model, inputs, layer, call_index)
+            facts = _read_graph(model, inputs, layer, call_index)
+        centers, moved = facts.centers, _is_doubtful(facts, model, inputs, layer, call_index)
+        has_places = True
+        if moved:
+            try:
+                measured = measure_centers(model, inputs, layer, call_index=call_index)
+            except NoPlacesError:
+                measured, has_places = None, False
+            moved = measured is None
+            # Where both agree, what would be drawn is exact.
+            if measured is not None and not measured.agree_with(
+                centers or CellCenters.stretch(layer.layout.grid, measured.size), layer.layout.grid
+            ):
+                centers = measured
     weights = list_weights(model, buffers=False)
     states = WeightStates(weights, [place for place, weight in enumerate(weights) if _has_taps(weight)])
-    return LayerPlace(centers, states, is_passed_by, moved)
+    return LayerPlace(centers, states, facts.is_passed_by, moved, facts.by_content, has_places=has_places)
+
+
+class _GraphFacts(NamedTuple):
+    """What the graph of a forward pass tells about a layer; see :class:`LayerPlace` for ``centers`` and ``by_content``.
+
+    Attributes:
+        is_passed_by: Whether other paths pass the layer by.
+        may_be_moved: Whether the graph has an operation that may move the image.
+        is_cut: Whether the layer's grid has other proportions than the image.
+        is_transformed: Whether a Fourier transform lies before the layer.
+    """
+
+    centers: CellCenters | None
+    is_passed_by: bool
+    may_be_moved: bool
+    by_content: bool
+    is_cut: bool
+    is_transformed: bool
+
+
+def _read_graph(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int) -> _GraphFacts:
+    # The graph is read while the model is preserved, as checkpointed parts of the model run again when they are read.
+    with guard(model):
+        with ContentReads() as reads:
+            image, observed = observe_with_trunk(model, [layer.name], inputs)
+        output, grid = get_call(layer.name, observed.calls[layer.name], call_index), layer.layout.grid
+        (centers,) = read_centers([(output, grid)], image, has_frames=layer.layout.has_frames)
+        return _GraphFacts(
+            centers,
+            has_other_paths(observed.output, output, image),
+            _may_be_moved(output),
+            reads.come_before(output) or may_read_in_script(model),
+            is_cut=not is_scaled_down(grid, tuple(image.shape[2:])),
+            is_transformed=any(node.name().startswith("Fft") for node in _list_nodes(output)),
+        )
+
+
+def _is_doubtful(facts: _GraphFacts, model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int) -> bool:
+    """Return whether the cells may not lie where the graph, or else a grid over the whole image, has them."""
+    if facts.is_transformed or (facts.centers is None and (facts.by_content or facts.is_cut)):
+        return True
+    is_part = facts.centers is not None and not facts.centers.covers_input(layer.layout.grid)
+    return facts.may_be_moved and (is_part or is_moved(model, inputs, layer, call_index))
 
 
 def _find_drawn_place(model: Any, inputs: ModelInputs, layer: Layer, call_index: int) -> LayerPlace:
@@ -114,8 +161,9 @@ def _find_drawn_place(model: Any, inputs: ModelInputs, layer: Layer, call_index:
             image = main[:1].detach().to("cpu", torch.float32).clone().requires_grad_()
             output = model.draw_trunk(layer.name, image)
             centers = None if output is None else read_centers([(output, layer.layout.grid)], image)[0]
-    may_be_moved = output is None or _may_be_moved(output)
-    return LayerPlace(centers, None, False, may_be_moved and is_moved(model, inputs, layer, call_index))
+    mirrored = [axis for axis, line in enumerate(centers.axes) if line.stride < 0] if centers else []
+    moved = (output is None or _may_be_moved(output)) and is_moved(model, inputs, layer, call_index, mirrored)
+    return LayerPlace(centers, None, False, moved, by_content=False)
 
 
 _MOVING = re.compile(
@@ -126,12 +174,19 @@ _MOVING = re.compile(
 
 def _may_be_moved(output: Tensor) -> bool:
     """Check that a graph has a node that may mirror, turn or move the image, or joins parts along an axis of it."""
-    nodes: dict[Node, bool] = {}
+    return any(
+        _MOVING.match(node.name())
+        or (node.name().startswith("CatBackward") and get_saved_integers(node, "dim")[0] not in (0, 1))
+        for node in _list_nodes(output)
+    )
+
+
+def _list_nodes(output: Tensor) -> list[Node]:
+    """Return the nodes of the graph of a tensor."""
+    nodes: dict[Node, None] = {}
     for node in () if output.grad_fn is None else iterate_graph(output.grad_fn, nodes):
-        nodes[node] = bool(_MOVING.match(node.name())) or (
-            node.name().startswith("CatBackward") and get_saved_integers(node, "dim")[0] not in (0, 1)
-        )
-    return any(nodes.values())
+        nodes[node] = None
+    return [*nodes]
 
 
 class LayerPlace(NamedTuple):
@@ -144,12 +199,21 @@ class LayerPlace(NamedTuple):
         has_other_paths: See :func:`camtool.layers.depths.has_other_paths`.
         is_moved: Whether the image was mirrored, turned or rolled on the way to the layer, so that its cells respond to
             other places than their own.
+        by_content: Whether the image's content decides where the cells lie, so that all of this holds for it alone.
+        has_places: Whether the cells are known to lie nowhere, e.g. behind a Fourier transform, if it is False.
     """
 
     centers: CellCenters | None
     weights: WeightStates | None
     has_other_paths: bool
     is_moved: bool
+    by_content: bool
+    has_places: bool = True
+
+    def stretch(self, layer: Layer) -> LayerPlace:
+        """Return the place without centers: the layer's grid is stretched over the input, where it may not lie."""
+        is_elsewhere = self.centers is not None and not self.centers.covers_input(layer.layout.grid)
+        return self._replace(centers=None, is_moved=self.is_moved or is_elsewhere)
 
 
 def _has_taps(tensor: Tensor) -> bool:
@@ -158,12 +222,14 @@ def _has_taps(tensor: Tensor) -> bool:
 
 
 def _keep_weights(own: Collection[int], tensor: Tensor) -> Tensor | torch.Size:
-    """Return what autograd saves: the weights of convolutions with several taps, and of all else the shape.
+    """Return what autograd saves: weights of convolutions with several taps, what names positions, else the shape.
 
     Args:
         own: The ids of the model's parameters.
         tensor: What autograd saves.
     """
+    if _says_positions(tensor):
+        return tensor
     source = _find_source(tensor) if _has_taps(tensor) else None
     if source is None:  # activations, and weights that are computed from parameters
         return tensor.shape
@@ -173,6 +239,13 @@ def _keep_weights(own: Collection[int], tensor: Tensor) -> Tensor | torch.Size:
     # Under autocast, the half-precision copy of a frozen weight is a leaf.
     is_frozen_copy = not source.requires_grad and source.dtype in (torch.float16, torch.bfloat16)
     return tensor if isinstance(source, nn.Parameter) or is_frozen_copy else tensor.shape
+
+
+def _says_positions(tensor: Tensor) -> bool:
+    """Return True for what may be the grid of an interpolation, an index along one axis, or a mask for whole images."""
+    if tensor.is_floating_point():
+        return tensor.ndim > _FEWEST_AXES and tensor.shape[-1] == tensor.ndim - 2
+    return tensor.numel() <= max(tensor.shape, default=1)
 
 
 def _unpack(kept: Tensor | torch.Size) -> Tensor:
@@ -210,7 +283,11 @@ def read_centers(
 
     def find_grid(root: Node) -> _Grid | None:
         for node in iterate_graph(root, known):
-            children = [known.get(child) for child, _ in node.next_functions if child is not None]
+            children = [
+                _select_part(child, number, known.get(child))
+                for child, number in node.next_functions
+                if child is not None
+            ]
             known[node] = start if get_saved_value(node, "variable") is image else _pass_node(node, children)
         return known[root]
 
@@ -230,11 +307,12 @@ def _pass_node(node: Node, children: Sequence[_Grid | None]) -> _Grid | None:
     """Return the grid of a node's output; None if its output does not depend on positions of the image."""
     if not any(children):
         return None
-    rule = _RULES.get(re.sub(r"Backward\d*$", "", node.name()))
+    name = re.sub(r"Backward\d*$", "", node.name())
+    rule = _RULES.get(name)
     try:
         shape = get_node_shape(node)
         if rule is None:
-            return _join(children, shape)
+            return _join(_choose(node, children) if name == "Where" else children, shape)
         # Weights and indices that follow the first input carry no grid of their own.
         return rule(node, children[0], shape)
     # This torch saves other values in the node, or what was saved cannot be read, e.g. because of checkpointing.
@@ -318,7 +396,7 @@ def _slide(
         axes[-back] = AxisCenters(
             old.offset + old.stride * (dilation[-back] * taps[-back] - padding[-back]),
             old.stride * stride[-back],
-            old.field + old.stride * reach,
+            old.field + abs(old.stride) * reach,
         )
         size[-back] = shape[-back]
     return _Grid(tuple(size), tuple(axes))
@@ -421,23 +499,101 @@ def _slice(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
         return None
     old = get_saved_integers(node, "self_sym_sizes")
     dim, start, step = (get_saved_integers(node, name)[0] for name in ("dim", "start", "step"))
-    dim %= len(old)
-    # Frames may be an axis of their own, before they are folded into the batch.
-    is_first, is_last = grid.size in (old[2:], old[3:]), old[1:-1] == grid.size
-    if not (is_first or is_last) or old == shape:  # tokens, e.g. without the class token, or channels
-        return grid
-    back = len(old) - dim if is_first else len(old) - 1 - dim
-    other = len(old) - 1 - dim if is_first else len(old) - dim
-    if is_first and is_last and 1 <= back <= len(grid.size) and 1 <= other <= len(grid.size):
-        _refuse()  # as many channels as rows and columns: the axes cannot be told apart
-    if not 1 <= back <= len(grid.size):
+    back = None if old == shape else _find_axis(grid, old, dim)
+    if back is None:  # tokens, e.g. without the class token, or channels
         return grid
     start = min(max(start + old[dim] if start < 0 else start, 0), old[dim])
-    size = list(grid.size)
-    size[-back] = shape[dim]
-    axes = list(grid.axes)
-    axes[-back] = _shift(axes[-back], start, step)
+    return _take(grid, back, shape[dim], start, step)
+
+
+def _find_axis(grid: _Grid, shape: Sizes, dim: int) -> int | None:
+    """Return which axis of the grid an axis of a tensor is, counted from 1 for the last one; None if it is none."""
+    dim %= len(shape)
+    # Frames may be an axis of their own, before they are folded into the batch.
+    is_first, is_last = grid.size in (shape[2:], shape[3:]), shape[1:-1] == grid.size
+    if not (is_first or is_last):
+        return None
+    back = len(shape) - dim if is_first else len(shape) - 1 - dim
+    other = len(shape) - 1 - dim if is_first else len(shape) - dim
+    if is_first and is_last and 1 <= back <= len(grid.size) and 1 <= other <= len(grid.size):
+        _refuse()  # as many channels as rows and columns: the axes cannot be told apart
+    return back if 1 <= back <= len(grid.size) else None
+
+
+def _take(grid: _Grid, back: int, count: int, start: float, step: float) -> _Grid:
+    """Return a number of cells of a grid along one axis, counted from the last one: each so many cells from a first."""
+    axes, size = list(grid.axes), list(grid.size)
+    axes[-back], size[-back] = _shift(axes[-back], start, step), count
     return _Grid(tuple(size), tuple(axes))
+
+
+def _take_places(grid: _Grid, back: int, places: Tensor) -> _Grid:
+    """Return the cells at places ``(P,)`` along one axis; refuse places that are not equally far from one another."""
+    steps = places.double().diff()
+    if len(steps) and float((steps - steps.mean()).abs().max()) > _UNEVEN:
+        _refuse()
+    return _take(grid, back, len(places), float(places[0]), float(steps.mean()) if len(steps) else 1.0)
+
+
+def _select_part(node: Node, number: int, grid: _Grid | None) -> _Grid | None:
+    """Return the grid of one output of a node that splits a tensor; other nodes have one grid."""
+    name = node.name()
+    if grid is None or not name.startswith("Split"):
+        return grid
+    old, (dim,) = get_saved_integers(node, "self_sym_sizes"), get_saved_integers(node, "dim")
+    back, dim = _find_axis(grid, old, dim), dim % len(old)
+    if back is None:  # channels
+        return grid
+    length = get_saved_integers(node, "split_size")
+    start = length[0] * number if length else sum(get_saved_integers(node, "split_sizes")[:number])
+    return _take(grid, back, get_node_shape(node, number)[dim], start, 1)
+
+
+def _index(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+    """Take cells by their numbers along one axis; other axes, e.g. of tokens, keep the grid."""
+    if grid is None:
+        return None
+    old = get_saved_integers(node, "self_sym_sizes")
+    dims, index = get_saved_integers(node, "dim"), get_saved_value(node, "index")
+    chosen = dict(enumerate(get_saved_value(node, "indices") or ())) if index is None else {dims[0] % len(old): index}
+    backs = {dim: _find_axis(grid, old, dim) for dim, numbers in chosen.items() if numbers is not None}
+    if not any(backs.values()):
+        return grid
+    ((dim, back),) = backs.items()
+    numbers = chosen[dim]
+    if back is None or numbers.ndim != 1 or numbers.is_meta or numbers.dtype == torch.bool:
+        _refuse()
+    return _take_places(grid, back, numbers % old[dim])
+
+
+def _sample(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+    """Interpolate at places that a tensor names, as in a crop or a zoom; refuse what is turned or bent."""
+    if grid is None:
+        return None
+    places = get_saved_value(node, "grid")[0].double()
+    if places.is_meta or len(shape) != len(grid.size) + 2:
+        _refuse()
+    is_aligned = get_saved_value(node, "align_corners")
+    for back, cells in enumerate(reversed(grid.size), 1):
+        along = places[..., back - 1].movedim(-back, 0).flatten(1)  # the first number is the place along the last axis
+        if float((along - along[:, :1]).abs().max()) * cells > _UNEVEN:
+            _refuse()
+        line = along[:, 0]
+        at = (line + 1) / 2 * (cells - 1) if is_aligned else ((line + 1) * cells - 1) / 2
+        grid = _take_places(grid, back, at)
+    return grid
+
+
+def _choose(node: Node, children: Sequence[_Grid | None]) -> Sequence[_Grid | None]:
+    """Return of two branches the one that a mask takes, if it takes one for the whole image; else both."""
+    mask = get_saved_value(node, "condition")
+    if mask.is_meta or mask.numel() != 1 or len(children) < 2:
+        return children
+    return [children[0] if bool(mask) else children[1]]
+
+
+_UNEVEN = 0.01
+"""Distance in cells from which places do not count as equally far from one another."""
 
 
 def _crop(grid: _Grid, starts: dict[int, tuple[float, float]], shape: Sizes) -> _Grid:
@@ -455,10 +611,11 @@ def _shift(axis: AxisCenters, start: float, step: float) -> AxisCenters:
 
 
 def _flip(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
-    """Refuse a mirrored image, whose centers run backwards; other axes may be mirrored."""
-    dims = {dim % len(shape) for dim in get_saved_integers(node, "dims")}
-    if grid is not None and any(dim and shape[dim] in grid.size for dim in dims):
-        return _refuse()
+    """Mirror axes: the centers of the image's run backwards."""
+    for dim in get_saved_integers(node, "dims"):
+        back = None if grid is None else _find_axis(grid, shape, dim)
+        if grid is not None and back is not None:
+            grid = _take(grid, back, shape[dim], shape[dim] - 1, -1)
     return grid
 
 
@@ -532,6 +689,10 @@ _RULES: dict[str, _Rule] = {
     "Convolution": _convolve,
     "Slice": _slice,
     "Flip": _flip,
+    "Index": _index,
+    "IndexSelect": _index,
+    "GridSampler2D": _sample,
+    "GridSampler3D": _sample,
     "ConstantPadNd": _pad,
     "PixelShuffle": _shuffle,
     "PixelUnshuffle": _shuffle,

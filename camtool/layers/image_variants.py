@@ -77,6 +77,17 @@ def _change_corner(several: Tensor) -> None:
     corner[2].add_(torch.linspace(-reach, reach, corner.shape[-1], device="cpu").to(corner))
 
 
+def vary_all(inputs: ModelInputs) -> ModelInputs:
+    """Return the inputs with three images: the first one and two variants of it in which every part is changed."""
+
+    def vary(several: Tensor) -> None:
+        noise = _draw_noise(several)
+        several[1].copy_(noise - several[0].flip(-1))
+        several[2].add_(noise.flip(-1) * 2)
+
+    return _repeat_first_image(inputs, vary)
+
+
 def vary_views(inputs: ModelInputs) -> ModelInputs:
     """Return the inputs with three images: the first one, another one, and the first one beside other views.
 
@@ -171,6 +182,22 @@ def nudge_bands(inputs: ModelInputs, nudge: float = NUDGE) -> ModelInputs:
                 several[1 + _BANDS * axis + number].add_(noise * part)
 
     return _repeat_first_image(inputs, vary, 1 + _BANDS * len(find_image_size(inputs)))
+
+
+def vary_covered(inputs: ModelInputs, parts: Tensor) -> ModelInputs:
+    """Return the inputs with the first image, then one for each part, which has the mean of the image there.
+
+    Args:
+        inputs: The inputs.
+        parts: The number of the part that each pixel belongs to, ``(*size)``; the first one is 0.
+    """
+
+    def vary(several: Tensor) -> None:
+        mean = several[0].mean(tuple(range(1, several.ndim - 1)), keepdim=True)
+        for number, covered in enumerate(several[1:]):
+            covered.copy_(torch.where((parts == number).to(several.device), mean, covered))
+
+    return _repeat_first_image(inputs, vary, 2 + int(parts.max()))
 
 
 def _draw_noise(several: Tensor) -> Tensor:

@@ -60,6 +60,9 @@ class LayoutReader:
             self._children.setdefault(call.name.rpartition(".")[0], []).append(call.shape or ())
         # Convolutions have one layout only, so these grids are certain, even if the model resized the image before.
         self._convolved = [call.shape[2:] for call in calls if call.shape and self._is_convolved(call)]
+        # Convolutions that all have other proportions show that the model cut or stretched the image before.
+        is_as_input = not self._convolved or any(is_scaled_down(grid, self._size) for grid in self._convolved)
+        self._proportions = self._size if is_as_input else self._convolved[0]
         self._convolved_frames = [call.shape[2:] for call in calls if call.shape and self._is_convolved_frame(call)]
         self._channels = {id(call): axis for call, axis in zip(calls, find_channel_axes(calls), strict=True)}
         self._text, start = text, _find_start_of_text(calls, text)
@@ -205,9 +208,9 @@ class LayoutReader:
         return layout and replace(layout, prefix=before + layout.prefix, suffix=behind)
 
     def _is_grid(self, grid: Grid) -> bool:
-        """Check that a grid has the proportions of the image or, in a volume, is that of a convolution."""
+        """Check that a grid has the proportions of what convolutions see or, in a volume, is that of one."""
         # Each axis of a volume may have a stride of its own, so its proportions are no evidence.
-        return is_scaled_down(grid, self._size) or (len(self._size) == 3 and grid in self._convolved)
+        return is_scaled_down(grid, self._proportions) or (len(self._size) == 3 and grid in self._convolved)
 
     def _is_convolved(self, call: TracedCall) -> bool:
         """Check that a convolution returned a grid of more than one position."""

@@ -158,7 +158,9 @@ def find_places(
     return [follows_image(grid) for grid in _observe_bands(model, inputs, layers, call_index)]
 
 
-def is_moved(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int) -> bool:
+def is_moved(
+    model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int, mirrored: Sequence[int] = ()
+) -> bool:
     """Check that a layer's cells respond to other bands of the image than their own; the model runs one to three times.
 
     Args:
@@ -166,6 +168,7 @@ def is_moved(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: in
         inputs: What the model is called with.
         layer: The layer. The order of tokens is checked before, see :func:`locate_tokens`.
         call_index: See :func:`camtool.layers.survey.find_candidates`.
+        mirrored: The axes of the grid whose cells are known to run backwards.
     """
     if layer.layout.has_tokens:
         return False
@@ -173,7 +176,7 @@ def is_moved(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: in
         (grids,) = _observe_bands(model, inputs, [layer], call_index, nudge)
         if find_responding_cells(grids).double().mean() >= _MOST_CELLS:
             break
-    return lies_elsewhere(grids)
+    return lies_elsewhere(grids.flip([2 + axis for axis in mirrored]))
 
 
 def _observe_bands(

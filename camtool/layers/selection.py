@@ -22,6 +22,7 @@ from camtool.layers.image_variants import (
     get_image_input,
     score_next_token,
     select_first_image,
+    vary_all,
     vary_corner,
 )
 from camtool.layers.layout_reader import find_first_with_tokens
@@ -101,7 +102,7 @@ def depends_on_image(
     except LayerError:
         return False
     # The variants differ, so a layer that depends on them returns different outputs.
-    calls = observe_variants(model, [layer.name for layer in layers], vary_corner(inputs))
+    calls = observe_variants(model, [layer.name for layer in layers], vary_all(inputs))
     outputs = [layer.layout.select_view(calls[layer.name][call_index]) for layer in layers]
     # The frames of a clip are rows of a layer's batch.
     by_variant = (output.reshape(VARIANTS, -1) if len(output) % VARIANTS == 0 else output for output in outputs)

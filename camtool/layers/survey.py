@@ -40,6 +40,7 @@ from camtool.layers.image_variants import (
     get_image_input,
     score_next_token,
     select_first_image,
+    vary_all,
     vary_corner,
     vary_corner_and_halves,
 )
@@ -387,6 +388,17 @@ class _Survey:
         layouts = keep_views(
             self.model, self.inputs, {output.name: output.layouts for output in outputs}, self.call_index
         )
+        judged = self._judge_responses(outputs, layouts, observed)
+        if all(candidate.verdict == rules.CONSTANT for candidate in judged):
+            # The model may look at another part of the image than was changed.
+            names = [name for output in outputs for name in (output.name, *output.origins)]
+            calls = observe_variants(self.model, names, vary_all(self.inputs))
+            judged = self._judge_responses(outputs, layouts, replace(observed, calls=calls, variants=VARIANTS))
+        return judged
+
+    def _judge_responses(
+        self, outputs: Sequence[GridOutput], layouts: Mapping[str, Sequence[Layout]], observed: _Observed
+    ) -> list[Candidate]:
         judged = []
         for output, gradient in zip(outputs, observed.gradients, strict=True):
             if not layouts[output.name]:

@@ -37,7 +37,7 @@ def find_stored_maps(name: str, model: nn.Module) -> tuple[str, Callable[[Eviden
             return None
         names = {port.name: port.name for port in model.program.outputs if port is not model.scores}
         return f"{stored} of the file", partial(_read_maps, model, names[outputs[stored]], _read_centers(description))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{model.path}: what it says of its maps is damaged ({error!r}); export it again.") from error
 
 
@@ -45,7 +45,7 @@ def _read_centers(description: Mapping[str, Any]) -> tuple[AxisCenters, ...]:
     """Return the centers of the cells, from the description of a file."""
     axes = zip(description["centers"], description["strides"], strict=True)
     centers = tuple(AxisCenters(float(first), float(stride)) for (first, *_), stride in axes)
-    if len(centers) != 2 or not all(math.isfinite(axis.offset) and 0 < axis.stride < math.inf for axis in centers):
+    if len(centers) != 2 or not all(math.isfinite(axis.stride + axis.offset / axis.stride) for axis in centers):
         raise ValueError(f"centers {centers}")
     return centers
 

@@ -113,6 +113,20 @@ def _check_score(target: Target, context: ScoreContext, *, is_link_assumed: bool
         yield to_map_warning(warning, "target-warning")
 
 
+def _describe_moved(layer: str, *, has_places: bool) -> MapWarning:
+    if not has_places:
+        return MapWarning(
+            f"The cells of layer {layer!r} depend on the whole image alike, as behind a Fourier transform, so the map "
+            "says nothing about where.",
+            "no-places",
+        )
+    return MapWarning(
+        f"The model mirrors, turns or moves the image before layer {layer!r}: its cells do not lie where they look, so "
+        "the map marks wrong places.",
+        "cells-elsewhere",
+    )
+
+
 def _is_anywhere(classes: Sequence[int], probabilities: NDArray[Any], link: Link | None) -> bool:
     """Return True if a segmenter predicts one of the classes somewhere."""
     planes = torch.from_numpy(probabilities)
@@ -137,12 +151,9 @@ def _check_layers(evidence: Sequence[Evidence], target: Target, *, has_zero_grad
             "shallow-layer",
         )
     for of_layer in evidence:
-        if of_layer.layer and of_layer.forward_pass.find_place(of_layer.get_layer()).is_moved:
-            yield MapWarning(
-                f"The model mirrors, turns or moves the image before layer {of_layer.layer!r}: its cells do not lie "
-                "where they look, so the map marks wrong places.",
-                "cells-elsewhere",
-            )
+        place = of_layer.forward_pass.find_place(of_layer.get_layer()) if of_layer.layer else None
+        if place is not None and place.is_moved:
+            yield _describe_moved(of_layer.layer, has_places=place.has_places)
         # A layer that runs several times has several outputs, and a map shows only one of them.
         if of_layer.call_count > 1 and not of_layer.forward_pass.is_call_chosen:
             yield MapWarning(

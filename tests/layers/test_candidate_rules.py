@@ -107,7 +107,7 @@ EXAMPLES: dict[str, Example] = {
         lambda: find_layouts(TokenNet(TokenMixer(17), nn.Conv2d(3, 64, 16, stride=16)), "body.along"), []
     ),
     "another channel axis": Example(  # (1, 8, 8, 3), whose first two axes have the proportions of the image
-        lambda: find_layouts(nn.Sequential(nn.Conv2d(3, 8, (8, 21), stride=(8, 21))), "0"), []
+        lambda: find_layouts(nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 8, (8, 21), stride=(8, 21))), "1"), []
     ),
     "known channel axis": Example(  # 16 channels over 16 x 16 positions
         lambda: find_layouts(build_small_swin(), "features.1"), [Layout(LAST, (16, 16))]

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -364,21 +365,18 @@ def test_computed_weights_count_as_random_ones_trainable_or_frozen() -> None:
     assert trainable.axes[0].offset == 0.5
 
 
-def test_a_mirrored_image_is_not_understood() -> None:
-    centers, _ = read(nn.Sequential(Apply(lambda x: x.flip(-1)), average(3, 2, 1)), torch.rand(1, 1, 32, 32))
-    assert centers is None
-    centers, _ = read(nn.Sequential(Apply(lambda x: x.flip(1)), average(3, 2, 1)), torch.rand(1, 1, 32, 32))
-    assert centers is not None
+def test_a_mirrored_image_has_cells_that_run_backwards() -> None:
+    for axis, lines in ((-1, [(0.5, 2), (31.5, -2)]), (1, [(0.5, 2), (0.5, 2)])):
+        mirror = Apply(lambda x, axis=axis: x.flip(axis))
+        centers, _ = read(nn.Sequential(mirror, average(3, 2, 1)), torch.rand(1, 1, 32, 32))
+        assert centers is not None
+        assert [(line.offset, line.stride) for line in centers.axes] == lines
 
 
 MOVES: dict[str, Callable[[Tensor], Tensor]] = {
-    "upside down": lambda x: x.flip(2),
-    "mirrored": lambda x: x.flip(-1),
-    "mirrored by an index": lambda x: x[..., torch.arange(x.shape[-1] - 1, -1, -1)],
     "transposed": lambda x: x.transpose(2, 3),
     "permuted": lambda x: x.permute(0, 1, 3, 2),
     "turned": lambda x: torch.rot90(x, 1, (2, 3)),
-    "turned by 180 degrees": lambda x: torch.rot90(x, 2, (2, 3)),
     "rolled": lambda x: x.roll(x.shape[-1] // 2, -1),
     "rolled by an eighth": lambda x: x.roll(x.shape[2] // 8, 2),
     "halves exchanged": lambda x: torch.cat([*x.chunk(2, -1)][::-1], -1),
@@ -405,6 +403,29 @@ def find_codes(model: nn.Module, size: int = 32, **options: Any) -> list[str]:
     return [warning.code for warning in camtool.explain(model.eval(), image, 0, **options)[0].warnings]
 
 
+MIRRORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "upside down": lambda x: x.flip(2),
+    "mirrored": lambda x: x.flip(-1),
+    "mirrored by an index": lambda x: x[..., torch.arange(x.shape[-1] - 1, -1, -1)],
+    "turned by 180 degrees": lambda x: torch.rot90(x, 2, (2, 3)),
+}
+
+
+@pytest.mark.parametrize("mirror", MIRRORS)
+def test_an_image_that_is_mirrored_in_the_model_has_its_heat_there(mirror: str) -> None:
+    image = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    (plain,) = camtool.explain(build_classifier(), MIRRORS[mirror](image), 0, layer="0")
+    (result,) = camtool.explain(nn.Sequential(Apply(MIRRORS[mirror]), build_classifier()), image, 0, layer="1.0")
+    assert [warning.code for warning in result.warnings] == []
+    np.testing.assert_array_equal(result.raw, plain.raw)
+    mirrored_back = MIRRORS[mirror](torch.from_numpy(plain.heatmap)[None, None])[0, 0].numpy()
+    # A cell of stride 4 has its center at the first of its pixels, which is the last one of the mirrored image.
+    assert np.corrcoef(result.heatmap.ravel(), mirrored_back.ravel())[0, 1] > 0.97
+    assert find_codes(nn.Sequential(Apply(MIRRORS[mirror]), build_classifier()), placement="stretch") == [
+        "cells-elsewhere"
+    ]
+
+
 @pytest.mark.parametrize("move", MOVES)
 def test_an_image_that_is_moved_in_the_model_gets_a_warning(move: str) -> None:
     moved = nn.Sequential(Apply(MOVES[move]), build_classifier())
@@ -416,7 +437,7 @@ BRIGHT = functional.pad(torch.full((1, 3, 6, 6), 0.8), (24, 2, 20, 6)) + DARK
 
 
 @pytest.mark.parametrize(
-    ("photo", "steps"), [(DARK, {"mirrored": MOVES["mirrored"]}), (BRIGHT, MOVES), (DARK, STAYS), (BRIGHT, STAYS)]
+    ("photo", "steps"), [(DARK, {"turned": MOVES["turned"]}), (BRIGHT, MOVES), (DARK, STAYS), (BRIGHT, STAYS)]
 )
 def test_cells_that_are_zero_on_a_dark_photo_hide_no_move(
     photo: Tensor, steps: Mapping[str, Callable[[Tensor], Tensor]]
@@ -431,7 +452,7 @@ def test_cells_that_are_zero_on_a_dark_photo_hide_no_move(
 
 def test_weights_of_inference_mode_whose_graph_shows_nothing_are_asked_too() -> None:
     layer = Layer("1.0", Layout("channels first", (8, 8)))
-    for move, is_moved in ((MOVES["mirrored"], True), (STAYS["colors exchanged"], False)):
+    for move, is_moved in ((MIRRORS["mirrored"], True), (STAYS["colors exchanged"], False)):
         with torch.inference_mode():
             model = nn.Sequential(Apply(move), build_classifier())
         assert centers.find_place(model, torch.rand(1, 3, 32, 32), layer).is_moved == is_moved
@@ -446,17 +467,18 @@ def test_windows_that_are_rolled_in_a_transformer_get_none() -> None:
     torch.manual_seed(0)
     swin = torchvision.models.SwinTransformer([4, 4], 24, [2, 2], [2, 4], [4, 4], num_classes=4)
     assert find_codes(swin, 64) == []
-    assert find_codes(nn.Sequential(Apply(lambda x: x.flip(2)), swin), 64) == ["cells-elsewhere"]
+    assert find_codes(nn.Sequential(Apply(lambda x: x.flip(2)), swin), 64) == []
+    assert find_codes(nn.Sequential(Apply(lambda x: x.mT), swin), 64) == ["cells-elsewhere"]
 
 
-def test_the_mirror_image_of_a_mean_of_two_gets_a_warning_and_the_image_none() -> None:
+def test_each_call_of_a_mean_of_two_images_has_its_own_place() -> None:
     class Mean(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.net = build_classifier()
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.net(x) + self.net(x.flip(3))
+            return self.net(x) + self.net(x.mT)
 
     assert find_codes(Mean()) == ["other-paths", "cells-elsewhere", "several-calls"]
     assert find_codes(Mean(), call_index=1) == ["other-paths", "cells-elsewhere"]
@@ -467,7 +489,7 @@ def test_the_model_runs_again_only_where_axes_may_be_moved(monkeypatch: pytest.M
     asked = []
     monkeypatch.setattr(centers, "is_moved", lambda *_: asked.append(True) or False)
     assert (find_codes(build_classifier()), asked) == ([], [])
-    assert (find_codes(nn.Sequential(Apply(MOVES["mirrored"]), build_classifier())), asked) == ([], [True])
+    assert (find_codes(nn.Sequential(Apply(MOVES["turned"]), build_classifier())), asked) == ([], [True])
 
 
 def test_a_layer_that_does_not_depend_on_the_image_has_no_centers() -> None:

@@ -318,7 +318,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "class-nowhere": (make_segmenter_without_class_0(), 0, {"layer": "0"}, "nowhere"),
     "saturated-probability": (ColorNet(bias=12.0), Probability(0), {}, SATURATED),
     "other-paths": (Pair(), None, {"layer": "one.colors"}, "other branches"),
-    "cells-elsewhere": (nn.Sequential(Apply(lambda x: x.flip(3)), ColorNet()), None, {}, "mirrors, turns or moves"),
+    "cells-elsewhere": (nn.Sequential(Apply(lambda x: x.mT), ColorNet()), None, {}, "mirrors, turns or moves"),
     "several-calls": (ColorNet(runs=2), None, {}, TWICE),
     "shallow-layer": (RegisterNet(1, 24, 2, starts_as_mean=True).eval(), None, {}, "tokens whose places are uncertain"),
 }

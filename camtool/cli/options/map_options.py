@@ -53,6 +53,7 @@ class MapOptions:
         layer: Layer; for a list: camtool layers MODEL. Repeat it for several.
         merge: How to merge maps of layers: mean, max, ...
         placement: Draw each cell at the center of its receptive field, or stretch the grid.
+        verify: Test where the heat lies: of all photos, or of the first of each size.
     """
 
     panel: ClassVar[str] = "Map"
@@ -62,6 +63,7 @@ class MapOptions:
     layer: Annotated[list[str] | None, typer.Option(metavar="NAME", show_default="the best one")] = None
     merge: Annotated[str, typer.Option(metavar="NAME")] = "mean"
     placement: Placement = "centers"
+    verify: Literal["places", "sizes"] = "sizes"
     option: Annotated[list[str] | None, _OPTION] = None
 
 

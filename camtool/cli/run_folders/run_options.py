@@ -31,7 +31,7 @@ WITHOUT_EFFECT = frozenset(
 )
 """Options that change no result, so that they may differ when a run is continued. All others may not."""
 
-_SETTINGS = ("layer", "merge", "batch_size", "placement", "engine", "reading")
+_SETTINGS = ("layer", "merge", "batch_size", "placement", "engine", "reading", "verify")
 """Settings of the explainer that are not options of a method."""
 
 
@@ -138,6 +138,7 @@ def read_request(context: typer.Context, options: RunOptions, local: LocalOption
         "placement": options.map.placement,
         "engine": options.engine,
         "reading": options.pixels.parse(),
+        "verify": options.map.verify,
     }
     settings |= map_options.parse_method_options(options.map.option, _SETTINGS)
     return RunRequest(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
 from camtool.errors import CamtoolError
-from camtool.trust.checks import gradient_checks, input_checks, map_checks, model_checks
+from camtool.trust.checks import gradient_checks, input_checks, map_checks, model_checks, place_checks
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import CheckReport, Finding, sort_findings
 from camtool.warning_codes import MapWarning
@@ -25,6 +25,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "finite difference": gradient_checks.check_finite_difference,
         "other paths": model_checks.check_other_paths,
         "grid": map_checks.check_grid,
+        "place": place_checks.check_place,
         "other classes": map_checks.check_classes,
         "blank image": map_checks.check_blank_image,
         "border": map_checks.check_border,
@@ -36,7 +37,9 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
 """All checks, in the order in which they run: name and function."""
 
 
-def run_checks(context: CheckContext, title: str, warnings: tuple[MapWarning, ...]) -> CheckReport:
+def run_checks(
+    context: CheckContext, title: str, warnings: tuple[MapWarning, ...], only: Collection[str] | None = None
+) -> CheckReport:
     """Return the findings of all checks and the warnings of the explanation.
 
     Args:
@@ -44,10 +47,13 @@ def run_checks(context: CheckContext, title: str, warnings: tuple[MapWarning, ..
         title: What is checked.
         warnings: The warnings that the explanation has already. A check's finding of the same code replaces them, as
             it says more.
+        only: The names of the checks that run; by default all.
     """
     skipped: dict[str, str] = {}
     findings: list[Finding] = []
     for name, check in CHECKS.items():
+        if only is not None and name not in only:
+            continue
         try:
             reason = _find_skip_reason(name, context)
             if reason is None:
@@ -69,6 +75,8 @@ def _find_skip_reason(name: str, context: CheckContext) -> str | None:
         return model_checks.find_depth_skip_reason(context)
     if name in ("channels", "scale"):
         return input_checks.find_skip_reason(context)
+    if name == "place":
+        return place_checks.find_place_skip_reason(context)
     if name == "other classes":
         return map_checks.find_classes_skip_reason(context)
     if name == "other paths" and not context.evidence[0].layer:

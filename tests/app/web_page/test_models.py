@@ -135,7 +135,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "another output": (change("outputs", {"gradcam": "logits"}), "output logits is not as its description says"),
     "other centers": (change("centers", [[1], [1]]), "output maps is not .*, but float32 1 x"),
     "centers in text": (change("centers", [[1], ["1"]]), "centers must be two lists of numbers"),
-    "no stride": (change("strides", [0, 1]), "strides must be two numbers above 0"),
+    "no stride": (change("strides", [0, 1]), "strides must be two numbers other than 0"),
     "another input": (change("preparation.crop", [64, 64]), "invalid dimensions .* Got: 64 Expected: 128"),
 }
 

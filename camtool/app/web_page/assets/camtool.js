@@ -71,6 +71,7 @@ const LARGEST_SIDE = 4096;  // of an input, in pixels: more fills the memory of 
 
 const isText = (value) => typeof value === 'string';
 const isPositive = (value) => Number.isFinite(value) && value > 0;
+const isNotZero = (value) => Number.isFinite(value) && value !== 0;
 const isLength = (value) => Number.isInteger(value) && value >= 1 && value <= LARGEST_SIDE;
 const isList = (value, isValid) => Array.isArray(value) && value.every(isValid);
 const hasItems = (count, isValid) => (value) => isList(value, isValid) && value.length === count;
@@ -85,7 +86,7 @@ const FIELDS = {
   labels: [orNone((value) => isList(value, isText)), 'a list of texts'],
   outputs: [(value) => isFilled(isText)(Object.values(value ?? [])), 'the name of an output for each method'],
   centers: [hasItems(2, isFilled(Number.isFinite)), 'two lists of numbers'],
-  strides: [hasItems(2, isPositive), 'two numbers above 0'],
+  strides: [hasItems(2, isNotZero), 'two numbers other than 0'],
   'preparation.shorter_side': [orNone(isLength), `a length ${LENGTHS}`],
   'preparation.resized': [orNone(isSize), `[height, width] ${LENGTHS}`],
   'preparation.crop': [isSize, `[height, width] ${LENGTHS}`],
@@ -342,7 +343,9 @@ const ROUNDING = 1e-6;
  */
 export function weighCells(pixels, start, stop, length, cells, center, stride) {
   const first = new Int32Array(pixels), low = new Float64Array(pixels), high = new Float64Array(pixels);
-  const inside = new Uint8Array(pixels), last = cells - 1, edges = [-center / stride, (length - center) / stride];
+  const inside = new Uint8Array(pixels), last = cells - 1;
+  // Cells of a mirrored input run backwards.
+  const edges = [-center / stride, (length - center) / stride].sort((one, other) => one - other);
   for (let pixel = 0; pixel < pixels; pixel++) {
     const middle = pixel + 0.5;
     inside[pixel] = middle >= Math.min(start, stop) && middle <= Math.max(start, stop) ? 1 : 0;

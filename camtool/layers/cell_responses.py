@@ -1,0 +1,221 @@
+"""Where the pixels lie that a cell depends on, measured for one image by the gradient of the cell.
+
+The squared gradient of random projections of a cell's channels with respect to the image is how much each pixel counts
+(Luo et al. 2016, "Understanding the effective receptive field in deep convolutional neural networks", NeurIPS). Its
+centroid is where the cell looks, whatever the model did to the image before: it holds for this image alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from camtool.errors import CamtoolError, ForwardError
+from camtool.geometry.cell_centers import AxisCenters, CellCenters
+from camtool.hooks.model_call import differentiate
+from camtool.hooks.observation import get_call, observe_with_trunk
+from camtool.hooks.state.guard import enable_gradients
+from camtool.hooks.structures.modules import lacks_gradients
+from camtool.hooks.structures.nested_tensors import ModelInputs
+from camtool.layers.image_variants import find_image_size, vary_covered
+from camtool.layers.layouts import Layer
+from camtool.layers.responses import observe_variants
+
+Cell: TypeAlias = "tuple[int, ...]"
+"""The indices of a cell along the axes of a grid."""
+
+_PROJECTIONS = 2
+"""Random projections of a cell's channels. With one, channels that happen to cancel each other would hide pixels."""
+
+_PARTS = 4
+"""Number of parts of each axis in which one cell is measured."""
+
+_FEWEST_CELLS = 4
+"""With fewer cells that respond, no grid is fitted to their places."""
+
+_MOST_RESIDUAL = 0.75
+"""Distance in strides, as the root mean square over the cells, up to which measured places are those of a grid."""
+
+_WHOLE = 0.25
+"""Spread along each axis, as a share of the image, from which a cell sees all of it; a uniform response has 0.29."""
+
+_LEAST_STRIDE = 0.05
+"""Length of a stride, as a share of that of a grid that covers the image, from which cells have places of their own."""
+
+
+@dataclass(frozen=True)
+class CellResponse:
+    """The pixels that a cell depends on.
+
+    Attributes:
+        shares: How much of the dependence lies in each pixel, ``(*size)``; the sum is 1.
+        center: The centroid, in pixels.
+        spread: The distance of the pixels from it, in pixels along each axis: the standard deviation.
+    """
+
+    shares: NDArray[np.float64]
+    center: NDArray[np.float64]
+    spread: NDArray[np.float64]
+
+    @property
+    def sees_all(self) -> bool:
+        """True if the cell depends on pixels all over the image."""
+        return bool((self.spread > _WHOLE * np.array(self.shares.shape)).all())
+
+
+def measure_responses(
+    model: nn.Module, inputs: ModelInputs, layer: Layer, cells: Sequence[Cell] | None = None, *, call_index: int = -1
+) -> dict[Cell, CellResponse]:
+    """Return the pixels of the first image that cells of a layer depend on: a forward pass, two backward ones per cell.
+
+    Args:
+        model: Any module with gradients. Its state is preserved.
+        inputs: What the model is called with.
+        layer: The layer.
+        cells: The indices of each cell along the axes of the layer's grid; by default the strongest cell of each of
+            several parts of the grid.
+        call_index: Which call of the layer is read if it runs more than once.
+
+    Returns:
+        The response of each cell whose gradient reaches the image; behind a ReLU at zero it does not.
+
+    Raises:
+        ForwardError: The model or its backward pass fails.
+    """
+    image, observed = observe_with_trunk(model, [layer.name], inputs)
+    output = get_call(layer.name, observed.calls[layer.name], call_index)
+    with enable_gradients():
+        maps = layer.layout.to_grid(layer.layout.select_view(output))[0].movedim(0, -1)
+        asked = _choose_strongest(maps.detach()) if cells is None else cells
+        found = {cell: _measure_response(maps[cell], image) for cell in asked if maps.requires_grad}
+    return {cell: response for cell, response in found.items() if response is not None}
+
+
+def cover_parts(
+    model: nn.Module, inputs: ModelInputs, layer: Layer, cells: Sequence[Cell], *, call_index: int = -1
+) -> dict[Cell, CellResponse]:
+    """Return what :func:`measure_responses` does, but for a model without gradients.
+
+    Each part of the image is covered by its mean, one after the other; the response is the squared change of a cell.
+    """
+    size, most = find_image_size(inputs), _MOST_COVERED[len(find_image_size(inputs))]
+    lines = [torch.arange(pixels, device="cpu") * min(most, pixels) // pixels for pixels in size]
+    counts = [int(line[-1]) + 1 for line in lines]
+    parts = torch.zeros(size, dtype=torch.long, device="cpu")
+    for axis, line in enumerate(lines):
+        parts = parts * counts[axis] + line.reshape(-1, *[1] * (len(size) - 1 - axis))
+    covered = vary_covered(inputs, parts)
+    output = observe_variants(model, [layer.name], covered)[layer.name][call_index]
+    maps = layer.layout.to_grid(layer.layout.select_view(output)).detach().cpu().double().movedim((0, 1), (-2, -1))
+    found = {}
+    for cell in cells:
+        values = maps[cell]
+        change = (values[1:] - values[:1]).square().sum(1)
+        if float(change.sum()) > 0:
+            shares = (change / torch.bincount(parts.flatten()))[parts]
+            found[cell] = _describe((shares / shares.sum()).numpy())
+    return found
+
+
+_MOST_COVERED = {1: 32, 2: 8, 3: 4}
+"""Number of axes of an image to the number of parts along each: 32, 64 or 64 in all."""
+
+
+def _choose_strongest(maps: Tensor) -> list[Cell]:
+    """Return the cell with the largest norm in each part of a grid, from activations ``(*grid, C)``."""
+    strength = maps.float().norm(dim=-1).cpu().numpy()
+    parts = product(*(np.array_split(np.arange(cells), min(cells, _PARTS)) for cells in strength.shape))
+    chosen = []
+    for part in parts:
+        within = strength[np.ix_(*part)]
+        best = np.unravel_index(int(np.nan_to_num(within).argmax()), within.shape)
+        chosen.append(tuple(int(line[index]) for line, index in zip(part, best, strict=True)))
+    return chosen
+
+
+def _measure_response(channels: Tensor, image: Tensor) -> CellResponse | None:
+    energy = torch.zeros(image.shape[2:], dtype=torch.float64, device="cpu")
+    for seed in range(_PROJECTIONS):
+        direction = torch.randn(len(channels), generator=torch.Generator().manual_seed(seed), device="cpu")
+        (gradient,) = differentiate(
+            (channels * direction.to(channels)).sum(), [image], retain_graph=True, allow_unused=True
+        )
+        if gradient is not None:
+            energy += gradient[0].detach().cpu().double().nan_to_num().square().sum(0)
+    total = float(energy.sum())
+    return None if total == 0 else _describe(energy.numpy() / total)
+
+
+def _describe(shares: NDArray[np.float64]) -> CellResponse:
+    places = [np.arange(pixels) + 0.5 for pixels in shares.shape]
+    along = [shares.sum(tuple(other for other in range(shares.ndim) if other != axis)) for axis in range(shares.ndim)]
+    center = np.array([line @ place for line, place in zip(along, places, strict=True)])
+    variance = [line @ (place - middle) ** 2 for line, place, middle in zip(along, places, center, strict=True)]
+    return CellResponse(shares, center, np.sqrt(variance))
+
+
+class NoPlacesError(CamtoolError):
+    """Cells depend on the whole image alike, so that they have no places."""
+
+
+def measure_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_index: int = -1) -> CellCenters | None:
+    """Return the centers of a layer's cells for the first image, from the responses of some cells.
+
+    A grid is fitted to their centroids. It may be a part of the image, enlarged, or mirrored.
+
+    Args:
+        model: Any module with gradients. Its state is preserved.
+        inputs: What the model is called with.
+        layer: The layer.
+        call_index: Which call of the layer is read if it runs more than once.
+
+    Returns:
+        The centers; ``None`` if the cells lie on no such grid, e.g. that of a turned image.
+
+    Raises:
+        NoPlacesError: Most cells see the whole image, and no line fits.
+    """
+    if lacks_gradients(model):
+        return None
+    try:
+        found = measure_responses(model, inputs, layer, call_index=call_index)
+    except ForwardError:  # an operation has no backward pass
+        return None
+    if len(found) < _FEWEST_CELLS:
+        return None
+    size = next(iter(found.values())).shares.shape
+    axes = []
+    for axis, (count, pixels) in enumerate(zip(layer.layout.grid, size, strict=True)):
+        at = np.array([cell[axis] for cell in found], dtype=np.float64)
+        centers = np.array([response.center[axis] for response in found.values()])
+        line = _fit_axis(at, centers, pixels / count)
+        if line is None and np.median([response.sees_all for response in found.values()]):
+            raise NoPlacesError("the cells depend on the whole image alike")
+        if line is None:
+            return None
+        axes.append(line)
+    return CellCenters(tuple(size), tuple(axes))
+
+
+def _fit_axis(at: NDArray[np.float64], centers: NDArray[np.float64], even: float) -> AxisCenters | None:
+    """Return the line through measured centers of cells, or ``None`` if they lie on none.
+
+    Args:
+        at: Indices of the cells along the axis.
+        centers: Their places in pixels.
+        even: The stride of a grid that covers the image.
+    """
+    if at.max() == at.min():  # a single cell
+        return AxisCenters(float(centers.mean()), even)
+    stride, offset = np.polyfit(at, centers, 1)
+    residual = float(np.sqrt(np.mean((offset + stride * at - centers) ** 2)))
+    if abs(stride) < _LEAST_STRIDE * even or residual > _MOST_RESIDUAL * abs(stride):
+        return None
+    return AxisCenters(float(offset), float(stride))
