@@ -12,7 +12,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Annotated, Any
@@ -79,18 +79,18 @@ def write_program(
     (top, left), (height, width) = spec.place_spot(), spec.find_side()
     noise = f" + {spec.noise} * torch.rand(1, 3, *{spec.size})" * bool(spec.noise)
     output = '; Output = dataclasses.make_dataclass("Output", ["logits"])' * (spec.output == "object")
-    wrapper = WRAPPERS[spec.wrapper].replace("MODEL", "Model(*arguments)")
+    spot = f"photo[..., {top}:{top + height}, {left}:{left + width}] = 1"
+    build = f"build = lambda *arguments: {WRAPPERS[spec.wrapper].replace('MODEL', 'Model(*arguments)')}.eval()"
     image = INPUTS[spec.input].replace("PHOTO", "photo")
     transform = ", transform=v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])" * (
         spec.input == "photo"
     )
+    call = f'camtool.explain(model, {image}, target, method="{spec.method}"{transform})'
     lines = [
         _IMPORTS + "; from torchvision.transforms import v2" * (spec.input == "photo") + output,
         *spec.write_model(argument),
-        f"photo = torch.full((1, 3, *{spec.size}), {BACKGROUND}){noise}; "
-        f"photo[..., {top}:{top + height}, {left}:{left + width}] = 1; build = lambda *arguments: {wrapper}.eval()",
-        f"explain = lambda model, photo, target={explain or write_target(spec)}: "
-        f'camtool.explain(model, {image}, target, method="{spec.method}"{transform})',
+        f"torch.manual_seed(0); photo = torch.full((1, 3, *{spec.size}), {BACKGROUND}){noise}; {spot}; {build}",
+        f"explain = lambda model, photo, target={explain or write_target(spec)}: {call}",
         calls,
     ]
     return Program(lines, difference, limit)
@@ -117,7 +117,8 @@ def find_spot(spec: Spec) -> Program | None:
 
 def move_photo(spec: Spec) -> Program | None:
     """A photo that is moved by whole cells has its heat moved as far."""
-    if spec.method not in LOCATED:
+    # The parts that content chooses from do not move with the photo, and their edges cut off heat.
+    if spec.method not in LOCATED or any("content" in kind for kind, _, _ in spec.before):
         return None
     random, place, cell, room = np.random.default_rng(spec.seed), spec.place_spot(), spec.find_cell(), spec.find_room()
     moves = [(y, x) for y in range(-4, 5) for x in range(-4, 5) if (y, x) != (0, 0)]
@@ -158,7 +159,8 @@ def scale_score(spec: Spec) -> Program | None:
     if spec.method not in LINEAR:
         return None
     score = f"{spec.write_logits()}[1]"
-    calls = f"model = build(); first = explain(model, photo)[0]; second = explain(model, photo, lambda output: 3 * {score})[0]"
+    again = f"explain(model, photo, lambda output: 3 * {score})[0]"
+    calls = f"model = build(); first = explain(model, photo)[0]; second = {again}"
     difference = "abs(3 * first.raw - second.raw).max() / abs(first.raw).max()"
     return write_program(spec, calls, difference, 3e-3, explain=f"lambda output: {score}")
 
@@ -166,7 +168,8 @@ def scale_score(spec: Spec) -> Program | None:
 def add_constant(spec: Spec) -> Program:
     """A constant that is added to the score changes nothing."""
     score = f"{spec.write_logits()}[1]"
-    calls = f"model = build(); first = explain(model, photo)[0]; second = explain(model, photo, lambda output: {score} + 5)[0]"
+    again = f"explain(model, photo, lambda output: {score} + 5)[0]"
+    calls = f"model = build(); first = explain(model, photo)[0]; second = {again}"
     # Ablation-CAM divides by the score, which scales its whole map.
     difference = "abs(first.heatmap - second.heatmap).max()" if spec.method == "ablationcam" else _RAW
     return write_program(spec, calls, difference, 1e-3, explain=f"lambda output: {score}")
@@ -190,7 +193,7 @@ def rename_modules(spec: Spec) -> Program:
 
 
 def frame_photo(spec: Spec) -> Program | None:
-    """A photo with a frame that the model crops, or one without its edges that the model pads, has its heat where it was."""
+    """A photo with a frame that the model crops has its heat where it was."""
     if spec.method not in LOCATED:
         return None
     random, (height, width) = np.random.default_rng(spec.seed), spec.size
@@ -228,7 +231,7 @@ RELATIONS: dict[str, Callable[[Spec], Program | None]] = {
     "photo has a frame": frame_photo,
     "second call": explain_again,
 }
-"""Name of a relation → a function that writes a program for a model, or returns None if the model has no such relation."""
+"""Name of a relation → a function that writes its program; None if it does not hold for such a model."""
 
 FARTHEST = 1.5
 """Cells between heat and spot above which the place is wrong."""
@@ -290,6 +293,12 @@ class Violation:
     outcome: Outcome
     program: str
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """The same for models of the same parts: their faults are likely the same."""
+        kinds = tuple(kind for kind, _, _ in self.spec.before)
+        return self.relation, kinds, replace(self.spec, seed=0, before=(), size=(0, 0))
+
 
 def shrink(relation: str, spec: Spec) -> Violation:
     """Return a violation of the same relation by a model of fewer and simpler parts."""
@@ -298,10 +307,12 @@ def shrink(relation: str, spec: Spec) -> Violation:
     outcome = run_program(program)
     for simpler in list_simpler(spec):
         other = RELATIONS[relation](simpler)
-        # Another error is another fault.
-        if other is not None and (found := run_program(other)).kind == "violated":
-            if np.isnan(found.difference) == np.isnan(outcome.difference):
-                return shrink(relation, simpler)
+        if other is None:
+            continue
+        again = run_program(other)
+        # An error in place of a number, or a number in place of an error, is another fault.
+        if again.kind == "violated" and np.isnan(again.difference) == np.isnan(outcome.difference):
+            return shrink(relation, simpler)
     return Violation(relation, spec, outcome, program.write())
 
 
@@ -314,7 +325,7 @@ class Hunt:
     models: int = 0
 
     def try_model(self, spec: Spec, relations: Sequence[str]) -> None:
-        """Run the programs of a model; shrink the first violation of each kind."""
+        """Run the programs of a model, and keep one violation of each kind."""
         self.models += 1
         for relation in relations:
             program = RELATIONS[relation](spec)
@@ -324,10 +335,49 @@ class Hunt:
             self.outcomes[relation].append(outcome)
             if outcome.kind == "violated":
                 violation = shrink(relation, spec)
-                if violation.program not in [each.program for each in self.violations]:
+                if violation.kind not in [each.kind for each in self.violations]:
                     self.violations.append(violation)
 
     @property
     def distances(self) -> list[float]:
         """Cells between heat and spot of the maps that tell nothing of wrong places."""
         return [each.difference for each in self.outcomes["spot is found"] if each.kind in ("held", "violated")]
+
+    def describe(self) -> str:
+        """Return the table of relations, and the programs of the violations."""
+        lines = [f"{'relation':<24}{'cases':>7}{'violated':>10}{'warned':>8}{'refused':>9}"]
+        for name, outcomes in self.outcomes.items():
+            kinds = Counter(outcome.kind for outcome in outcomes)
+            lines.append(
+                f"{name:<24}{len(outcomes):>7}{kinds['violated']:>10}{kinds['warned']:>8}{kinds['refused']:>9}"
+            )
+        if len(self.distances) > 1:
+            count, mean = len(self.distances), fmean(self.distances)
+            error = stdev(self.distances) / count**0.5
+            lines.append(f"\nThe heat of {count} maps is {mean:.2f} +- {error:.2f} cells from the spot.")
+        for each in self.violations:
+            told = each.outcome.reason or "no warning"
+            lines.append(
+                f"\n# {each.relation}: {each.outcome.difference:.3g}, {told}; seed {each.spec.seed}\n{each.program}"
+            )
+        return "\n".join(lines)
+
+
+def main(
+    minutes: Annotated[float, typer.Option(help="Minutes, if no number of models is given.")] = 2,
+    models: Annotated[int, typer.Option(help="Number of models; 0 for as many as the minutes allow.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the first model; a negative one stands for a fresh seed.")] = -1,
+    relation: Annotated[list[str], typer.Option(help="Relation; may be repeated.")] = list(RELATIONS),  # noqa: B006
+) -> None:
+    """Explain random models, print a table of the relations, and a program for each violation; exit with 1 for any."""
+    torch.set_num_threads(1)
+    first = int(np.random.SeedSequence().generate_state(1)[0]) if seed < 0 else seed
+    hunt, end = Hunt(), time.monotonic() + 60 * minutes
+    while hunt.models < models if models else time.monotonic() < end:
+        hunt.try_model(draw_spec(first + hunt.models), relation)
+    print(f"{hunt.models} models, seeds {first} to {first + hunt.models - 1}\n\n{hunt.describe()}")
+    sys.exit(bool(hunt.violations))
+
+
+if __name__ == "__main__":
+    typer.run(main)

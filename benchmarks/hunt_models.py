@@ -76,9 +76,16 @@ def _average(size: Size, u: float, v: float) -> Step:
 
 def _zoom(size: Size, u: float, v: float) -> Step:
     share = round(0.5 + u * 0.4, 2) if v < 0.7 else round(1.2 + u, 2)
-    grid = f"nn.functional.affine_grid({share} * torch.eye(2, 3)[None].expand(len(x), 2, 3), x.shape)"
+    grid = (
+        f"nn.functional.affine_grid({share} * torch.eye(2, 3)[None].expand(len(x), 2, 3), x.shape, align_corners=False)"
+    )
     middle = tuple(length * (1 - share) / 2 for length in size)
-    return Step(f"nn.functional.grid_sample(x, {grid})", size, (1 / share, 1 / share), (middle[0], middle[1]))
+    return Step(
+        f"nn.functional.grid_sample(x, {grid}, align_corners=False)",
+        size,
+        (1 / share, 1 / share),
+        (middle[0], middle[1]),
+    )
 
 
 def _mirror(size: Size, u: float, v: float) -> Step:
@@ -193,7 +200,7 @@ WRAPPERS = {
     "sequential": "nn.Sequential(nn.Sequential(MODEL))",
     "named": "nn.Sequential(collections.OrderedDict(backbone=MODEL))",
     "parallel": "nn.DataParallel(MODEL)",
-    "class": 'type("Wrapper", (nn.Sequential,), {})(nn.Identity(), MODEL)',
+    "class": 'type("Wrapper", (nn.Sequential,), {})(MODEL)',
 }
 
 METHODS = (
@@ -263,7 +270,7 @@ class Spec:
         return np.array(FEATURES[self.features].cell) / scale
 
     def find_seen(self, random: np.random.Generator) -> np.ndarray[Any, Any]:
-        """Return the box of the photo that the model sees, ``[[y0, x0], [y1, x1]]``; content may choose among several."""
+        """Return the box of the photo that the model sees, ``[[y0, x0], [y1, x1]]``; content chooses one of several."""
         steps = self.steps
         size = np.array(steps[-1].size if steps else self.size, float)
         cell = np.array(FEATURES[self.features].cell)
@@ -311,15 +318,16 @@ class Spec:
         rows = "torch.tensor([[-40.0] * 4 + [0] * 4, [40.0] * 4 + [0] * 4, [0] * 8])" + "[order]" * (
             argument == "order"
         )
+        weights = "k = 4 if w.shape[1] == 8 else w.shape[1]; w[:4] = 0; w[:4, :k] = 1 / w[0, :k].numel()"
+        bias = "self.features[0].bias.data[:4] = -0.3"
+        head = f"{bias}; self.head = nn.Linear(8, 3, bias=False); self.head.weight.data = {rows}"
         lines = [
             "class Model(nn.Module):",
             f"    def __init__(self{f', {argument}=None' * bool(argument)}):",
             f"        super().__init__(); torch.manual_seed({self.seed}); self.features = nn.Sequential({modules})",
             "        " + "; ".join(self._write_token_modules()),
-            "        for w in [p.data for p in self.parameters() if p.ndim in (2, 4)]: "
-            "k = 4 if w.shape[1] == 8 else w.shape[1]; w[:4] = 0; w[:4, :k] = 1 / w[0, :k].numel()",
-            "        self.features[0].bias.data[:4] = -0.3; self.head = nn.Linear(8, 3, bias=False); "
-            f"self.head.weight.data = {rows}" + "; self.first = first" * (argument == "first"),
+            f"        for w in [p.data for p in self.parameters() if p.ndim in (2, 4)]: {weights}",
+            f"        {head}" + "; self.first = first" * (argument == "first"),
             *["        " + "; ".join(self._write_attention())] * self.attends,
             "    def forward(self, x):",
             "        " + "; ".join(f"x = {step}" for step in steps + self._write_features()),
@@ -381,7 +389,7 @@ def _draw_once(seed: int, random: np.random.Generator) -> Spec:
 
     # Half of the tables' choices are the simplest: faults of one part alone are found most often, and told shortest.
     def choose_or_first(names: Any) -> Any:
-        return choose(names) if random.random() < 0.5 else [*names][0]
+        return choose(names) if random.random() < 0.5 else next(iter(names))
 
     count = int(random.choice([0, 1, 1, 2]))
     before = []
