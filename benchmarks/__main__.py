@@ -10,6 +10,7 @@ from pathlib import Path
 _SHARED = (
     "__init__",
     "__main__",
+    "hunt_models",
     "language_model",
     "networks",
     "package_photos",

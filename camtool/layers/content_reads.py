@@ -35,7 +35,7 @@ _SCRIPTED = [
 
 def may_read_in_script(model: nn.Module) -> bool:
     """Return whether a part of a model in TorchScript, whose operations no mode sees, may read content."""
-    scripts = [module for module in model.modules() if isinstance(module, torch.jit.ScriptModule)]
+    scripts: list[Any] = [module for module in model.modules() if isinstance(module, torch.jit.ScriptModule)]
     return any(script.inlined_graph.findAllNodes(kind, recurse=True) for script in scripts for kind in _SCRIPTED)
 
 

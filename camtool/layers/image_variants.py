@@ -126,11 +126,6 @@ def vary_parts(inputs: ModelInputs, parts: Sequence[Tensor]) -> ModelInputs:
     return _repeat_first_image(inputs, vary, 1 + len(parts))
 
 
-def vary_all(inputs: ModelInputs) -> ModelInputs:
-    """Return the inputs with two images: the first one, and one with other pixels everywhere."""
-    return vary_parts(inputs, [torch.ones(find_image_size(inputs), device="cpu")])
-
-
 def list_parts_of_tiles(size: Sequence[int], seams: Sequence[Sequence[int]]) -> list[Tensor]:
     """Return parts ``(H, W)`` of an image that together tell each tile, and each quarter of a tile, from the others.
 

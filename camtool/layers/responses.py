@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
+from operator import itemgetter
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from camtool.errors import ForwardError
+from camtool.errors import ForwardError, LayerError
 from camtool.hooks.chunks import get_most_rows
 from camtool.hooks.model_call import differentiate
 from camtool.hooks.observation import observe
@@ -211,8 +211,7 @@ def locate_tokens(
     """
     if not layer.layout.has_tokens:
         return layer.layout, ""
-    before = around[0]
-    names = [layer.name, *before[: -_NEAREST - 1 : -1]]
+    names = [layer.name, *around[0][: -_NEAREST - 1 : -1]]
     run = observe_in_parts if is_language_model(model, inputs) else observe_variants
     calls, select = run(model, [*names, *origins], vary_halves(inputs)), layer.layout.select_view
     outputs = [*(calls[name][0] for name in origins), calls[layer.name][call_index]]
@@ -326,8 +325,7 @@ def _observe_image_in_text(
     model: nn.Module, variants: ModelInputs, layout: Layout, names: Sequence[str]
 ) -> Tensor | None:
     """Return the image's cells ``(V, C, h, w)`` in the first module whose output depends on the image; None without."""
-    calls = observe_in_parts(model, names, variants)
-    several = [layout.to_grid(calls[name][0]) for name in names]
+    several = [layout.to_grid(calls[0]) for calls in observe_in_parts(model, names, variants).values()]
     # The first modules may return positions, or the text alone.
     return next((grid for grid in several if len(grid) > 1 and not bool((grid == grid[:1]).all())), None)
 
@@ -378,7 +376,7 @@ def observe_in_parts(
     """
     size = min(size, get_most_rows())
     starts = range(0, len(get_image_input(images)), size)
-    parts = [observe_variants(model, names, map_batch(images, partial(_select, start, size))) for start in starts]
+    parts = [observe_variants(model, names, map_batch(images, itemgetter(slice(at, at + size)))) for at in starts]
     # The parts of one output are freed before the next one is joined.
     return {
         name: [_join_parts(part, size) for part in zip(*(calls.pop(name) for calls in parts), strict=True)]
@@ -386,10 +384,12 @@ def observe_in_parts(
     }
 
 
-def _select(start: int, size: int, batch: Tensor) -> Tensor:
-    return batch[start : start + size]
+_OTHER_SIZE = "the size of a layer depends on the image's content, so no cell has a place; crop before the model."
+"""Message for layers whose cells have no fixed places."""
 
 
 def _join_parts(parts: Sequence[Tensor], size: int) -> Tensor:
     """Return the outputs for all images; positions or other parameters, of batch size 1, are the same for all."""
+    if len({part.shape[1:] for part in parts}) > 1:
+        raise LayerError(_OTHER_SIZE)
     return parts[0] if len(parts[0]) == 1 < size else torch.cat([*parts])

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchvision.models import squeezenet1_1
 
+from camtool.errors import LayerError
 from camtool.layers.survey import find_candidates
 from tests.layers.nets import AttentionNet, ClassAttention, ClassTokenNet, build_small_cnn, build_small_vit
 
@@ -67,3 +68,22 @@ def test_candidates_have_a_stride_and_know_whether_the_gradient_reaches_them() -
     found = {c.name: c for c in find_candidates(build_small_vit(), torch.randn(1, 3, 64, 64))}
     assert {candidate.stride for candidate in found.values()} == {(16.0, 16.0)}
     assert (found["encoder.layers.encoder_layer_1.ln_1"].reached, found["encoder"].reached) == (True, False)
+
+
+class CropByContent(nn.Module):
+    """It crops at a place that the sum of the pixels decides, so the size of its grid depends on the content."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.head = nn.Conv2d(3, 8, 3, 2, 1), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        starts = [int(1000 * image.abs().sum()) % 32 for image in x]
+        parts = torch.stack([image[:, start:, start:] for start, image in zip(starts, x, strict=True)])
+        return self.head(self.features(parts).mean((2, 3)))
+
+
+def test_a_grid_whose_size_depends_on_the_content_is_refused() -> None:
+    image = torch.rand(1, 3, 96, 96, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(LayerError, match="the size of a layer depends on the image's content"):
+        find_candidates(CropByContent().eval(), image)
