@@ -343,19 +343,33 @@ def _collect_activations(
         activations = used.layout.to_grid(output.detach())
         # Half precision is too coarse for the factorization.
         grids.extend(activations if activations.dtype == torch.float64 else activations.float())
-        key = tuple(tensor.shape[1:]), used  # an adaptive pooling has one grid for images of all sizes
-        if key not in known and placement == "centers":
-            known[key] = find_place(model, tensor, used)
-        place = known.get(key)
-        is_own = place is not None and place.by_content
-        centers += [
-            find_place(model, tensor[row : row + 1], used).centers if is_own else place and place.centers
-            for row in range(len(batch))
-        ]
+        if placement == "stretch":
+            centers += [None] * len(batch)
+        else:
+            centers += _find_centers(model, tensor, used, known)
         # The layer is chosen once: a batch of another image size must not choose another.
         names = [used.name]
         layers.append(used)
     return layers[0], grids, centers
+
+
+def _find_centers(
+    model: nn.Module, batch: Tensor, layer: Layer, known: dict[object, LayerPlace]
+) -> list[CellCenters | None]:
+    """Return the centers of a layer's cells for each image of a batch.
+
+    Args:
+        model: The model.
+        batch: The images.
+        layer: The layer.
+        known: Places by what they depend on. If the content of each image decides, each is asked for its own.
+    """
+    key = tuple(batch.shape[1:]), layer  # an adaptive pooling has one grid for images of all sizes
+    if key not in known:
+        known[key] = find_place(model, batch, layer)
+    if not known[key].by_content:
+        return [known[key].centers] * len(batch)
+    return [find_place(model, batch[row : row + 1], layer).centers for row in range(len(batch))]
 
 
 def _check_positive(points: Tensor, layer: str) -> Tensor:

@@ -375,22 +375,25 @@ class ForwardPass:
             SeveralImagesError: The content decides, and there are several images.
         """
         if layer.name not in self._places:
-            known = self.plan.facts.places
-            weights = known[layer].weights if layer in known else None
+            place = self.plan.facts.places.get(layer)
+            weights = None if place is None else place.weights
             # Weights that the centers depend on may have been trained, loaded or replaced since.
             is_old = weights is not None and not weights.equal_those_of(list_weights(self.model, buffers=False))
-            if layer not in known or is_old or known[layer].by_content:
-                with self.restore_autocast():
-                    known[layer] = find_place(self.model, self.inputs, layer, call_index=self.call_index)
-            place = known[layer]
-            if self.placement == "stretch":
-                place = place.stretch(layer)
-            elif place.by_content and len(self.image_input) > 1:
-                raise SeveralImagesError(
-                    f"where the cells of layer {layer.name!r} lie depends on each image's content; pass one at a time."
-                )
-            self._places[layer.name] = place
+            if place is None or is_old:
+                place = self._examine_place(layer)
+            self._places[layer.name] = place if self.placement == "centers" else place.stretch(layer)
         return self._places[layer.name]
+
+    def _examine_place(self, layer: Layer) -> LayerPlace:
+        with self.restore_autocast():
+            place = find_place(self.model, self.inputs, layer, call_index=self.call_index)
+        if not place.by_content:
+            self.plan.facts.places[layer] = place
+        elif self.placement == "centers" and len(self.image_input) > 1:
+            raise SeveralImagesError(
+                f"where the cells of layer {layer.name!r} lie depends on each image's content; pass one at a time."
+            )
+        return place
 
     def find_blank_outputs(self) -> dict[str, Tensor]:
         """Return what the observed layers return for a blank image, an input of zeros: name to ``(1 or N, ...)``.

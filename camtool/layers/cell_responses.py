@@ -190,18 +190,17 @@ def measure_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call
         return None
     if len(found) < _FEWEST_CELLS:
         return None
-    size = next(iter(found.values())).shares.shape
-    axes = []
-    for axis, (count, pixels) in enumerate(zip(layer.layout.grid, size, strict=True)):
-        at = np.array([cell[axis] for cell in found], dtype=np.float64)
-        centers = np.array([response.center[axis] for response in found.values()])
-        line = _fit_axis(at, centers, pixels / count)
-        if line is None and np.median([response.sees_all for response in found.values()]):
-            raise NoPlacesError("the cells depend on the whole image alike")
-        if line is None:
-            return None
-        axes.append(line)
-    return CellCenters(tuple(size), tuple(axes))
+    responses = [*found.values()]
+    size, cells = responses[0].shares.shape, np.array([*found], dtype=np.float64).T
+    centers = np.array([response.center for response in responses]).T
+    evens = [pixels / count for pixels, count in zip(size, layer.layout.grid, strict=True)]
+    lines = [*map(_fit_axis, cells, centers, evens)]
+    axes = tuple(line for line in lines if line is not None)
+    if len(axes) == len(lines):
+        return CellCenters(size, axes)
+    if np.median([response.sees_all for response in responses]):
+        raise NoPlacesError("the cells depend on the whole image alike")
+    return None
 
 
 def _fit_axis(at: NDArray[np.float64], centers: NDArray[np.float64], even: float) -> AxisCenters | None:

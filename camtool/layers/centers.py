@@ -91,22 +91,25 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
                 facts = _read_graph(model, inputs, layer, call_index)
         except ForwardError:  # the model itself differentiates, for which it needs the tensors
             facts = _read_graph(model, inputs, layer, call_index)
-        centers, moved = facts.centers, _is_doubtful(facts, model, inputs, layer, call_index)
-        has_places = True
-        if moved:
-            try:
-                measured = measure_centers(model, inputs, layer, call_index=call_index)
-            except NoPlacesError:
-                measured, has_places = None, False
-            moved = measured is None
-            # Where both agree, what would be drawn is exact.
-            if measured is not None and not measured.agree_with(
-                centers or CellCenters.stretch(layer.layout.grid, measured.size), layer.layout.grid
-            ):
-                centers = measured
-    weights = list_weights(model, buffers=False)
-    states = WeightStates(weights, [place for place, weight in enumerate(weights) if _has_taps(weight)])
-    return LayerPlace(centers, states, facts.is_passed_by, moved, facts.by_content, has_places=has_places)
+        weights = list_weights(model, buffers=False)
+        states = WeightStates(weights, [place for place, weight in enumerate(weights) if _has_taps(weight)])
+        place = LayerPlace(facts.centers, states, facts.is_passed_by, False, facts.by_content)
+        is_doubtful = _is_doubtful(facts, model, inputs, layer, call_index)
+        return _measure_place(place, model, inputs, layer, call_index) if is_doubtful else place
+
+
+def _measure_place(
+    place: LayerPlace, model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int
+) -> LayerPlace:
+    """Return a place with measured centers, unless these agree with what would be drawn, which is exact then."""
+    try:
+        measured = measure_centers(model, inputs, layer, call_index=call_index)
+    except NoPlacesError:
+        return place._replace(is_moved=True, has_places=False)
+    if measured is None:
+        return place._replace(is_moved=True)
+    drawn = place.centers or CellCenters.stretch(layer.layout.grid, measured.size)
+    return place if drawn.agree_with(measured, layer.layout.grid) else place._replace(centers=measured)
 
 
 class _GraphFacts(NamedTuple):

@@ -181,13 +181,18 @@ def test_what_the_content_decides_is_told_from_what_is_elementwise(
     assert [read_content(run) for run in runs] == [expected] * len(runs)
 
 
-class Scripted(nn.Module):
-    def __init__(self, reads: bool) -> None:
+class Plain(nn.Module):
+    def __init__(self) -> None:
         super().__init__()
-        self.reads, self.features = reads, nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU())
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.reads and bool(x.mean() > 0.5):
+        return self.features(x)
+
+
+class Branching(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        if bool(x.mean() > 0.5):
             x = x.flip(-1)
         return self.features(x)
 
@@ -195,9 +200,9 @@ class Scripted(nn.Module):
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_what_torchscript_hides_counts_as_decided_by_content() -> None:
     layer, image = Layer("1", Layout("channels first", (8, 8))), torch.rand(1, 3, 16, 16)
-    for reads in (False, True):
-        model = nn.Sequential(torch.jit.script(Scripted(reads).eval()), nn.Conv2d(8, 4, 1))
-        assert centers.find_place(model.eval(), image, layer).by_content == reads
+    for kind in (Plain, Branching):
+        model = nn.Sequential(torch.jit.script(kind().eval()), nn.Conv2d(8, 4, 1))
+        assert centers.find_place(model.eval(), image, layer).by_content == (kind is Branching)
 
 
 def test_where_the_geometry_is_constant_a_second_image_takes_no_further_pass() -> None:

@@ -78,14 +78,19 @@ def _iterate_options(
         hint = Annotated[hint, typer.Option()]
     metadata = getattr(hint, "__metadata__", ())
     if metadata and isinstance(metadata[0], ParameterInfo):
-        info = copy(metadata[0])
-        info.help = info.help or helps.get(name)
-        if isinstance(info, OptionInfo):
-            info.rich_help_panel = info.rich_help_panel or panel
-            info.hidden = info.rich_help_panel in _FOLDED
-            info.autocompletion = COMPLETIONS.get(name)
-        hint = Annotated[hint.__origin__, info]
+        hint = Annotated[hint.__origin__, _complete_info(name, metadata[0], panel, helps)]
     yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _complete_info(name: str, given: ParameterInfo, panel: str | None, helps: Mapping[str, str]) -> ParameterInfo:
+    """Return what a parameter says of itself with its help, its panel and its completion."""
+    info = copy(given)
+    info.help = info.help or helps.get(name)
+    if isinstance(info, OptionInfo):
+        info.rich_help_panel = info.rich_help_panel or panel
+        info.hidden = info.rich_help_panel in _FOLDED
+        info.autocompletion = COMPLETIONS.get(name)
+    return info
 
 
 def _collect(name: str, hint: Any, values: Mapping[str, Any]) -> Any:
