@@ -125,6 +125,14 @@ def _faults(verdict: Verdict, model: nn.Module, img: Tensor) -> Iterator[str]:
         yield "the layer was not remembered"
     yield from faults_of_layer(model, layer, img)
     yield from faults_of_maps(_maps(model, img))
+    yield from faults_of_place(explain_surest(model, img))
+
+
+def faults_of_place(result: camtool.Explanation) -> Iterator[str]:
+    """See that the hottest cell depends on the pixels where it is drawn; it may see the whole image."""
+    assert result.checker is not None
+    findings = result.checker(result, only=("place",)).findings
+    yield from (finding.sentence for finding in findings if finding.code in ("heat-elsewhere", "no-places"))
 
 
 def find_explained_layer(model: nn.Module, img: Tensor) -> Layer:

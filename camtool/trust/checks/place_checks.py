@@ -16,8 +16,8 @@ from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import Finding
 
 _FURTHEST = 1.5
-"""Distance in cells, beyond the spread of the response, from which heat lies elsewhere. On 18 networks it is at most
-0.3 beyond it; a crop, a mirror or a zoom that is not noticed moves heat by 9 to 39 cells (tests/zoo/test_places.py)."""
+"""Distance in cells, beyond the spread of the response, from which heat lies elsewhere. On networks whose places
+are known it is less; a crop, a mirror or a zoom that is not noticed moves heat by 5 to 39 (benchmarks place_proof)."""
 
 _FEWEST_TIMES = 2.0
 """How many times as much a cell that sees the whole image must depend on a pixel where it is drawn as on any."""
