@@ -21,7 +21,6 @@ from typing import Annotated, Any, cast
 from unittest.mock import patch
 
 import numpy as np
-import timm
 import torch
 import torchvision
 import typer
@@ -173,6 +172,8 @@ def summarize(tested: Sequence[Tested | None]) -> dict[str, Any]:
 
 def build_random(name: str) -> nn.Module:
     """Return a network of :data:`RANDOM` with random weights; a head of zeros would have no gradient."""
+    import timm
+
     torch.manual_seed(0)
     known = RANDOM[name].partition("tv:")[2]
     model = torchvision.models.get_model(known, weights=None) if known else timm.create_model(RANDOM[name])
@@ -228,9 +229,11 @@ class PartNet(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.step, self.head = step, nn.Linear(8, 2)
-        self.features = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU())
-        nn.init.constant_(self.features[0].weight[:4], 1 / 27)
-        nn.init.constant_(self.features[0].bias[:4], -0.3)
+        first = nn.Conv2d(3, 8, 3, 2, 1)
+        assert first.bias is not None
+        nn.init.constant_(first.weight[:4], 1 / 27)
+        nn.init.constant_(first.bias[:4], -0.3)
+        self.features = nn.Sequential(first, nn.ReLU())
         self.head.weight = nn.Parameter(torch.tensor([[1.0] * 4 + [0.0] * 4, [-1.0] * 4 + [0.0] * 4]))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -82,3 +82,14 @@ def test_a_former_rule_of_drawing_ends_with_its_block() -> None:
         inside = build_interpolation_matrix(3, 0, 12, 12, inward, 3)
     assert not torch.allclose(inside, before)
     assert torch.equal(build_interpolation_matrix(3, 0, 12, 12, inward, 3), before)
+
+
+def test_a_place_that_is_wrong_on_purpose_is_told_and_the_right_one_is_not() -> None:
+    from benchmarks.place_proof import STEPS, PartNet, _measure_wrong, paint
+
+    row = _measure_wrong(PartNet(STEPS["mirror"]).eval(), [paint(12, 57), paint(12, 36)], has_places=True)
+    assert row["images"] == 2
+    assert row["codes"] == {"heat-elsewhere": 1}  # the other image is not mirrored, so it is drawn rightly
+    assert row["told of right places"] == 0
+    # The first cell within the mirrored square is drawn at 34.5; its pixels are at 96 - 34.5, which is 13.5 cells away.
+    assert row["distance"][1] == pytest.approx(13.5, abs=0.5)
