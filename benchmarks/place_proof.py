@@ -351,8 +351,8 @@ def _measure_wrong(model: nn.Module, images: Sequence[Tensor], *, has_places: bo
 def format_tables(result: Mapping[str, Any]) -> str:
     """Return a table of right places and one of wrong places, in Markdown."""
     mark = f"<!-- numbers: benchmarks/{RESULTS.name} -->"
-    right = ["| drawn where the cells lie | maps | told as wrong | distance | spread | distance less spread, at most |"]
-    wrong = ["| drawn elsewhere | maps | told | distance | spread | distance less spread, at least |"]
+    right = ["| drawn where the cells lie | maps | warned about | distance | spread | distance less spread, at most |"]
+    wrong = ["| drawn elsewhere | maps | warned about | distance | spread | distance less spread, at least |"]
     for lines, key, end in ((right, "right", 2), (wrong, "wrong", 0)):
         lines.append("|---" * 6 + "|")
         for row in result[key]:
