@@ -341,8 +341,9 @@ def _measure_wrong(model: nn.Module, images: Sequence[Tensor], *, has_places: bo
             wrong.append(stretched)
         if has_places:
             right.append(centered)
-    told = sum(one.is_warned for one in right if one is not None)
-    return summarize(wrong) | {"images": len(images), "told of right places": told}
+    known = [one for one in right if one is not None]
+    told = sum(one.is_warned for one in known)
+    return summarize(wrong) | {"images": len(images), "right places": len(known), "told of right places": told}
 
 
 # ------------------------------------------------------------------------------------------------------------ tables
