@@ -17,8 +17,7 @@ from camtool.trust.checks.check_report import Finding
 
 _FURTHEST = 1.5
 """Distance in cells, beyond the spread of the response, from which heat lies elsewhere. On networks whose places
-are known it is at most 0.5. A crop, a mirror or a zoom that is not noticed moves heat by 3 to 27 in small networks with
-narrow cells, and by 0.1 to 10 in MobileNetV2 and SqueezeNet 1.1, where some are missed (benchmarks place_proof)."""
+are known it is at most 0.5; what a crop, a mirror or a zoom moves has 0.1 to 27 (benchmarks place_proof)."""
 
 _FEWEST_TIMES = 2.0
 """How many times as much a cell that sees the whole image must depend on a pixel where it is drawn as on any."""
