@@ -389,11 +389,18 @@ class ForwardPass:
             place = find_place(self.model, self.inputs, layer, call_index=self.call_index)
         if not place.by_content:
             self.plan.facts.places[layer] = place
-        elif self.placement == "centers" and len(self.image_input) > 1:
+        elif self.placement == "centers" and len(self.image_input) > 1 and not self._has_equal_places(layer):
             raise SeveralImagesError(
                 f"where the cells of layer {layer.name!r} lie depends on each image's content; pass one at a time."
             )
         return place
+
+    def _has_equal_places(self, layer: Layer) -> bool:
+        """Return whether a layer's cells lie at the same places for all images, each of which is asked alone."""
+        with self.restore_autocast():
+            alone = (self.select_inputs(image) for image in range(len(self.image_input)))
+            places = [find_place(self.model, inputs, layer, call_index=self.call_index) for inputs in alone]
+        return {(place.centers, place.is_moved) for place in places} == {(places[0].centers, places[0].is_moved)}
 
     def find_blank_outputs(self) -> dict[str, Tensor]:
         """Return what the observed layers return for a blank image, an input of zeros: name to ``(1 or N, ...)``.

@@ -38,8 +38,7 @@ from camtool.engines.observers import list_engines
 from camtool.errors import CamtoolError, MethodError, TargetError
 from camtool.explaining.device_maps import ClassMaps, read_classes, to_device_pixels
 from camtool.explaining.explanation import Explanation
-from camtool.explaining.pipeline import BatchExplainer, Prediction
-from camtool.explaining.place_verification import VerifyingExplainer
+from camtool.explaining.pipeline import BatchExplainer, Prediction, VerifyingExplainer
 from camtool.explaining.types import (
     AnyTargets,
     Arrays,

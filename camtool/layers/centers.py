@@ -34,10 +34,10 @@ from camtool.hooks.private_torch import get_node_shape, get_saved_integers, get_
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.modules import WeightStates, list_weights, runs_outside_torch
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
-from camtool.layers.cell_responses import NoPlacesError, measure_centers
-from camtool.layers.content_reads import ContentReads, may_read_in_script
 from camtool.layers.depths import has_other_paths, iterate_graph
 from camtool.layers.layouts import Layer, is_scaled_down
+from camtool.layers.places.cell_responses import NoPlacesError, measure_centers
+from camtool.layers.places.content_reads import ContentReads, may_read_in_script
 from camtool.layers.responses import is_moved
 from camtool.progress import follow_step
 

@@ -22,6 +22,7 @@ from camtool.errors import ForwardError, raise_interrupt
 from camtool.hooks.model_call import NEED_GRADIENTS
 from camtool.hooks.state import guard
 from camtool.hooks.structures.tensor_table import TensorTable
+from tests.helpers.warm_processes import run_program
 
 
 class Convolution(nn.Module):
@@ -113,19 +114,36 @@ def test_what_a_handler_raises_arrives_as_it_is(make, options, count):
     np.testing.assert_array_equal(explain()[0].raw, expected)
 
 
-@pytest.fixture
-def alarm():
-    """Run a function as the handler of a real signal."""
-    before = signal.getsignal(signal.SIGALRM)
-    yield lambda handler: signal.signal(signal.SIGALRM, handler)
-    signal.signal(signal.SIGALRM, before)
+def call_as_handler(handler: Callable[..., Any]) -> None:
+    """Call a function as Python calls the handler of a signal, with the frame that it interrupts."""
+    handler(signal.SIGALRM, sys._getframe())
 
 
-@pytest.mark.parametrize("register", ["register_forward_hook", "register_full_backward_hook"])
-def test_a_deadline_in_a_hook_of_the_user_is_no_error_of_the_model(alarm, register):
+def send_signal(handler: Callable[..., Any]) -> None:
+    """Let the handler run for a real signal."""
+    signal.signal(signal.SIGALRM, handler)
+    signal.raise_signal(signal.SIGALRM)
+
+
+REGISTER = ["register_forward_hook", "register_full_backward_hook"]
+
+
+@pytest.mark.parametrize("register", REGISTER)
+def test_a_deadline_in_a_hook_of_the_user_is_no_error_of_the_model(register):
+    raise_in_a_hook(register, call_as_handler)
+
+
+def test_nor_is_one_by_a_real_signal():
+    """In a process of its own: Ray and Lightning put back handlers of signals, which has ended processes silently."""
+    run_program(
+        "from tests.hooks.test_signal_handlers import REGISTER, raise_in_a_hook, send_signal\n"
+        "for register in REGISTER: raise_in_a_hook(register, send_signal)"
+    )
+
+
+def raise_in_a_hook(register: str, call: Callable[[Callable[..., Any]], None]) -> None:
     model, image, error = Convolution().eval(), torch.rand(1, 3, 32, 32), DeadlineError()
-    getattr(model.features[1], register)(lambda *_: signal.raise_signal(signal.SIGALRM))
-    alarm(lambda *_: raise_it(error))
+    getattr(model.features[1], register)(lambda *_: call(lambda *_: raise_it(error)))
     with pytest.raises(DeadlineError) as raised:
         camtool.explain(model, image, 1, layer="features.0")
     assert raised.value is error
@@ -146,10 +164,9 @@ def test_an_error_of_the_model_is_still_explained():
         partial(lambda text, number, frame: raise_it(DeadlineError(text)), "late"),
     ],
 )
-def test_a_handler_is_told_from_other_functions(alarm, handler):
-    alarm(handler)
+def test_a_handler_is_told_from_other_functions(handler):
     with pytest.raises(DeadlineError) as raised:
-        signal.raise_signal(signal.SIGALRM)
+        call_as_handler(handler)
     with pytest.raises(DeadlineError):
         raise_interrupt(raised.value)
     with pytest.raises(DeadlineError) as raised:
@@ -158,10 +175,9 @@ def test_a_handler_is_told_from_other_functions(alarm, handler):
 
 
 @pytest.mark.parametrize("wrap", [ValueError, ForwardError])
-def test_a_library_that_wraps_what_a_handler_raises_does_not_hide_it(alarm, wrap):
-    alarm(lambda *_: raise_it(DeadlineError()))
+def test_a_library_that_wraps_what_a_handler_raises_does_not_hide_it(wrap):
     with pytest.raises(wrap) as raised:
-        call_and_wrap(partial(signal.raise_signal, signal.SIGALRM), wrap)
+        call_and_wrap(partial(call_as_handler, lambda *_: raise_it(DeadlineError())), wrap)
     with pytest.raises(DeadlineError):
         raise_interrupt(raised.value, ForwardError)
 

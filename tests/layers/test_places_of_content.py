@@ -13,9 +13,9 @@ from torch.nn import functional
 import camtool
 from camtool.errors import CamtoolError
 from camtool.layers import centers
-from camtool.layers.cell_responses import measure_centers, measure_responses
-from camtool.layers.content_reads import ContentReads
 from camtool.layers.layouts import Layer, Layout
+from camtool.layers.places.cell_responses import measure_centers, measure_responses
+from camtool.layers.places.content_reads import ContentReads
 
 SIDE, SPOT = 96, 6
 

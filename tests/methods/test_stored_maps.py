@@ -67,7 +67,6 @@ def edit_description(file: Path, edit: Callable[[dict[str, Any]], None], path: P
         ("centers", [[float("nan")], [4.0]]),
         ("strides", [8.0]),
         ("strides", [0, 0]),
-        ("strides", [-8.0, 8.0]),
         ("strides", [float("inf"), 8.0]),
     ],
     ids=str,

@@ -319,6 +319,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "saturated-probability": (ColorNet(bias=12.0), Probability(0), {}, SATURATED),
     "other-paths": (Pair(), None, {"layer": "one.colors"}, "other branches"),
     "cells-elsewhere": (nn.Sequential(Apply(lambda x: x.mT), ColorNet()), None, {}, "mirrors, turns or moves"),
+    "no-places": (nn.Sequential(Apply(lambda x: torch.fft.fft2(x).real), ColorNet()), None, {}, "as behind a Fourier"),
     "several-calls": (ColorNet(runs=2), None, {}, TWICE),
     "shallow-layer": (RegisterNet(1, 24, 2, starts_as_mean=True).eval(), None, {}, "tokens whose places are uncertain"),
 }

@@ -40,9 +40,8 @@ def guard(model: nn.Module, *, evaluate: bool = True) -> Cleanup:
 
     At the end these are as before: torch's modes of this thread (grad mode, inference mode, autocast, function modes),
     the global random states of torch, numpy and Python, the ``training`` flag of every module (not only of the root: a
-    frozen batch norm stays frozen), the buffers, and queues that are attributes of modules: each ``deque``, and lists
-    that are empty or have tensors alone. Flags are set as attributes, because a model may override ``train()`` to do
-    more. A model that is in evaluation mode already is
+    frozen batch norm stays frozen), the buffers, and queues (``deque``) that are attributes of modules. Flags are set
+    as attributes, because a model may override ``train()`` to do more. A model that is in evaluation mode already is
     not written to, so threads may share it. If several blocks use one model at the same time, in one or more threads,
     the last one to end restores the flags. In the block, inference mode is off, and grad mode is too if inference mode
     was on.

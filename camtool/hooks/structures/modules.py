@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from operator import is_
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -54,10 +54,6 @@ class ModuleTree:
         self.names: list[str] = [name for children in parents for name in children.keys()]  # noqa: SIM118
 
 
-Queue: TypeAlias = deque[Any] | list[Any]
-"""What a model keeps for later forward passes, e.g. a policy's next actions; a list is one if it has tensors alone."""
-
-
 class Structure:
     """The structure of a model: its modules, their classes, and how they are nested. It keeps no module alive.
 
@@ -70,7 +66,8 @@ class Structure:
         modules: Weak references to its modules. Python may give the id of a deleted module to a new one.
         lacks_gradients: True if one is a quantized module of torch, or of a class that says so: no gradient passes it.
         buffers: The buffers of the modules by group, see :class:`camtool.hooks.state.guard.BufferSnapshot`.
-        queues: Attributes that are queues, or dictionaries with queues: the place of the module, and the name.
+        queues: Attributes that are queues, e.g. of a policy's next actions, or dictionaries with queues: the place of
+            the module, and the name.
     """
 
     __slots__ = ("_classes", "_counts", "_names", "_places", "buffers", "lacks_gradients", "model", "modules", "queues")
@@ -109,7 +106,7 @@ class Structure:
         return fits
 
 
-def iterate_queues(model: nn.Module) -> Iterator[tuple[str, Queue]]:
+def iterate_queues(model: nn.Module) -> Iterator[tuple[str, deque[Any]]]:
     """Yield the queues that a model keeps, with the name of the attribute."""
     tree = read_tree(model)
     for place, name in tree.structure.queues:
@@ -117,10 +114,10 @@ def iterate_queues(model: nn.Module) -> Iterator[tuple[str, Queue]]:
             yield name, queue
 
 
-def list_queues(value: object) -> list[Queue]:
+def list_queues(value: object) -> list[deque[Any]]:
     """Return the queues that an attribute of a module is, or has as values."""
     values = [*value.values()] if isinstance(value, dict) else [value]
-    return [one for one in values if isinstance(one, deque) or (type(one) is list and {*map(type, one)} <= {Tensor})]
+    return [queue for queue in values if isinstance(queue, deque)]
 
 
 class _HeldTrees(threading.local):

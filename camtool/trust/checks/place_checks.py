@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from camtool.evidence.evidence import Evidence
 from camtool.geometry.cell_centers import CellCenters
 from camtool.hooks.structures.modules import lacks_gradients
-from camtool.layers.cell_responses import Cell, CellResponse, cover_parts, measure_responses
+from camtool.layers.places.cell_responses import Cell, CellResponse, cover_parts, measure_responses
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import Finding
 

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -169,6 +170,12 @@ def interrupted_at(count: int, met: list[str]) -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # where Python cannot pass it on
 @pytest.mark.parametrize("case", CASES)
 def test_an_interrupt_before_any_line_leaves_no_change(case: str) -> None:
+    """In a thread of its own: where an exception is raised between two lines, Python may handle it for ever there."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(interrupt_each_line, case).result()
+
+
+def interrupt_each_line(case: str) -> None:
     make, run = CASES[case]
     model, x = make(), pictures().requires_grad_()
     run(model, x)

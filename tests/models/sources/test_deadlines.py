@@ -38,8 +38,8 @@ class DeadlineError(OSError):
 def let_time_run_out() -> Callable[..., Any]:
     """Return a function to put in the place of one of a library; a handler raises in it.
 
-    It is called as Python calls a signal handler, with the frame that it interrupts. Twice a process that ran these
-    cases with a real signal ended without a word; ``tests/hooks/test_signal_handlers.py`` has those.
+    It is called as Python calls a signal handler, with the frame that it interrupts. For a real signal see
+    ``tests/hooks/test_signal_handlers.py``.
     """
 
     def handle(number: int, interrupted: FrameType) -> None:
