@@ -35,7 +35,7 @@ from benchmarks.package_photos import read_package_photos
 from benchmarks.paired import describe_machine
 from benchmarks.photos import read_labels
 from camtool.evaluation.audit.statistics import compute_share
-from camtool.layers.cell_responses import CellResponse
+from camtool.layers.places.cell_responses import CellResponse
 from camtool.trust.checks import place_checks
 
 RESULTS = Path(__file__).with_suffix(".json")
