@@ -165,7 +165,14 @@ class NoPlacesError(CamtoolError):
     """Cells depend on the whole image alike, so that they have no places."""
 
 
-def measure_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_index: int = -1) -> CellCenters | None:
+def measure_centers(
+    model: nn.Module,
+    inputs: ModelInputs,
+    layer: Layer,
+    expected: CellCenters | None = None,
+    *,
+    call_index: int = -1,
+) -> CellCenters | None:
     """Return the centers of a layer's cells for the first image, from the responses of some cells.
 
     A grid is fitted to their centroids. It may be a part of the image, enlarged, or mirrored.
@@ -174,6 +181,8 @@ def measure_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call
         model: Any module with gradients. Its state is preserved.
         inputs: What the model is called with.
         layer: The layer.
+        expected: Exact centers, which are returned if they agree with the responses. A grid that is fitted to a few
+            cells, near to each other, is uncertain far from them.
         call_index: Which call of the layer is read if it runs more than once.
 
     Returns:
@@ -197,7 +206,11 @@ def measure_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call
     lines = [*map(_fit_axis, cells, centers, evens)]
     axes = tuple(line for line in lines if line is not None)
     if len(axes) == len(lines):
-        return CellCenters(size, axes)
+        fitted = CellCenters(size, axes)
+        is_expected = expected is not None and (
+            all(map(_fits, expected.axes, cells, centers)) or expected.agree_with(fitted, layer.layout.grid)
+        )
+        return expected if is_expected else fitted
     if np.median([response.sees_all for response in responses]):
         raise NoPlacesError("the cells depend on the whole image alike")
     return None
@@ -212,9 +225,13 @@ def _fit_axis(at: NDArray[np.float64], centers: NDArray[np.float64], even: float
         even: The stride of a grid that covers the image.
     """
     if at.max() == at.min():  # a single cell
-        return AxisCenters(float(centers.mean()), even)
-    stride, offset = np.polyfit(at, centers, 1)
-    residual = float(np.sqrt(np.mean((offset + stride * at - centers) ** 2)))
-    if abs(stride) < _LEAST_STRIDE * even or residual > _MOST_RESIDUAL * abs(stride):
-        return None
-    return AxisCenters(float(offset), float(stride))
+        return AxisCenters(float(centers.mean()) - even * float(at[0]), even)
+    stride, offset = map(float, np.polyfit(at, centers, 1))
+    line = AxisCenters(offset, stride)
+    return line if abs(stride) >= _LEAST_STRIDE * even and _fits(line, at, centers) else None
+
+
+def _fits(line: AxisCenters, at: NDArray[np.float64], centers: NDArray[np.float64]) -> bool:
+    """Return whether measured centers of cells lie on a line."""
+    residual = np.sqrt(np.mean((line.offset + line.stride * at - centers) ** 2))
+    return bool(residual <= _MOST_RESIDUAL * abs(line.stride))

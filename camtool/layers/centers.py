@@ -38,6 +38,7 @@ from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tenso
 from camtool.layers.cell_responses import NoPlacesError, measure_centers
 from camtool.layers.content_reads import ContentReads, may_read_in_script
 from camtool.layers.depths import has_other_paths, iterate_graph
+from camtool.layers.image_variants import find_image_size
 from camtool.layers.layouts import Layer, is_scaled_down
 from camtool.layers.responses import is_moved
 from camtool.progress import follow_step
@@ -111,16 +112,15 @@ def _measure_place(
     place: LayerPlace, part: CellCenters | None, model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int
 ) -> LayerPlace:
     """Return a place with measured centers, unless these agree with what the graph tells, which is exact then."""
+    grid = layer.layout.grid
+    drawn = part or CellCenters.stretch(grid, find_image_size(inputs))
     try:
-        measured = measure_centers(model, inputs, layer, call_index=call_index)
+        measured = measure_centers(model, inputs, layer, drawn, call_index=call_index)
     except NoPlacesError:
         return place._replace(is_moved=True, has_places=False)
     if measured is None:
         return place._replace(is_moved=True)
-    drawn = part or CellCenters.stretch(layer.layout.grid, measured.size)
-    if not drawn.agree_with(measured, layer.layout.grid):
-        return place._replace(centers=measured)
-    return place if drawn.covers_input(layer.layout.grid) else place._replace(centers=drawn)
+    return place if measured is drawn and drawn.covers_input(grid) else place._replace(centers=measured)
 
 
 class _GraphFacts(NamedTuple):
