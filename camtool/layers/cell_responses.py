@@ -50,6 +50,13 @@ _LEAST_STRIDE = 0.05
 """Length of a stride, as a share of that of a grid that covers the image, from which cells have places of their own."""
 
 
+_SMALL = 0.5
+"""Length of a receptive field, as a share of the image, up to which it tells one place from another."""
+
+_LEAST_WITHIN = 0.95
+"""Share of a response within the receptive field from which it lies there. The rest are edges of interpolation."""
+
+
 @dataclass(frozen=True)
 class CellResponse:
     """The pixels that a cell depends on.
@@ -182,7 +189,7 @@ def measure_centers(
         inputs: What the model is called with.
         layer: The layer.
         expected: Exact centers, which are returned if they agree with the responses. A grid that is fitted to a few
-            cells, near to each other, is uncertain far from them.
+            cells, near to each other, is uncertain far from them; dead neighbors and borders shift a response.
         call_index: Which call of the layer is read if it runs more than once.
 
     Returns:
@@ -199,6 +206,8 @@ def measure_centers(
         return None
     if len(found) < _FEWEST_CELLS:
         return None
+    if expected is not None and all(_sees_its_field(expected, *item) for item in found.items()):
+        return expected
     responses = [*found.values()]
     size, cells = responses[0].shares.shape, np.array([*found], dtype=np.float64).T
     centers = np.array([response.center for response in responses]).T
@@ -214,6 +223,17 @@ def measure_centers(
     if np.median([response.sees_all for response in responses]):
         raise NoPlacesError("the cells depend on the whole image alike")
     return None
+
+
+def _sees_its_field(expected: CellCenters, cell: Cell, response: CellResponse) -> bool:
+    """Return whether a cell depends on its receptive field alone, if this is a small part of the image."""
+    for axis, (line, index, pixels) in enumerate(zip(expected.axes, cell, response.shares.shape, strict=True)):
+        places = np.arange(pixels) + 0.5
+        is_seen = np.abs(places - line.offset - line.stride * index) <= line.field / 2
+        within = response.shares.swapaxes(0, axis)[is_seen].sum()
+        if not line.field <= _SMALL * pixels or within < _LEAST_WITHIN:
+            return False
+    return True
 
 
 def _fit_axis(at: NDArray[np.float64], centers: NDArray[np.float64], even: float) -> AxisCenters | None:
