@@ -54,7 +54,7 @@ _SMALL = 0.5
 """Length of a receptive field, as a share of the image, up to which it tells one place from another."""
 
 _LEAST_WITHIN = 0.95
-"""Share of a response within the receptive field from which it lies there. The rest are edges of interpolation."""
+"""Share of a response within the receptive field from which it lies there."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,8 @@ def _sees_its_field(expected: CellCenters, cell: Cell, response: CellResponse) -
     """Return whether a cell depends on its receptive field alone, if this is a small part of the image."""
     for axis, (line, index, pixels) in enumerate(zip(expected.axes, cell, response.shares.shape, strict=True)):
         places = np.arange(pixels) + 0.5
-        is_seen = np.abs(places - line.offset - line.stride * index) <= line.field / 2
+        reach = line.field / 2 + abs(line.stride)  # interpolation adds up to a cell on both sides
+        is_seen = np.abs(places - line.offset - line.stride * index) <= reach
         within = response.shares.swapaxes(0, axis)[is_seen].sum()
         if not line.field <= _SMALL * pixels or within < _LEAST_WITHIN:
             return False
