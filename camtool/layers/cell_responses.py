@@ -173,12 +173,7 @@ class NoPlacesError(CamtoolError):
 
 
 def measure_centers(
-    model: nn.Module,
-    inputs: ModelInputs,
-    layer: Layer,
-    expected: CellCenters | None = None,
-    *,
-    call_index: int = -1,
+    model: nn.Module, inputs: ModelInputs, layer: Layer, expected: CellCenters | None = None, *, call_index: int = -1
 ) -> CellCenters | None:
     """Return the centers of a layer's cells for the first image, from the responses of some cells.
 

@@ -64,15 +64,7 @@ _PIXEL = AxisCenters(0.5, 1.0, 1.0)
 
 
 class _UnreadableError(Exception):
-    """A node places cells in a way that no rule covers.
-
-    Attributes:
-        before: The grid of the node's input.
-    """
-
-    def __init__(self, before: _Grid | None = None) -> None:
-        super().__init__()
-        self.before = before
+    """A node places cells in a way that no rule covers. Its argument, if there is one, is the grid of its input."""
 
 
 def find_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_index: int = -1) -> CellCenters | None:
@@ -325,7 +317,7 @@ def _read_places(
         try:
             cells = None if root is None else find_grid(root)
         except _UnreadableError as error:
-            cells, is_understood = error.before, False
+            (cells, *_), is_understood = (*error.args, None), False
         if cells is None or len(before) + len(cells.size) != len(grid):
             return None, False
         is_exact = is_understood and (*size[: len(before)], *cells.size) == tuple(grid)
@@ -519,6 +511,9 @@ def _pad(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
         return None
     pairs = get_saved_integers(node, "pad") or get_saved_integers(node, "padding")
     before = dict(enumerate(pairs[::2], 1))
+    added = map(sum, zip(pairs[::2], pairs[1::2], strict=True))
+    if any(new - more != old for new, more, old in zip(shape[::-1], added, grid.size[::-1], strict=False)):
+        _refuse()  # channels last
     return _crop(grid, {back: (-count, 1) for back, count in before.items()}, shape)
 
 
@@ -712,17 +707,6 @@ def _unfold(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
     return _slide(grid, size, kernel, stride, padding, dilation)
 
 
-def _list_windows(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
-    """Cut an image into windows, which become tokens, as ``nn.Unfold`` does."""
-    if grid is None:
-        return None
-    names = ("kernel_size", "stride", "padding", "dilation")
-    kernel, stride, padding, dilation = (get_saved_integers(node, name) for name in names)
-    lines = zip(grid.size, kernel, stride, padding, dilation, strict=True)
-    cells = tuple((length + 2 * p - d * (k - 1) - 1) // s + 1 for length, k, s, p, d in lines)
-    return _slide(grid, cells, kernel, stride, padding, dilation) if math.prod(cells) == shape[-1] else _refuse()
-
-
 def _repeat(numbers: Sizes, axes: int) -> Sizes:
     """Return a number for each axis; ``padding="valid"`` saves a single one."""
     return numbers * axes if len(numbers) == 1 else numbers
@@ -748,7 +732,6 @@ _RULES: dict[str, _Rule] = {
     "Convolution": _convolve,
     "Slice": _slice,
     "Unfold": _unfold,
-    "Im2Col": _list_windows,
     "Flip": _flip,
     "Index": _index,
     "IndexSelect": _index,

@@ -74,14 +74,6 @@ def unfold(x: Tensor) -> Tensor:
     return x.unfold(2, 8, 4).unfold(-2, 4, 4).mean((-1, -2))
 
 
-def list_windows(x: Tensor) -> Tensor:
-    """Return the means of windows of 3 rows and 8 columns, which overlap, behind a crop."""
-    x = x[..., 5:, 3:-1]
-    rows, columns = (x.shape[2] + 2 - 5) // 2 + 1, (x.shape[3] - 8) // 4 + 1
-    windows = functional.unfold(x, (3, 8), dilation=(2, 1), padding=(1, 0), stride=(2, 4))
-    return windows.mean(1, keepdim=True).unflatten(2, (rows, columns))
-
-
 NETS: dict[str, Callable[[], nn.Module]] = {
     "ResNet's strides": lambda: nn.Sequential(average(7, 2, 3), average(3, 2, 1), average(3, 2, 1), average(3, 1, 1)),
     "valid padding": lambda: nn.Sequential(average(3, 2), average(3, 1), average(3, 2)),
@@ -99,7 +91,6 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "merged patches": lambda: nn.Sequential(average(4, 4), MergedPatches()),
     "unfolded patches": lambda: nn.Sequential(average(3, 2, 1), Apply(lambda x: x[:, :, 5:, :-7]), Apply(unfold)),
     "unfolded channels": lambda: Apply(lambda x: x.expand(-1, 5, -1, -1).unfold(1, 2, 2).mean((1, -1))[:, None]),
-    "unfolded windows": lambda: Apply(list_windows),
     "pixels as channels": lambda: nn.Sequential(average(3, 1, 1), Apply(unpack_pixels)),
     "transposed convolution": lambda: nn.Sequential(average(3, 2, 1), average(3, 2, 1), transposed(4, 2, 1)),
     "transposed, odd": lambda: nn.Sequential(average(3, 2, 1), average(3, 2, 1), transposed(3, 1, 1)),
