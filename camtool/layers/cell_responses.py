@@ -211,10 +211,7 @@ def measure_centers(
     axes = tuple(line for line in lines if line is not None)
     if len(axes) == len(lines):
         fitted = CellCenters(size, axes)
-        is_expected = expected is not None and (
-            all(map(_fits, expected.axes, cells, centers)) or expected.agree_with(fitted, layer.layout.grid)
-        )
-        return expected if is_expected else fitted
+        return expected if expected and expected.agree_with(fitted, layer.layout.grid) else fitted
     if np.median([response.sees_all for response in responses]):
         raise NoPlacesError("the cells depend on the whole image alike")
     return None
@@ -243,11 +240,6 @@ def _fit_axis(at: NDArray[np.float64], centers: NDArray[np.float64], even: float
     if at.max() == at.min():  # a single cell
         return AxisCenters(float(centers.mean()) - even * float(at[0]), even)
     stride, offset = map(float, np.polyfit(at, centers, 1))
-    line = AxisCenters(offset, stride)
-    return line if abs(stride) >= _LEAST_STRIDE * even and _fits(line, at, centers) else None
-
-
-def _fits(line: AxisCenters, at: NDArray[np.float64], centers: NDArray[np.float64]) -> bool:
-    """Return whether measured centers of cells lie on a line."""
-    residual = np.sqrt(np.mean((line.offset + line.stride * at - centers) ** 2))
-    return bool(residual <= _MOST_RESIDUAL * abs(line.stride))
+    residual = float(np.sqrt(np.mean((offset + stride * at - centers) ** 2)))
+    is_line = abs(stride) >= _LEAST_STRIDE * even and residual <= _MOST_RESIDUAL * abs(stride)
+    return AxisCenters(offset, stride) if is_line else None

@@ -699,7 +699,7 @@ def _unfold(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
     backs = [first + count - dim % len(old) for first in starts]
     if len(backs) != 1:  # e.g. as many channels as rows and columns
         _refuse()
-    if not 1 <= backs[0] <= count:
+    if not 1 <= backs[0] <= count:  # channels
         return grid
     lines = [(1, 1, 0, 1, cells) for cells in grid.size]
     lines[-backs[0]] = (length, step, 0, 1, shape[dim % len(old)])
