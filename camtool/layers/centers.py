@@ -16,6 +16,7 @@ layer's size: a step that was not understood, e.g. patches merged by a reshape, 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.modules import WeightStates, list_weights, runs_outside_torch
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
 from camtool.layers.depths import has_other_paths, iterate_graph
+from camtool.layers.image_variants import find_image_size
 from camtool.layers.layouts import Layer, is_scaled_down
 from camtool.layers.places.cell_responses import NoPlacesError, measure_centers
 from camtool.layers.places.content_reads import ContentReads, may_read_in_script
@@ -62,7 +64,7 @@ _PIXEL = AxisCenters(0.5, 1.0, 1.0)
 
 
 class _UnreadableError(Exception):
-    """A node places cells in a way that no rule covers."""
+    """A node places cells in a way that no rule covers. Its argument, if there is one, is the grid of its input."""
 
 
 def find_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_index: int = -1) -> CellCenters | None:
@@ -95,27 +97,29 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
         states = WeightStates(weights, [place for place, weight in enumerate(weights) if _has_taps(weight)])
         place = LayerPlace(facts.centers, states, facts.is_passed_by, False, facts.by_content)
         is_doubtful = _is_doubtful(facts, model, inputs, layer, call_index)
-        return _measure_place(place, model, inputs, layer, call_index) if is_doubtful else place
+        return _measure_place(place, facts.part, model, inputs, layer, call_index) if is_doubtful else place
 
 
 def _measure_place(
-    place: LayerPlace, model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int
+    place: LayerPlace, part: CellCenters | None, model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int
 ) -> LayerPlace:
-    """Return a place with measured centers, unless these agree with what would be drawn, which is exact then."""
+    """Return a place with measured centers, unless these agree with what the graph tells, which is exact then."""
+    grid = layer.layout.grid
+    drawn = part or CellCenters.stretch(grid, find_image_size(inputs))
     try:
-        measured = measure_centers(model, inputs, layer, call_index=call_index)
+        measured = measure_centers(model, inputs, layer, drawn, call_index=call_index)
     except NoPlacesError:
         return place._replace(is_moved=True, has_places=False)
     if measured is None:
         return place._replace(is_moved=True)
-    drawn = place.centers or CellCenters.stretch(layer.layout.grid, measured.size)
-    return place if drawn.agree_with(measured, layer.layout.grid) else place._replace(centers=measured)
+    return place if measured is drawn and drawn.covers_input(grid) else place._replace(centers=measured)
 
 
 class _GraphFacts(NamedTuple):
     """What the graph of a forward pass tells about a layer; see :class:`LayerPlace` for ``centers`` and ``by_content``.
 
     Attributes:
+        part: The layer's grid on the part of the image that the graph tells, see :func:`_read_places`.
         is_passed_by: Whether other paths pass the layer by.
         may_be_moved: Whether the graph has an operation that may move the image.
         is_cut: Whether the layer's grid has other proportions than the image.
@@ -123,6 +127,7 @@ class _GraphFacts(NamedTuple):
     """
 
     centers: CellCenters | None
+    part: CellCenters | None
     is_passed_by: bool
     may_be_moved: bool
     by_content: bool
@@ -136,9 +141,10 @@ def _read_graph(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index:
         with ContentReads() as reads:
             image, observed = observe_with_trunk(model, [layer.name], inputs)
         output, grid = get_call(layer.name, observed.calls[layer.name], call_index), layer.layout.grid
-        (centers,) = read_centers([(output, grid)], image, has_frames=layer.layout.has_frames)
+        ((part, is_exact),) = _read_places([(output, grid)], image, has_frames=layer.layout.has_frames)
         return _GraphFacts(
-            centers,
+            part if is_exact else None,
+            part,
             has_other_paths(observed.output, output, image),
             _may_be_moved(output),
             reads.come_before(output) or may_read_in_script(model),
@@ -149,9 +155,9 @@ def _read_graph(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index:
 
 def _is_doubtful(facts: _GraphFacts, model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int) -> bool:
     """Return whether the cells may not lie where the graph, or else a grid over the whole image, has them."""
-    if facts.is_transformed or (facts.centers is None and (facts.by_content or facts.is_cut)):
+    is_part = facts.part is not None and not facts.part.covers_input(layer.layout.grid)
+    if facts.is_transformed or (facts.centers is None and (facts.by_content or facts.is_cut or is_part)):
         return True
-    is_part = facts.centers is not None and not facts.centers.covers_input(layer.layout.grid)
     return facts.may_be_moved and (is_part or is_moved(model, inputs, layer, call_index))
 
 
@@ -279,6 +285,18 @@ def read_centers(
     Returns:
         For each output the centers, or None if the graph does not determine them.
     """
+    places = _read_places(outputs, image, has_frames=has_frames)
+    return [part if is_exact else None for part, is_exact in places]
+
+
+def _read_places(
+    outputs: Sequence[tuple[Tensor, Sequence[int]]], image: Tensor, *, has_frames: bool = False
+) -> list[tuple[CellCenters | None, bool]]:
+    """Return the centers of the cells of outputs, see :func:`read_centers`, and whether each step was understood.
+
+    If one was not, the cells are spread over the part of the image that the step before it saw. This is right for
+    patches behind a crop, e.g., but not for a step that moves pixels.
+    """
     size = tuple(image.shape[2:])
     before = (_PIXEL,) * has_frames  # the time axis, which the graph moves to the batch
     start = _Grid(size[len(before) :], (_PIXEL,) * (len(size) - len(before)))
@@ -294,16 +312,19 @@ def read_centers(
             known[node] = start if get_saved_value(node, "variable") is image else _pass_node(node, children)
         return known[root]
 
-    def compute_centers(root: Node | None, grid: Sequence[int]) -> CellCenters | None:
+    def find_place(root: Node | None, grid: Sequence[int]) -> tuple[CellCenters | None, bool]:
+        is_understood = True
         try:
             cells = None if root is None else find_grid(root)
-        except _UnreadableError:
-            return None
-        if cells is None or (*size[: len(before)], *cells.size) != tuple(grid):
-            return None
-        return CellCenters(size, (*before, *cells.axes))
+        except _UnreadableError as error:
+            (cells, *_), is_understood = (*error.args, None), False
+        if cells is None or len(before) + len(cells.size) != len(grid):
+            return None, False
+        is_exact = is_understood and (*size[: len(before)], *cells.size) == tuple(grid)
+        axes = _cover(cells, tuple(grid[len(before) :])).axes
+        return CellCenters(size, (*before, *axes)), is_exact
 
-    return [compute_centers(output.grad_fn, grid) for output, grid in outputs]
+    return [find_place(output.grad_fn, grid) for output, grid in outputs]
 
 
 def _pass_node(node: Node, children: Sequence[_Grid | None]) -> _Grid | None:
@@ -318,9 +339,9 @@ def _pass_node(node: Node, children: Sequence[_Grid | None]) -> _Grid | None:
             return _join(_choose(node, children) if name == "Where" else children, shape)
         # Weights and indices that follow the first input carry no grid of their own.
         return rule(node, children[0], shape)
-    # This torch saves other values in the node, or what was saved cannot be read, e.g. because of checkpointing.
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-        _refuse()
+    # No rule covers it, this torch saves other values in it, or these cannot be read, e.g. because of checkpointing.
+    except (_UnreadableError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        raise _UnreadableError(next(filter(None, children))) from None
 
 
 def _join(children: Sequence[_Grid | None], shape: Sizes) -> _Grid | None:
@@ -353,11 +374,8 @@ def _join_axis(axes: Sequence[AxisCenters]) -> AxisCenters:
 
 def _carries(shape: Sizes, size: Sizes) -> bool:
     """Check that a tensor of this shape may hold a grid of this size, as axes in a row or as tokens."""
-    cells = 1
-    for length in size:
-        cells *= length
     windows = [shape[first : first + len(size)] for first in range(len(shape))]
-    return size in windows or cells in shape
+    return size in windows or math.prod(size) in shape
 
 
 # ------------------------------------------------------------------------------------------------- rules of nodes
@@ -493,6 +511,9 @@ def _pad(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
         return None
     pairs = get_saved_integers(node, "pad") or get_saved_integers(node, "padding")
     before = dict(enumerate(pairs[::2], 1))
+    added = map(sum, zip(pairs[::2], pairs[1::2], strict=True))
+    if any(new - more != old for new, more, old in zip(shape[::-1], added, grid.size[::-1], strict=False)):
+        _refuse()  # channels last
     return _crop(grid, {back: (-count, 1) for back, count in before.items()}, shape)
 
 
@@ -630,16 +651,20 @@ def _resample(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
     new = shape[-count:]
     if len(shape) != count + 2 or set(new) == {1}:
         return None if set(new) == {1} else _refuse()
-    is_aligned = bool(get_saved_value(node, "align_corners"))
+    return _cover(grid, new, is_aligned=bool(get_saved_value(node, "align_corners")))
+
+
+def _cover(grid: _Grid, new: Sizes, *, is_aligned: bool = False) -> _Grid:
+    """Return a grid of another size on the same pixels; if ``is_aligned``, with the same first and last centers."""
     starts = {}
-    for back in range(1, count + 1):
+    for back in range(1, len(new) + 1):
         old_cells, cells = grid.size[-back], new[-back]
         if is_aligned and cells > 1:
             starts[back] = (0.0, (old_cells - 1) / (cells - 1))
         else:
             step = old_cells / cells
             starts[back] = (step / 2 - 0.5, step)
-    return _crop(grid, starts, shape)
+    return _crop(grid, starts, new)
 
 
 def _reduce(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
@@ -652,10 +677,7 @@ def _reduce(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
     for first in (2, 1):
         if old[first : first + count] == grid.size:
             return None if dims & set(range(first, first + count)) else grid
-    cells = 1
-    for length in grid.size:
-        cells *= length
-    return None if any(old[dim] == cells for dim in dims) else grid
+    return None if any(old[dim] == math.prod(grid.size) for dim in dims) else grid
 
 
 def _shuffle(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
@@ -665,6 +687,24 @@ def _shuffle(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
     up = get_saved_integers(node, "upscale_factor")
     step = 1 / up[0] if up else float(get_saved_integers(node, "downscale_factor")[0])
     return _crop(grid, dict.fromkeys((1, 2), (step / 2 - 0.5, step)), shape)
+
+
+def _unfold(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+    """Cut one axis into windows, whose cells become a new last axis."""
+    if grid is None:
+        return None
+    old, count = get_saved_integers(node, "self_sym_sizes"), len(grid.size)
+    dim, length, step = (get_saved_integers(node, name)[0] for name in ("dimension", "size", "step"))
+    starts = [first for first in range(1, len(old)) if old[first : first + count] == grid.size]
+    backs = [first + count - dim % len(old) for first in starts]
+    if len(backs) != 1:  # e.g. as many channels as rows and columns
+        _refuse()
+    if not 1 <= backs[0] <= count:  # channels
+        return grid
+    lines = [(1, 1, 0, 1, cells) for cells in grid.size]
+    lines[-backs[0]] = (length, step, 0, 1, shape[dim % len(old)])
+    kernel, stride, padding, dilation, size = zip(*lines, strict=True)
+    return _slide(grid, size, kernel, stride, padding, dilation)
 
 
 def _repeat(numbers: Sizes, axes: int) -> Sizes:
@@ -691,6 +731,7 @@ _REDUCING = ("Mean", "Sum", "Amax", "Amin", "Var", "VarMean", "Std", "StdMean", 
 _RULES: dict[str, _Rule] = {
     "Convolution": _convolve,
     "Slice": _slice,
+    "Unfold": _unfold,
     "Flip": _flip,
     "Index": _index,
     "IndexSelect": _index,

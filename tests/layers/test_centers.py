@@ -70,6 +70,10 @@ def unpack_pixels(x: Tensor) -> Tensor:
     return functional.pixel_unshuffle(x, 2).mean(1, keepdim=True)
 
 
+def unfold(x: Tensor) -> Tensor:
+    return x.unfold(2, 8, 4).unfold(-2, 4, 4).mean((-1, -2))
+
+
 NETS: dict[str, Callable[[], nn.Module]] = {
     "ResNet's strides": lambda: nn.Sequential(average(7, 2, 3), average(3, 2, 1), average(3, 2, 1), average(3, 1, 1)),
     "valid padding": lambda: nn.Sequential(average(3, 2), average(3, 1), average(3, 2)),
@@ -85,6 +89,8 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "crop": lambda: nn.Sequential(average(3, 2, 1), Apply(lambda x: x[:, :, 2:-1, 3:])),
     "subsampling": lambda: nn.Sequential(average(3, 1, 1), Apply(lambda x: x[..., 1::2, ::2])),
     "merged patches": lambda: nn.Sequential(average(4, 4), MergedPatches()),
+    "unfolded patches": lambda: nn.Sequential(average(3, 2, 1), Apply(lambda x: x[:, :, 5:, :-7]), Apply(unfold)),
+    "unfolded channels": lambda: Apply(lambda x: x.expand(-1, 5, -1, -1).unfold(1, 2, 2).mean((1, -1))[:, None]),
     "pixels as channels": lambda: nn.Sequential(average(3, 1, 1), Apply(unpack_pixels)),
     "transposed convolution": lambda: nn.Sequential(average(3, 2, 1), average(3, 2, 1), transposed(4, 2, 1)),
     "transposed, odd": lambda: nn.Sequential(average(3, 2, 1), average(3, 2, 1), transposed(3, 1, 1)),
@@ -201,6 +207,12 @@ def test_what_is_not_understood_moves_nothing(net: nn.Module) -> None:
     centers, _ = read(net, torch.rand(1, 1, 32, 32))
     understood = not isinstance(net, SpaceToDepth) and not isinstance(getattr(net, "0", None), SpaceToDepth)
     assert (centers is not None) == understood
+
+
+def test_as_many_unfolded_channels_as_rows_are_not_understood() -> None:
+    net = Apply(lambda x: x.expand(-1, 32, -1, -1).unfold(2, 4, 4).mean(-1))
+    assert read(net, torch.rand(1, 1, 32, 32))[0] is None
+    assert read(net, torch.rand(1, 1, 32, 48))[0] is not None
 
 
 def build_one_sided(sides: tuple[float, ...], *, filters: int = 32) -> nn.Module:

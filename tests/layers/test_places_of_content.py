@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import camtool
 from camtool.errors import CamtoolError
+from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.layers import centers
 from camtool.layers.layouts import Layer, Layout
 from camtool.layers.places.cell_responses import measure_centers, measure_responses
@@ -232,6 +233,65 @@ def test_parts_and_other_aspects_of_the_image_have_places(
     (result,) = camtool.explain(Net(step).eval(), paint(*place), 0)
     assert find_heat(result) == pytest.approx(place, abs=2.0)
     assert [warning.code for warning in result.warnings] == []
+
+
+class PatchNet(Net):
+    """As :class:`Net`, but patches are cut by a reshape, which no rule reads."""
+
+    def __init__(self, step: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(step)
+        self.features = nn.Sequential(nn.Linear(3 * 64, 8), nn.ReLU())
+        nn.init.constant_(self.features[0].weight[:4], 1 / 192)
+        nn.init.constant_(self.features[0].bias[:4], -0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.step(x).unflatten(3, (-1, 8)).unflatten(2, (-1, 8))
+        return self.head(self.features(patches.permute(0, 2, 4, 1, 3, 5).flatten(3)).mean((1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("step", "place"),
+    [
+        (lambda x: x, (44, 68)),
+        (lambda x: x[..., 24:, 24:], (60, 68)),
+        (lambda x: functional.pad(x, (24, 0, 0, 24)), (44, 68)),
+        (lambda x: x.chunk(2, 2)[1].chunk(2, 3)[0], (68, 28)),
+        (lambda x: x.flip(3), (44, 68)),
+    ],
+    ids=["all", "crop", "pad", "quarter", "mirror"],
+)
+def test_patches_that_no_rule_reads_have_places(step: Callable[[Tensor], Tensor], place: tuple[int, int]) -> None:
+    (result,) = camtool.explain(PatchNet(step).eval(), paint(*place), 0)
+    assert find_heat(result) == pytest.approx(place, abs=2.0)
+    assert [warning.code for warning in result.warnings] == []
+
+
+def build_patches() -> tuple[nn.Module, Layer]:
+    """Return a network of 8 x 8 patches whose cells are dead where the image is dark, and its layer."""
+    convolution = nn.Conv2d(1, 4, 8, 8)
+    nn.init.constant_(convolution.weight, 1 / 64)
+    nn.init.constant_(convolution.bias, -0.5)
+    return nn.Sequential(convolution, nn.ReLU()), Layer("1", Layout("channels first", (8, 8)))
+
+
+def test_live_cells_of_one_row_lie_where_they_respond() -> None:
+    model, layer = build_patches()
+    image = torch.zeros(1, 1, 64, 64)
+    image[..., 24:32, :] = 1
+    measured = measure_centers(model, image, layer)
+    assert measured is not None
+    assert measured.axes[0].offset + 3 * measured.axes[0].stride == pytest.approx(28)
+    assert measured.axes[1].offset == pytest.approx(4, abs=0.5)
+
+
+def test_exact_centers_are_kept_unless_a_cell_responds_beyond_its_field() -> None:
+    model, layer = build_patches()
+    image = torch.zeros(1, 1, 64, 64)
+    image[..., 24:40, 8:24] = 1
+    exact = CellCenters((64, 64), (AxisCenters(4.0, 8.0, 8.0), AxisCenters(4.0, 8.0, 8.0)))
+    backwards = CellCenters((64, 64), (exact.axes[0], AxisCenters(60.0, -8.0, 8.0)))
+    assert measure_centers(model, image, layer, exact) is exact
+    assert measure_centers(model, image, layer, backwards) != backwards
 
 
 def test_measured_centers_are_the_read_ones_to_a_quarter_of_a_cell() -> None:

@@ -50,6 +50,13 @@ _LEAST_STRIDE = 0.05
 """Length of a stride, as a share of that of a grid that covers the image, from which cells have places of their own."""
 
 
+_SMALL = 0.5
+"""Length of a receptive field, as a share of the image, up to which it tells one place from another."""
+
+_LEAST_WITHIN = 0.95
+"""Share of a response within the receptive field from which it lies there."""
+
+
 @dataclass(frozen=True)
 class CellResponse:
     """The pixels that a cell depends on.
@@ -165,7 +172,9 @@ class NoPlacesError(CamtoolError):
     """Cells depend on the whole image alike, so that they have no places."""
 
 
-def measure_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_index: int = -1) -> CellCenters | None:
+def measure_centers(
+    model: nn.Module, inputs: ModelInputs, layer: Layer, expected: CellCenters | None = None, *, call_index: int = -1
+) -> CellCenters | None:
     """Return the centers of a layer's cells for the first image, from the responses of some cells.
 
     A grid is fitted to their centroids. It may be a part of the image, enlarged, or mirrored.
@@ -174,6 +183,8 @@ def measure_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call
         model: Any module with gradients. Its state is preserved.
         inputs: What the model is called with.
         layer: The layer.
+        expected: Exact centers, which are returned if they agree with the responses. A grid that is fitted to a few
+            cells, near to each other, is uncertain far from them; dead neighbors and borders shift a response.
         call_index: Which call of the layer is read if it runs more than once.
 
     Returns:
@@ -190,6 +201,8 @@ def measure_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call
         return None
     if len(found) < _FEWEST_CELLS:
         return None
+    if expected is not None and all(_sees_its_field(expected, *item) for item in found.items()):
+        return expected
     responses = [*found.values()]
     size, cells = responses[0].shares.shape, np.array([*found], dtype=np.float64).T
     centers = np.array([response.center for response in responses]).T
@@ -197,10 +210,23 @@ def measure_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call
     lines = [*map(_fit_axis, cells, centers, evens)]
     axes = tuple(line for line in lines if line is not None)
     if len(axes) == len(lines):
-        return CellCenters(size, axes)
+        fitted = CellCenters(size, axes)
+        return expected if expected and expected.agree_with(fitted, layer.layout.grid) else fitted
     if np.median([response.sees_all for response in responses]):
         raise NoPlacesError("the cells depend on the whole image alike")
     return None
+
+
+def _sees_its_field(expected: CellCenters, cell: Cell, response: CellResponse) -> bool:
+    """Return whether a cell depends on its receptive field alone, if this is a small part of the image."""
+    for axis, (line, index, pixels) in enumerate(zip(expected.axes, cell, response.shares.shape, strict=True)):
+        places = np.arange(pixels) + 0.5
+        reach = line.field / 2 + abs(line.stride)  # interpolation adds up to a cell on both sides
+        is_seen = np.abs(places - line.offset - line.stride * index) <= reach
+        within = response.shares.swapaxes(0, axis)[is_seen].sum()
+        if not line.field <= _SMALL * pixels or within < _LEAST_WITHIN:
+            return False
+    return True
 
 
 def _fit_axis(at: NDArray[np.float64], centers: NDArray[np.float64], even: float) -> AxisCenters | None:
@@ -212,9 +238,8 @@ def _fit_axis(at: NDArray[np.float64], centers: NDArray[np.float64], even: float
         even: The stride of a grid that covers the image.
     """
     if at.max() == at.min():  # a single cell
-        return AxisCenters(float(centers.mean()), even)
-    stride, offset = np.polyfit(at, centers, 1)
+        return AxisCenters(float(centers.mean()) - even * float(at[0]), even)
+    stride, offset = map(float, np.polyfit(at, centers, 1))
     residual = float(np.sqrt(np.mean((offset + stride * at - centers) ** 2)))
-    if abs(stride) < _LEAST_STRIDE * even or residual > _MOST_RESIDUAL * abs(stride):
-        return None
-    return AxisCenters(float(offset), float(stride))
+    is_line = abs(stride) >= _LEAST_STRIDE * even and residual <= _MOST_RESIDUAL * abs(stride)
+    return AxisCenters(offset, stride) if is_line else None
