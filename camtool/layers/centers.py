@@ -36,7 +36,6 @@ from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.modules import WeightStates, list_weights, runs_outside_torch
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
 from camtool.layers.depths import has_other_paths, iterate_graph
-from camtool.layers.image_variants import find_image_size
 from camtool.layers.layouts import Layer, is_scaled_down
 from camtool.layers.places.cell_responses import NoPlacesError, measure_centers
 from camtool.layers.places.content_reads import ContentReads, may_read_in_script
@@ -96,23 +95,22 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
         weights = list_weights(model, buffers=False)
         states = WeightStates(weights, [place for place, weight in enumerate(weights) if _has_taps(weight)])
         place = LayerPlace(facts.centers, states, facts.is_passed_by, False, facts.by_content)
+        drawn = facts.part or CellCenters.stretch(layer.layout.grid, facts.size)
         is_doubtful = _is_doubtful(facts, model, inputs, layer, call_index)
-        return _measure_place(place, facts.part, model, inputs, layer, call_index) if is_doubtful else place
+        return _measure_place(place, drawn, model, inputs, layer, call_index) if is_doubtful else place
 
 
 def _measure_place(
-    place: LayerPlace, part: CellCenters | None, model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int
+    place: LayerPlace, drawn: CellCenters, model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int
 ) -> LayerPlace:
     """Return a place with measured centers, unless these agree with what the graph tells, which is exact then."""
-    grid = layer.layout.grid
-    drawn = part or CellCenters.stretch(grid, find_image_size(inputs))
     try:
         measured = measure_centers(model, inputs, layer, drawn, call_index=call_index)
     except NoPlacesError:
         return place._replace(is_moved=True, has_places=False)
     if measured is None:
         return place._replace(is_moved=True)
-    return place if measured is drawn and drawn.covers_input(grid) else place._replace(centers=measured)
+    return place if measured is drawn and drawn.covers_input(layer.layout.grid) else place._replace(centers=measured)
 
 
 class _GraphFacts(NamedTuple):
@@ -120,6 +118,7 @@ class _GraphFacts(NamedTuple):
 
     Attributes:
         part: The layer's grid on the part of the image that the graph tells, see :func:`_read_places`.
+        size: Size of the image, of a detector behind its own transform.
         is_passed_by: Whether other paths pass the layer by.
         may_be_moved: Whether the graph has an operation that may move the image.
         is_cut: Whether the layer's grid has other proportions than the image.
@@ -128,6 +127,7 @@ class _GraphFacts(NamedTuple):
 
     centers: CellCenters | None
     part: CellCenters | None
+    size: Sizes
     is_passed_by: bool
     may_be_moved: bool
     by_content: bool
@@ -141,14 +141,16 @@ def _read_graph(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index:
         with ContentReads() as reads:
             image, observed = observe_with_trunk(model, [layer.name], inputs)
         output, grid = get_call(layer.name, observed.calls[layer.name], call_index), layer.layout.grid
+        size = tuple(image.shape[2:])
         ((part, is_exact),) = _read_places([(output, grid)], image, has_frames=layer.layout.has_frames)
         return _GraphFacts(
             part if is_exact else None,
             part,
+            size,
             has_other_paths(observed.output, output, image),
             _may_be_moved(output),
             reads.come_before(output) or may_read_in_script(model),
-            is_cut=not is_scaled_down(grid, tuple(image.shape[2:])),
+            is_cut=not is_scaled_down(grid, size),
             is_transformed=any(node.name().startswith("Fft") for node in _list_nodes(output)),
         )
 

@@ -7,7 +7,7 @@ centroid is where the cell looks, whatever the model did to the image before: it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TypeAlias
@@ -34,8 +34,8 @@ Cell: TypeAlias = "tuple[int, ...]"
 _PROJECTIONS = 2
 """Random projections of a cell's channels. With one, channels that happen to cancel each other would hide pixels."""
 
-_PARTS = 4
-"""Number of parts of each axis in which one cell is measured."""
+_PARTS, _FEW_PARTS = 4, 2
+"""Number of parts of each axis in which one cell is measured, and with which exact centers are confirmed first."""
 
 _FEWEST_CELLS = 4
 """With fewer cells that respond, no grid is fitted to their places."""
@@ -78,7 +78,13 @@ class CellResponse:
 
 
 def measure_responses(
-    model: nn.Module, inputs: ModelInputs, layer: Layer, cells: Sequence[Cell] | None = None, *, call_index: int = -1
+    model: nn.Module,
+    inputs: ModelInputs,
+    layer: Layer,
+    cells: Sequence[Cell] | None = None,
+    *,
+    parts: int = _PARTS,
+    call_index: int = -1,
 ) -> dict[Cell, CellResponse]:
     """Return the pixels of the first image that cells of a layer depend on: a forward pass, two backward ones per cell.
 
@@ -88,6 +94,7 @@ def measure_responses(
         layer: The layer.
         cells: The indices of each cell along the axes of the layer's grid; by default the strongest cell of each of
             several parts of the grid.
+        parts: Number of parts of each axis of the grid.
         call_index: Which call of the layer is read if it runs more than once.
 
     Returns:
@@ -100,7 +107,7 @@ def measure_responses(
     output = get_call(layer.name, observed.calls[layer.name], call_index)
     with enable_gradients():
         maps = layer.layout.to_grid(layer.layout.select_view(output))[0].movedim(0, -1)
-        asked = _choose_strongest(maps.detach()) if cells is None else cells
+        asked = _choose_strongest(maps.detach(), parts) if cells is None else cells
         found = {cell: _measure_response(maps[cell], image) for cell in asked if maps.requires_grad}
     return {cell: response for cell, response in found.items() if response is not None}
 
@@ -135,10 +142,10 @@ _MOST_COVERED = {1: 32, 2: 8, 3: 4}
 """Number of axes of an image to the number of parts along each: 32, 64 or 64 in all."""
 
 
-def _choose_strongest(maps: Tensor) -> list[Cell]:
-    """Return the cell with the largest norm in each part of a grid, from activations ``(*grid, C)``."""
+def _choose_strongest(maps: Tensor, count: int) -> list[Cell]:
+    """Return the cell with the largest norm in each of ``count`` parts along each axis, from ``(*grid, C)``."""
     strength = maps.float().norm(dim=-1).cpu().numpy()
-    parts = product(*(np.array_split(np.arange(cells), min(cells, _PARTS)) for cells in strength.shape))
+    parts = product(*(np.array_split(np.arange(cells), min(cells, count)) for cells in strength.shape))
     chosen = []
     for part in parts:
         within = strength[np.ix_(*part)]
@@ -195,26 +202,36 @@ def measure_centers(
     """
     if lacks_gradients(model):
         return None
-    try:
-        found = measure_responses(model, inputs, layer, call_index=call_index)
-    except ForwardError:  # an operation has no backward pass
-        return None
-    if len(found) < _FEWEST_CELLS:
-        return None
-    if expected is not None and all(_sees_its_field(expected, *item) for item in found.items()):
-        return expected
+    found: dict[Cell, CellResponse] = {}
+    for parts in (_FEW_PARTS, _PARTS):
+        try:
+            found = measure_responses(model, inputs, layer, parts=parts, call_index=call_index)
+        except ForwardError:  # an operation has no backward pass
+            return None
+        if expected is not None and len(found) >= _FEWEST_CELLS and _agree(expected, found, layer.layout.grid):
+            return expected
+    fitted = _fit_grid(found, layer.layout.grid) if len(found) >= _FEWEST_CELLS else None
+    if fitted is None and found and np.median([response.sees_all for response in found.values()]):
+        raise NoPlacesError("the cells depend on the whole image alike")
+    return fitted
+
+
+def _agree(expected: CellCenters, found: Mapping[Cell, CellResponse], grid: Sequence[int]) -> bool:
+    """Return whether measured cells lie where they are expected, by themselves or by the grid that fits them."""
+    if all(_sees_its_field(expected, *item) for item in found.items()):
+        return True
+    fitted = _fit_grid(found, grid)
+    return fitted is not None and expected.agree_with(fitted, grid)
+
+
+def _fit_grid(found: Mapping[Cell, CellResponse], grid: Sequence[int]) -> CellCenters | None:
+    """Return the grid through the centroids of measured cells; ``None`` if they lie on none."""
     responses = [*found.values()]
     size, cells = responses[0].shares.shape, np.array([*found], dtype=np.float64).T
     centers = np.array([response.center for response in responses]).T
-    evens = [pixels / count for pixels, count in zip(size, layer.layout.grid, strict=True)]
-    lines = [*map(_fit_axis, cells, centers, evens)]
+    lines = [*map(_fit_axis, cells, centers, [pixels / count for pixels, count in zip(size, grid, strict=True)])]
     axes = tuple(line for line in lines if line is not None)
-    if len(axes) == len(lines):
-        fitted = CellCenters(size, axes)
-        return expected if expected and expected.agree_with(fitted, layer.layout.grid) else fitted
-    if np.median([response.sees_all for response in responses]):
-        raise NoPlacesError("the cells depend on the whole image alike")
-    return None
+    return CellCenters(size, axes) if len(axes) == len(lines) else None
 
 
 def _sees_its_field(expected: CellCenters, cell: Cell, response: CellResponse) -> bool:
