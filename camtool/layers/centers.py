@@ -66,6 +66,10 @@ class _UnreadableError(Exception):
     """A node places cells in a way that no rule covers. Its argument, if there is one, is the grid of its input."""
 
 
+class _MixedError(_UnreadableError):
+    """Branches that see other parts of the image are joined; the image's content may weigh them."""
+
+
 def find_centers(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_index: int = -1) -> CellCenters | None:
     """Return the centers of a layer's cells, see :func:`find_place`."""
     return find_place(model, inputs, layer, call_index=call_index).centers
@@ -76,7 +80,7 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
 
     Args:
         model: Any module. Its state is preserved.
-        inputs: What the model is called with. Only their shapes matter.
+        inputs: What the model is called with. Their content matters where it decides which pixels the layer sees.
         layer: The layer.
         call_index: Which call of the layer is read if it runs more than once.
     """
@@ -94,9 +98,9 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
             facts = _read_graph(model, inputs, layer, call_index)
         weights = list_weights(model, buffers=False)
         states = WeightStates(weights, [place for place, weight in enumerate(weights) if _has_taps(weight)])
-        place = LayerPlace(facts.centers, states, facts.is_passed_by, False, facts.by_content)
-        drawn = facts.part or CellCenters.stretch(layer.layout.grid, facts.size)
         is_doubtful = _is_doubtful(facts, model, inputs, layer, call_index)
+        place = LayerPlace(facts.centers, states, facts.is_passed_by, False, facts.by_content or facts.is_mixed)
+        drawn = facts.part or CellCenters.stretch(layer.layout.grid, facts.size)
         return _measure_place(place, drawn, model, inputs, layer, call_index) if is_doubtful else place
 
 
@@ -122,6 +126,7 @@ class _GraphFacts(NamedTuple):
         is_passed_by: Whether other paths pass the layer by.
         may_be_moved: Whether the graph has an operation that may move the image.
         is_cut: Whether the layer's grid has other proportions than the image.
+        is_mixed: Whether branches that see other parts of the image are joined, as in a soft choice of a crop.
         is_transformed: Whether a Fourier transform lies before the layer.
     """
 
@@ -132,6 +137,7 @@ class _GraphFacts(NamedTuple):
     may_be_moved: bool
     by_content: bool
     is_cut: bool
+    is_mixed: bool
     is_transformed: bool
 
 
@@ -142,7 +148,7 @@ def _read_graph(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index:
             image, observed = observe_with_trunk(model, [layer.name], inputs)
         output, grid = get_call(layer.name, observed.calls[layer.name], call_index), layer.layout.grid
         size = tuple(image.shape[2:])
-        ((part, is_exact),) = _read_places([(output, grid)], image, has_frames=layer.layout.has_frames)
+        ((part, is_exact, is_mixed),) = _read_places([(output, grid)], image, has_frames=layer.layout.has_frames)
         return _GraphFacts(
             part if is_exact else None,
             part,
@@ -151,6 +157,7 @@ def _read_graph(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index:
             _may_be_moved(output),
             reads.come_before(output) or may_read_in_script(model),
             is_cut=not is_scaled_down(grid, size),
+            is_mixed=is_mixed,
             is_transformed=any(node.name().startswith("Fft") for node in _list_nodes(output)),
         )
 
@@ -158,7 +165,9 @@ def _read_graph(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index:
 def _is_doubtful(facts: _GraphFacts, model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int) -> bool:
     """Return whether the cells may not lie where the graph, or else a grid over the whole image, has them."""
     is_part = facts.part is not None and not facts.part.covers_input(layer.layout.grid)
-    if facts.is_transformed or (facts.centers is None and (facts.by_content or facts.is_cut or is_part)):
+    if facts.is_transformed or (
+        facts.centers is None and (facts.by_content or facts.is_cut or facts.is_mixed or is_part)
+    ):
         return True
     return facts.may_be_moved and (is_part or is_moved(model, inputs, layer, call_index))
 
@@ -288,13 +297,15 @@ def read_centers(
         For each output the centers, or None if the graph does not determine them.
     """
     places = _read_places(outputs, image, has_frames=has_frames)
-    return [part if is_exact else None for part, is_exact in places]
+    return [part if is_exact else None for part, is_exact, _ in places]
 
 
 def _read_places(
     outputs: Sequence[tuple[Tensor, Sequence[int]]], image: Tensor, *, has_frames: bool = False
-) -> list[tuple[CellCenters | None, bool]]:
+) -> list[tuple[CellCenters | None, bool, bool]]:
     """Return the centers of the cells of outputs, see :func:`read_centers`, and whether each step was understood.
+
+    The third value is whether branches were joined that see other parts of the image.
 
     If one was not, the cells are spread over the part of the image that the step before it saw. This is right for
     patches behind a crop, e.g., but not for a step that moves pixels.
@@ -314,17 +325,17 @@ def _read_places(
             known[node] = start if get_saved_value(node, "variable") is image else _pass_node(node, children)
         return known[root]
 
-    def find_place(root: Node | None, grid: Sequence[int]) -> tuple[CellCenters | None, bool]:
-        is_understood = True
+    def find_place(root: Node | None, grid: Sequence[int]) -> tuple[CellCenters | None, bool, bool]:
+        is_understood, is_mixed = True, False
         try:
             cells = None if root is None else find_grid(root)
         except _UnreadableError as error:
-            (cells, *_), is_understood = (*error.args, None), False
+            (cells, *_), is_understood, is_mixed = (*error.args, None), False, isinstance(error, _MixedError)
         if cells is None or len(before) + len(cells.size) != len(grid):
-            return None, False
+            return None, False, is_mixed
         is_exact = is_understood and (*size[: len(before)], *cells.size) == tuple(grid)
         axes = _cover(cells, tuple(grid[len(before) :])).axes
-        return CellCenters(size, (*before, *axes)), is_exact
+        return CellCenters(size, (*before, *axes)), is_exact, is_mixed
 
     return [find_place(output.grad_fn, grid) for output, grid in outputs]
 
@@ -342,8 +353,9 @@ def _pass_node(node: Node, children: Sequence[_Grid | None]) -> _Grid | None:
         # Weights and indices that follow the first input carry no grid of their own.
         return rule(node, children[0], shape)
     # No rule covers it, this torch saves other values in it, or these cannot be read, e.g. because of checkpointing.
-    except (_UnreadableError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-        raise _UnreadableError(next(filter(None, children))) from None
+    except (_UnreadableError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        kind = _MixedError if isinstance(error, _MixedError) else _UnreadableError
+        raise kind(next(filter(None, children))) from None
 
 
 def _join(children: Sequence[_Grid | None], shape: Sizes) -> _Grid | None:
@@ -365,9 +377,11 @@ def _join(children: Sequence[_Grid | None], shape: Sizes) -> _Grid | None:
 
 
 def _join_axis(axes: Sequence[AxisCenters]) -> AxisCenters:
-    if any(abs(axis.stride - axes[0].stride) > 1e-6 * axes[0].stride for axis in axes):
+    offset, stride = fmean(axis.offset for axis in axes), axes[0].stride
+    if any(axis.stride * stride < 0 or abs(axis.offset - offset) > _FAR * abs(stride) for axis in axes):
+        raise _MixedError
+    if any(abs(axis.stride - stride) > 1e-6 * abs(stride) for axis in axes):
         _refuse()
-    offset = fmean(axis.offset for axis in axes)
     # The branches together see from the first pixel that one of them sees to the last.
     first = min(axis.offset - axis.field / 2 for axis in axes)
     last = max(axis.offset + axis.field / 2 for axis in axes)
@@ -617,6 +631,9 @@ def _choose(node: Node, children: Sequence[_Grid | None]) -> Sequence[_Grid | No
         return children
     return [children[0] if bool(mask) else children[1]]
 
+
+_FAR = 8.0
+"""Distance in cells from their mean up to which joined branches may lie: patches of 16 x 16 slices do, crops do not."""
 
 _UNEVEN = 0.01
 """Distance in cells from which places do not count as equally far from one another."""

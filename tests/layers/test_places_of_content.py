@@ -90,6 +90,17 @@ def zoom(x: Tensor) -> Tensor:
     return functional.grid_sample(x, grid, align_corners=False)
 
 
+def mirror_softly(x: Tensor) -> Tensor:
+    """Return a sum of the image and its mirror image, of which one weighs nearly all."""
+    share = torch.sigmoid(1e4 * (x[..., :48].mean((1, 2, 3)) - x[..., 48:].mean((1, 2, 3))))[:, None, None, None]
+    return x * share + x.flip(-1) * (1 - share)
+
+
+def crop_softly(x: Tensor) -> Tensor:
+    share = torch.sigmoid(1e4 * (x[..., :48].mean((1, 2, 3)) - x[..., 48:].mean((1, 2, 3))))[:, None, None, None]
+    return x[..., :48] * share + x[..., 48:] * (1 - share)
+
+
 STEPS = {
     "crop": crop,
     "crop of each image": crop_each,
@@ -98,6 +109,8 @@ STEPS = {
     "mirror": mirror,
     "mirror by a branch": mirror_by_a_branch,
     "zoom": zoom,
+    "mirror softly": mirror_softly,
+    "crop softly": crop_softly,
 }
 PLACES = ((60, 84), (12, 36), (84, 20))
 
@@ -172,6 +185,8 @@ CHOSEN = [
     lambda x: torch.where(x.mean() > 0.5, x, x.flip(-1)),
     lambda x: functional.grid_sample(x, x[:, :2].movedim(1, -1), align_corners=False),
     lambda x: x.roll(x.sum().item().__int__(), 3),
+    lambda x: x.narrow(3, x.sum().long() % 4, 4),
+    lambda x: x.select(2, x.sum().long() % 4),
 ]
 
 

@@ -20,8 +20,8 @@ _READS = re.compile(
 """Functions that give values of a tensor to Python, or as many results as the values say."""
 
 _CHOICES = re.compile(
-    "__(get|set)item__|deform_conv2d|gather|grid_sample(r|r_2d|r_3d)?|index_(add|copy|put_?|select)|repeat_interleave|"
-    "scatter(_add)?|take|take_along_dim"
+    "__(get|set)item__|deform_conv2d|gather|grid_sample(r|r_2d|r_3d)?|index_(add|copy|put_?|select)|narrow|"
+    "(ps_)?roi_(align|pool)|repeat_interleave|roll|scatter(_add)?|select|take|take_along_dim|tensor_split"
 )
 """Functions whose second and further arguments say which positions of the first one they read or write."""
 
