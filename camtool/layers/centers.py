@@ -99,7 +99,7 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
         weights = list_weights(model, buffers=False)
         states = WeightStates(weights, [place for place, weight in enumerate(weights) if _has_taps(weight)])
         is_doubtful = _is_doubtful(facts, model, inputs, layer, call_index)
-        place = LayerPlace(facts.centers, states, facts.is_passed_by, False, facts.by_content or facts.is_mixed)
+        place = LayerPlace(facts.centers, states, facts.is_passed_by, False, facts.by_content)
         drawn = facts.part or CellCenters.stretch(layer.layout.grid, facts.size)
         return _measure_place(place, drawn, model, inputs, layer, call_index) if is_doubtful else place
 
@@ -126,7 +126,6 @@ class _GraphFacts(NamedTuple):
         is_passed_by: Whether other paths pass the layer by.
         may_be_moved: Whether the graph has an operation that may move the image.
         is_cut: Whether the layer's grid has other proportions than the image.
-        is_mixed: Whether branches that see other parts of the image are joined, as in a soft choice of a crop.
         is_transformed: Whether a Fourier transform lies before the layer.
     """
 
@@ -137,7 +136,6 @@ class _GraphFacts(NamedTuple):
     may_be_moved: bool
     by_content: bool
     is_cut: bool
-    is_mixed: bool
     is_transformed: bool
 
 
@@ -155,9 +153,8 @@ def _read_graph(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index:
             size,
             has_other_paths(observed.output, output, image),
             _may_be_moved(output),
-            reads.come_before(output) or may_read_in_script(model),
+            is_mixed or reads.come_before(output) or may_read_in_script(model),
             is_cut=not is_scaled_down(grid, size),
-            is_mixed=is_mixed,
             is_transformed=any(node.name().startswith("Fft") for node in _list_nodes(output)),
         )
 
@@ -165,9 +162,7 @@ def _read_graph(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index:
 def _is_doubtful(facts: _GraphFacts, model: nn.Module, inputs: ModelInputs, layer: Layer, call_index: int) -> bool:
     """Return whether the cells may not lie where the graph, or else a grid over the whole image, has them."""
     is_part = facts.part is not None and not facts.part.covers_input(layer.layout.grid)
-    if facts.is_transformed or (
-        facts.centers is None and (facts.by_content or facts.is_cut or facts.is_mixed or is_part)
-    ):
+    if facts.is_transformed or (facts.centers is None and (facts.by_content or facts.is_cut or is_part)):
         return True
     return facts.may_be_moved and (is_part or is_moved(model, inputs, layer, call_index))
 
