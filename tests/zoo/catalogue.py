@@ -351,9 +351,12 @@ many tokens as channels; blocks side by side. And the toys that timm keeps for i
 UNFIT: dict[str, str] = {}
 """Models that cannot be explained at a layer, each with the reason: asking must end in a LayerError."""
 
-EARLIER = {"resmlp_12_224": "its dense mixing over positions hides their places as long as its weights are random"}
-"""Models of which an earlier layer than in the last third is explained, as no later one shows places on the image, each
-with the reason."""
+EARLIER = {
+    "efficientvim_m1": "its hidden states are as many as cells of some grid, and each grid takes a pass to tell",
+    "resmlp_12_224": "its dense mixing over positions hides their places as long as its weights are random",
+}
+"""Models of which an earlier layer than in the last third is explained, as no later one shows places on the image, or
+whose layer takes more passes to find, each with the reason."""
 
 UNTOLD = {"bat_resnext26ts": "its bilinear attention mixes all positions as long as its weights are random"}
 """Models of which nobody can say whether the layer follows the picture, each with the reason; all else must hold."""
