@@ -51,7 +51,7 @@ AnyTargets: TypeAlias = (
 OneMethod: TypeAlias = "str | MethodFunction"
 
 Verify: TypeAlias = Literal["places", "sizes"]
-"""Which explanations are tested: all, or the first of each input size and all whose places follow the content."""
+"""Which explanations get the place check: all, or the first of each input size and each content-dependent one."""
 
 if TYPE_CHECKING:
 

@@ -118,7 +118,7 @@ def _measure_place(
 
 
 class _GraphFacts(NamedTuple):
-    """What the graph of a forward pass tells about a layer; see :class:`LayerPlace` for ``centers`` and ``by_content``.
+    """Facts about a layer, read from the autograd graph; see :class:`LayerPlace` for ``centers`` and ``by_content``.
 
     Attributes:
         part: The layer's grid on the part of the image that the graph tells, see :func:`_read_places`.

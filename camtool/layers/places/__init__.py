@@ -1,1 +1,1 @@
-"""Where the cells of a layer lie for one image: what content decides, and what pixels a cell depends on."""
+"""Places of a layer's cells for one image: detect content-dependent geometry, and measure receptive fields."""

@@ -1,8 +1,8 @@
-"""Where the pixels lie that a cell depends on, measured for one image by the gradient of the cell.
+"""Measure the receptive field of a cell for one image, by the gradient of its activation.
 
 The squared gradient of random projections of a cell's channels with respect to the image is how much each pixel counts
 (Luo et al. 2016, "Understanding the effective receptive field in deep convolutional neural networks", NeurIPS). Its
-centroid is where the cell looks, whatever the model did to the image before: it holds for this image alone.
+centroid is the center of the cell, also behind a crop or a mirror inside of the model. It holds for this image alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether the content of an image decides where the cells of a forward pass lie, as in a crop around what is bright."""
+"""Detect content-dependent geometry in a forward pass: crops, zooms, mirrors and branches that pixel values decide."""
 
 from __future__ import annotations
 
