@@ -97,9 +97,10 @@ class Scheduler(LoadScopeScheduling):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Send the memory of the process that runs a test along with each report."""
+    """Send the memory of the process along with the last report of a test."""
     report = yield
-    report.own_mib = read_own_mib()
+    if report.when == "teardown":
+        report.own_mib = read_own_mib()
     return report
 
 
