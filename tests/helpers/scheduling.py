@@ -6,6 +6,7 @@ A process keeps the libraries that tests import. When it has grown, it ends, and
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -79,7 +80,9 @@ class Scheduler(LoadScopeScheduling):
     def _assign_work_unit(self, node: WorkerController) -> None:
         if not self.config.pluginmanager.hasplugin("randomly"):
             self.workqueue.move_to_end(max(self.workqueue, key=self._estimate_seconds), last=False)
-        super()._assign_work_unit(node)
+        # A process that just crashed takes nothing; remove_node, which is called next, gives its work to others.
+        with suppress(OSError):
+            super()._assign_work_unit(node)
 
     def _estimate_seconds(self, scope: str) -> float:
         return sum(self._slow_cases.get(case, QUICK_SECONDS) for case in self.workqueue[scope])
