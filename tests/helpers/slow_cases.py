@@ -21,10 +21,13 @@ HEADER = "# Processor seconds of the cases that plain `pytest` leaves out. `make
 SLOW_SECONDS = 1.0
 """A case that takes longer must be listed."""
 
-LISTED_SECONDS = 0.6
-"""A case that takes longer is listed. Below SLOW_SECONDS, as no case takes the same time twice."""
+LISTED_SECONDS = 0.3
+"""A case that takes longer is listed: 3 % of the other cases took a fifth of the time of plain `pytest`.
 
-REPRESENTATIVE_SECONDS = 3.0
+Far below SLOW_SECONDS, as no case takes the same time twice.
+"""
+
+REPRESENTATIVE_SECONDS = 1.5
 """The slow case that plain `pytest` runs of each subject is the dearest that takes at most so long, or the cheapest."""
 
 
