@@ -31,7 +31,7 @@ from tests.helpers.proc_files import list_children, read_proc
 from tests.helpers.slow_cases import LISTED_SECONDS, SLOW_SECONDS, list_missing_cases, read_slow_cases
 from tests.helpers.warm_processes import SERVERS
 
-REFERENCE_SECONDS = 0.017
+REFERENCE_SECONDS = 0.0043
 """What the fixed piece of work costs on the machine whose seconds are meant: two quiet cores of a server."""
 
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
@@ -107,7 +107,7 @@ class CostMeter:
             own = self.read_seconds() - self.shared - item.stash[STARTED]
             definitions = item._fixtureinfo.name2fixturedefs.values()
             cost = own + sum(self.fixtures.get(each, 0.0) for several in definitions for each in several)
-            if cost > LISTED_SECONDS / 2:
+            if cost > LISTED_SECONDS:
                 cost *= REFERENCE_SECONDS / measure_reference()
             item.user_properties.append(("cost", cost))
 
@@ -173,7 +173,7 @@ def measure_reference() -> float:
 
     def work() -> float:
         start = process_time()
-        sum(number * number for number in range(400_000))
+        sum(number * number for number in range(100_000))
         return process_time() - start
 
     return median(work() for _ in range(3))
