@@ -426,6 +426,7 @@ class BatchExplainer:
             context = CheckContext(
                 raw=explanation.raw,
                 item=alone.items[0],
+                geometry=explanation.geometry,
                 evidence=evidence,
                 method=method,
                 recompute=lambda other_evidence: single._compute_maps(method, other_evidence)[0].float().cpu().numpy(),
@@ -477,8 +478,9 @@ class VerifyingExplainer(BatchExplainer):
     def _test(self, explanation: Explanation) -> Explanation:
         assert explanation.checker is not None  # it was just made
         known = {warning.code for warning in explanation.warnings}
-        found = explanation.checker(explanation, only=("place",)).findings
-        new = [MapWarning(finding.sentence, finding.code) for finding in found if finding.code not in known]
+        report = explanation.checker(explanation, only=("place",))
+        found = [finding for finding in report.findings if finding.code not in known]
+        new = [MapWarning(finding.sentence, finding.code, finding.places) for finding in found]
         return replace(explanation, warnings=(*explanation.warnings, *new))
 
 
