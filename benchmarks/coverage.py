@@ -52,7 +52,7 @@ _PEER_DIFFERENCE = 1e-3
 
 _FILE = Path(__file__).with_suffix(".json")
 
-_UNWRAPPED = "the same, unwrapped by hand"
+UNWRAPPED = "the same, unwrapped by hand"
 """The group whose models are in another one, too."""
 
 Maps = Iterator[NDArray[Any]]
@@ -88,7 +88,7 @@ def list_groups() -> dict[str, dict[str, Model]]:
         "timm, the smallest of each module": {entry.name: entry for entry in catalogue.SMALLEST},
         "timm, further transformers": {entry.name: entry for entry in catalogue.FURTHER},
         "Hugging Face classifiers and towers": from_hub,
-        _UNWRAPPED: {name: Unwrapping(model) for name, model in from_hub.items()},
+        UNWRAPPED: {name: Unwrapping(model) for name, model in from_hub.items()},
         "segmenters": dense.SEGMENTERS | hugging_face.SEGMENTERS,
         "detectors": dense.DETECTORS | hugging_face.DETECTORS,
     }
@@ -299,7 +299,7 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def describe_groups(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the counts of the groups, those of each library in all of them but one, and the percents of the table."""
-    different = [counts for group, counts in groups.items() if group != _UNWRAPPED]
+    different = [counts for group, counts in groups.items() if group != UNWRAPPED]
     return {
         "groups": groups,
         "all": {"models": sum(counts["models"] for counts in different)}

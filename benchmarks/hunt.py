@@ -1,8 +1,8 @@
 """Relations that hold for any right explanation, on random models: ``python -m benchmarks hunt --minutes 30``.
 
 Each model is put together from the parts in ``benchmarks/hunt_models.py``. Ten relations compare its explanation with
-the planted spot, or with an explanation of the same thing in another guise. What is violated without a warning that
-the map marks wrong places is made smaller, part by part, and printed as a program of at most 15 lines that shows it.
+the planted spot, or with an explanation of the same photo in another form. A violation without a warning that the map
+marks wrong places is made smaller, part by part, and printed as a program of at most 15 lines that shows it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def write_program(
 
 
 def write_target(spec: Spec, index: int = 1) -> str:
-    """Return the source code of the target for the class that likes the spot."""
+    """Return the source code of the target for the class that responds to the spot."""
     return TARGETS[spec.target].replace("1", str(index)).replace("LOGITS", spec.write_logits())
 
 
@@ -251,7 +251,7 @@ class Outcome:
     """What a program showed.
 
     Attributes:
-        kind: "held", "violated", "warned" for a violation that a warning tells, or "refused" for a
+        kind: "held", "violated", "warned" for a violation with a warning about it, or "refused" for a
             :class:`~camtool.errors.CamtoolError`.
         difference: The program's number; ``nan`` if there is none.
         reason: The codes of the warnings, or the error.
@@ -279,8 +279,8 @@ def run_program(program: Program) -> Outcome:
     codes = {warning.code for result in results if result is not None for warning in result.warnings}
     if difference <= program.limit:
         return Outcome("held", difference, ", ".join(sorted(codes)))
-    is_told = codes & PLACE_WARNINGS or (np.isnan(difference) and codes & BLANK_WARNINGS)
-    return Outcome("warned" if is_told else "violated", difference, ", ".join(sorted(codes)))
+    is_warned = codes & PLACE_WARNINGS or (np.isnan(difference) and codes & BLANK_WARNINGS)
+    return Outcome("warned" if is_warned else "violated", difference, ", ".join(sorted(codes)))
 
 
 @dataclass(frozen=True)
@@ -362,9 +362,9 @@ class Hunt:
             error = stdev(self.distances) / count**0.5
             lines.append(f"\nThe heat of {count} maps is {mean:.2f} +- {error:.2f} cells from the spot.")
         for each in self.violations:
-            told = each.outcome.reason or "no warning"
+            reason = each.outcome.reason or "no warning"
             lines.append(
-                f"\n# {each.relation}: {each.outcome.difference:.3g}, {told}; seed {each.spec.seed}\n{each.program}"
+                f"\n# {each.relation}: {each.outcome.difference:.3g}, {reason}; seed {each.spec.seed}\n{each.program}"
             )
         return "\n".join(lines)
 

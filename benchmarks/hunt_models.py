@@ -232,7 +232,7 @@ INPUTS = {
 
 @dataclass(frozen=True)
 class Spec:
-    """The parts of a model, and what is asked of it. The first name of each table is the simplest."""
+    """The parts of a model, and the question about it. The first name of each table is the simplest."""
 
     seed: int
     size: tuple[int, int] = (96, 96)
@@ -375,7 +375,7 @@ class Spec:
 
 
 def draw_spec(seed: int) -> Spec:
-    """Return a random model, and what is asked of it; the same for the same seed."""
+    """Return a random model, and the question about it; the same for the same seed."""
     random = np.random.default_rng(seed)
     while True:
         spec = _draw_once(seed, random)
@@ -387,7 +387,7 @@ def _draw_once(seed: int, random: np.random.Generator) -> Spec:
     def choose(names: Any) -> Any:
         return [*names][int(random.integers(len(names)))]
 
-    # Half of the tables' choices are the simplest: faults of one part alone are found most often, and told shortest.
+    # Half of the tables' choices are the simplest: faults of one part are found most often, with short programs.
     def choose_or_first(names: Any) -> Any:
         return choose(names) if random.random() < 0.5 else next(iter(names))
 

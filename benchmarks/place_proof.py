@@ -7,7 +7,8 @@ is a false alarm; and places that are wrong on purpose, drawn with ``placement="
 zoom that follows the content, and models whose cells have no places on a grid.
 
 No threshold of the test was chosen on any of the photos. "Beyond" is the distance less the spread, in cells; there is a
-finding above 1.5. Cells that see the whole image are told by how often they depend on the pixels there instead.
+finding above 1.5. Cells that see the whole image are judged by how many times as much they
+depend on the pixels there as on any pixel.
 """
 
 from __future__ import annotations
@@ -156,12 +157,12 @@ def examine(result: camtool.Explanation) -> Tested | None:
 
 
 def summarize(tested: Sequence[Tested | None]) -> dict[str, Any]:
-    """Return how many were tested and told, and the middle and the ends of what was measured."""
+    """Return how many were tested and warned about, and the minimum, median and maximum of each number."""
     known = [one for one in tested if one is not None]
     codes = Counter(one.code or "nothing" for one in known)
-    told = sum(one.is_warned for one in known)
+    warned = sum(one.is_warned for one in known)
     summary: dict[str, Any] = {"tested": len(known), "skipped": len(tested) - len(known), "codes": dict(codes)}
-    summary |= {"told": told, "share": [round(float(value), 4) for value in compute_share(told, len(known))]}
+    summary |= {"warned": warned, "share": [round(float(value), 4) for value in compute_share(warned, len(known))]}
     for name in ("distance", "spread", "beyond"):
         values = [one.numbers[name] for one in known] or [float("nan")]
         summary[name] = [round(float(value), 2) for value in (min(values), np.median(values), max(values))]
@@ -220,7 +221,7 @@ def _measure_trained(
 
 
 class PartNet(nn.Module):
-    """A network whose class 0 speaks for what is bright, behind a step that prepares the image.
+    """A network whose class 0 responds to bright pixels, behind a step that prepares the image.
 
     Args:
         step: What it does to images before its first layer.
@@ -342,8 +343,8 @@ def _measure_wrong(model: nn.Module, images: Sequence[Tensor], *, has_places: bo
         if has_places:
             right.append(centered)
     known = [one for one in right if one is not None]
-    told = sum(one.is_warned for one in known)
-    return summarize(wrong) | {"images": len(images), "right places": len(known), "told of right places": told}
+    warned = sum(one.is_warned for one in known)
+    return summarize(wrong) | {"images": len(images), "right places": len(known), "warned at right places": warned}
 
 
 # ------------------------------------------------------------------------------------------------------------ tables
@@ -358,7 +359,7 @@ def format_tables(result: Mapping[str, Any]) -> str:
         lines.append("|---" * 6 + "|")
         for row in result[key]:
             _, low, high = row["share"]
-            cells = [row["name"], row["tested"], f"{row['told']} ({low:.1%} to {high:.1%})".replace("%", " %")]
+            cells = [row["name"], row["tested"], f"{row['warned']} ({low:.1%} to {high:.1%})".replace("%", " %")]
             cells += [f"{row[name][1]:.2f}" for name in ("distance", "spread")] + [f"{row['beyond'][end]:.2f}"]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join([mark, *right, "", mark, *wrong])

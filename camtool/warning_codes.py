@@ -7,11 +7,11 @@ known.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 Severity: TypeAlias = Literal["warning", "note"]
 """``"warning"``: a reason not to trust the map. ``"note"``: a fact to know, with which the map may still be right."""
@@ -42,14 +42,28 @@ class WarningKind:
         return f"{_PAGE}#{self.code}"
 
 
+class HeatPlaces(NamedTuple):
+    """Two points ``(x, y)`` of a photo, in its pixels, which differ if heat is drawn elsewhere than it belongs.
+
+    Attributes:
+        drawn: Where the hottest cell of a map is drawn.
+        measured: Where the pixels lie on which this cell depends: their centroid.
+    """
+
+    drawn: tuple[float, float]
+    measured: tuple[float, float]
+
+
 class CodedWarning:
     """A warning with a code, and the remedy, address and severity that the table gives for this code.
 
     Attributes:
         code: The name of its kind, a key of :data:`WARNING_KINDS`.
+        places: Of ``"heat-elsewhere"`` on a photo, the two places; ``None`` for any other warning.
     """
 
     code: str
+    places: HeatPlaces | None = None
 
     @property
     def remedy(self) -> str:
@@ -70,18 +84,23 @@ class CodedWarning:
 class MapWarning(CodedWarning, str):
     """A warning of an explanation: the sentence as a string, with a code."""
 
-    def __new__(cls, text: str, code: str) -> MapWarning:
+    def __new__(cls, text: str, code: str, places: HeatPlaces | None = None) -> MapWarning:
         """Return a warning.
 
         Raises:
             KeyError: The code is not in the table.
         """
         warning = super().__new__(cls, text)
-        warning.code = WARNING_KINDS[code].code
+        warning.code, warning.places = WARNING_KINDS[code].code, places
         return warning
 
     def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]  # str has one argument, this class has two
         return str(self), self.code
+
+
+def find_heat_places(warnings: Iterable[CodedWarning]) -> HeatPlaces | None:
+    """Return the places of the first warning or finding that has some; ``None`` without any."""
+    return next((warning.places for warning in warnings if warning.places is not None), None)
 
 
 def to_map_warning(text: str, code: str) -> MapWarning:

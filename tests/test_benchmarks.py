@@ -90,6 +90,6 @@ def test_a_place_that_is_wrong_on_purpose_is_told_and_the_right_one_is_not() -> 
     row = _measure_wrong(PartNet(STEPS["mirror"]).eval(), [paint(12, 57), paint(12, 36)], has_places=True)
     assert row["images"] == 2
     assert row["codes"] == {"heat-elsewhere": 1}  # the other image is not mirrored, so it is drawn rightly
-    assert row["told of right places"] == 0
+    assert row["warned at right places"] == 0
     # The first cell within the mirrored square is drawn at 34.5; its pixels are at 96 - 34.5, which is 13.5 cells away.
     assert row["distance"][1] == pytest.approx(13.5, abs=0.5)

@@ -21,7 +21,7 @@ from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.rendering.contact_sheet import add_legend
 from camtool.rendering.views import View
 from camtool.trust.checks.check_report import CheckReport
-from camtool.warning_codes import MapWarning
+from camtool.warning_codes import HeatPlaces, MapWarning, find_heat_places
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -153,6 +153,39 @@ class Explanation:
             self._draw_enlarged(alpha, colormap) if enlarge else self._draw(self.view, self.heatmap, alpha, colormap)
         )
         return add_legend(pixels, alpha, colormap, has_unseen=not self.seen.all()) if legend else pixels
+
+    def places_overlay(
+        self,
+        report: CheckReport | None = None,
+        alpha: float | None = None,
+        colormap: Colormap = DEFAULT_COLORMAP,
+        *,
+        enlarge: bool = False,
+    ) -> NDArray[np.uint8]:
+        """Return the overlay with both places of a finding ``"heat-elsewhere"``, and a legend below it.
+
+        A ring marks where the hottest cell is drawn, a cross the pixels on which it depends.
+
+        Args:
+            report: What :meth:`check` returned; by default the warning of ``explain(..., verify="places")`` is drawn.
+            alpha: As for :meth:`overlay`.
+            colormap: As for :meth:`overlay`.
+            enlarge: As for :meth:`overlay`.
+
+        Returns:
+            ``(H + strip, max(W, 200), 3)`` uint8 RGB.
+
+        Raises:
+            CamtoolError: There is no such finding.
+        """
+        places = find_heat_places(self.warnings if report is None else report.findings)
+        if places is None:
+            raise CamtoolError("no finding 'heat-elsewhere' has places on a photo; draw overlay() instead.")
+        pixels = self.overlay(alpha, colormap, enlarge=enlarge)
+        times = pixels.shape[0] / self.view.size[0]
+        scaled = HeatPlaces(*((times * x, times * y) for x, y in places))
+        marked = regions.draw_places(pixels, scaled)
+        return add_legend(marked, alpha, colormap, has_unseen=not self.seen.all(), has_places=True)
 
     def _draw(
         self, view: View, heatmap: NDArray[np.float32], alpha: float | None, colormap: Colormap, times: int = 1

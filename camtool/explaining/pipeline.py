@@ -426,6 +426,7 @@ class BatchExplainer:
             context = CheckContext(
                 raw=explanation.raw,
                 item=alone.items[0],
+                geometry=explanation.geometry,
                 evidence=evidence,
                 method=method,
                 recompute=lambda other_evidence: single._compute_maps(method, other_evidence)[0].float().cpu().numpy(),
@@ -451,34 +452,29 @@ class VerifyingExplainer(BatchExplainer):
     verify: Verify = "places"
     _tested: set[object] = field(default_factory=set, init=False)
 
-    def _explain_evidence(
-        self,
-        method: Method,
-        evidence: Sequence[Evidence],
-        forward_pass: ForwardPass,
-        batch: InputBatch,
-        rows: Sequence[Row],
-    ) -> Iterator[Explanation]:
-        for explanation in super()._explain_evidence(method, evidence, forward_pass, batch, rows):
-            yield self._test(explanation) if self._is_due(method, evidence) else explanation
+    def _explain_rows(
+        self, method: Method, forward_pass: ForwardPass, batch: InputBatch, rows: Sequence[Row]
+    ) -> list[Explanation]:
+        explanations = super()._explain_rows(method, forward_pass, batch, rows)
+        return [self._test(one) if self._is_due(one, forward_pass) else one for one in explanations]
 
-    def _is_due(self, method: Method, evidence: Sequence[Evidence]) -> bool:
-        layers = [of_layer.get_layer() for of_layer in evidence if of_layer.layer]
-        forward_pass = evidence[0].forward_pass
-        question = method.name, *layers, forward_pass.image_input.shape[1:]
+    def _is_due(self, explanation: Explanation, forward_pass: ForwardPass) -> bool:
+        question = explanation.method, explanation.layer, forward_pass.image_input.shape[1:]
         is_known = question in self._tested
         self._tested.add(question)
+        names = explanation.layer.split(" + ")
         return (
             self.verify == "places"
             or not is_known
-            or any(forward_pass.find_place(layer).by_content for layer in layers)
+            or any(forward_pass.find_place(layer).by_content for layer in forward_pass.layers if layer.name in names)
         )
 
     def _test(self, explanation: Explanation) -> Explanation:
         assert explanation.checker is not None  # it was just made
         known = {warning.code for warning in explanation.warnings}
-        found = explanation.checker(explanation, only=("place",)).findings
-        new = [MapWarning(finding.sentence, finding.code) for finding in found if finding.code not in known]
+        report = explanation.checker(explanation, only=("place",))
+        found = [finding for finding in report.findings if finding.code not in known]
+        new = [MapWarning(finding.sentence, finding.code, finding.places) for finding in found]
         return replace(explanation, warnings=(*explanation.warnings, *new))
 
 

@@ -139,6 +139,11 @@ class Geometry:
         below, beside = (-side % transform.size_divisible for side in (height, width))
         return self.resize((height, width)).pad(0, 0, beside, below)
 
+    def to_photo_point(self, x: float, y: float) -> tuple[float, float]:
+        """Convert a point from pixels of the input to ``(x, y)`` in pixels of the photo."""
+        top, left, bottom, right = self.box
+        return left + (right - left) * x / self.size[1], top + (bottom - top) * y / self.size[0]
+
     def to_photo_box(self, box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
         """Convert a box ``(x0, y0, x1, y1)`` from pixels of the input to pixels of the photo."""
         top, left, bottom, right = self.box

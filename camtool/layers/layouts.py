@@ -192,14 +192,21 @@ class Layout:
             own = replace(self, views=None).from_grid(maps, like[:, self.view])
             return torch.cat([around[:, : self.view], own[:, None], around[:, self.view + 1 :]], 1)
         if self.kind == "tokens":
-            cells = torch.tensor(self.cells, device=maps.device)
-            return like.expand(len(maps), -1, -1).index_copy(1, cells, maps.flatten(2).transpose(1, 2))
+            return self._put_cells(like.expand(len(maps), -1, -1), maps.flatten(2).transpose(1, 2))
         if self.kind == "frames":
             return maps.movedim(2, 1)
         if self.kind == "frame tokens":
-            cells = torch.tensor(self.cells, device=maps.device)
-            return like.expand(len(maps), -1, -1, -1).index_copy(2, cells, maps.movedim(1, -1).flatten(2, 3))
+            return self._put_cells(like.expand(len(maps), -1, -1, -1), maps.movedim(1, -1).flatten(2, 3))
         return maps.movedim(1, -1) if self.kind.endswith("channels last") else maps
+
+    def _put_cells(self, tokens: Tensor, cells: Tensor) -> Tensor:
+        """Return tokens ``(..., L, C)`` with those of the grid replaced by ``(..., h·w, C)``."""
+        if self.positions:
+            return tokens.index_copy(-2, torch.tensor(self.positions, device=tokens.device), cells)
+        # An index would have to be copied to a GPU, for which the host waits.
+        after = tokens.shape[-2] - self.prefix - cells.shape[-2]
+        before, _, behind = tokens.split([self.prefix, cells.shape[-2], after], -2)
+        return torch.cat([before, cells, behind], -2)
 
     def select_view(self, tensor: Tensor) -> Tensor:
         """Return the rows ``(N, ...)`` that show the image, of a layer's tensor with the views in its batch."""

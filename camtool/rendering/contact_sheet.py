@@ -12,7 +12,8 @@ from PIL import Image
 from camtool.rendering import colormaps
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap
 from camtool.rendering.overlay import UNSEEN_GRAY, blend
-from camtool.rendering.pixel_checks import Color, Heat, Pixels
+from camtool.rendering.pixel_checks import Color, Floats, Heat, Pixels
+from camtool.rendering.regions import draw_cross, draw_ring
 from camtool.rendering.text_drawing import INK, MUTED, PANEL, PAPER, RULE, SMALL_TEXT_SIZE, draw_text, load_font_for
 
 _MARGIN, _GAP = 24, 14
@@ -216,7 +217,12 @@ def add_caption(picture: Pixels, caption: Caption) -> Pixels:
 
 
 def add_legend(
-    picture: Pixels, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP, *, has_unseen: bool = False
+    picture: Pixels,
+    alpha: float | None = None,
+    colormap: Colormap = DEFAULT_COLORMAP,
+    *,
+    has_unseen: bool = False,
+    has_places: bool = False,
 ) -> Pixels:
     """Return an overlay with a legend on a strip of paper below it: the colors as they look on a gray photo.
 
@@ -225,6 +231,7 @@ def add_legend(
         alpha: The opacity of the overlay's colors.
         colormap: The overlay's color map.
         has_unseen: Explain the gray part, too, which the model did not see.
+        has_places: Explain the marks of :func:`camtool.rendering.regions.draw_places`, too.
 
     Returns:
         ``(H + strip, max(W, 200), 3)`` uint8 RGB.
@@ -232,21 +239,31 @@ def add_legend(
     height, width = picture.shape[:2]
     letters = _choose_letters(height, width)
     padding, line = round(_PADDING * letters), round(_LINE_HEIGHT * letters)
-    page = Image.new("RGB", (max(width, _MIN_WIDTH), height + _compute_strip(1 + has_unseen, letters)), PAPER)
-    page.paste(Image.fromarray(picture), (0, 0))
     texts = ["little to most heat", *(["not seen by the model"] if has_unseen else [])]
+    texts += ["hottest cell as drawn", "pixels it depends on"] if has_places else []
+    page = Image.new("RGB", (max(width, _MIN_WIDTH), height + _compute_strip(len(texts), letters)), PAPER)
+    page.paste(Image.fromarray(picture), (0, 0))
     # On a narrow picture the words need the space more than the bar.
     widest = max(load_font_for(text, letters).getlength(text) for text in texts)
     length = max(letters, min(_LEGEND_WIDTH * letters, int(page.width - 2 * padding - 4 - widest)))
     heat = np.tile(np.linspace(0, 1, length, dtype=np.float32), (letters, 1))
     bar = blend(np.full((*heat.shape, 3), 128, np.uint8), heat, alpha=alpha, colormap=colormap)
-    rows = zip((bar, np.full_like(bar, UNSEEN_GRAY)), texts, strict=False)
-    for number, (swatch, text) in enumerate(rows):
+    swatches = [bar, *([np.full_like(bar, UNSEEN_GRAY)] if has_unseen else [])]
+    swatches += [_draw_mark(bar.shape, draw) for draw in (draw_ring, draw_cross)] if has_places else []
+    for number, (swatch, text) in enumerate(zip(swatches, texts, strict=True)):
         top = height + padding + number * line + (line - letters) // 2
         page.paste(Image.fromarray(swatch), (padding, top))
         left = 2 * padding + swatch.shape[1]
         draw_text(page, (left, top + letters / 2), text, letters, INK, anchor="lm", max_width=page.width - left - 2)
     return np.asarray(page)
+
+
+def _draw_mark(size: tuple[int, ...], draw: Callable[[Pixels, Floats, float], None]) -> Pixels:
+    """Return a mark in the middle of a gray field."""
+    field = np.full(size, 128, np.uint8)
+    height, width = size[:2]
+    draw(field, np.array([width / 2, height / 2]), 0.3 * height)
+    return field
 
 
 def remove_caption(picture: Pixels, line_count: int = 2) -> Pixels:

@@ -30,6 +30,7 @@ from camtool.rendering.pixel_checks import (
     to_finite_array,
 )
 from camtool.rendering.text_drawing import load_font_for, shorten_text
+from camtool.warning_codes import HeatPlaces
 
 # A line of 1/320 of the shorter side is 1 px on a thumbnail and 3 px on a photo of 1000 px: as easy to see on both.
 _WIDTHS_PER_SIDE = 320
@@ -315,6 +316,84 @@ def _draw_outlines(photo: NDArray[Any], lines: Sequence[Floats], color: Color, w
                 shift=_SUBPIXEL_BITS,
             )
     return canvas
+
+
+_DRAWN_COLOR, _MEASURED_COLOR = _WHITE, (0, 224, 255)
+"""Colors of a ring and of a cross. Neither is in the default color map, whose heat lies below them."""
+
+_SIDE_PER_MARK, _SMALLEST_MARK = 28, 6
+"""Shorter side of a photo in radii of a mark, and the smallest radius in pixels."""
+
+
+def choose_mark_radius(photo: Pixels) -> float:
+    """Return a radius in pixels for marks on a photo, in proportion to its shorter side."""
+    return max(_SMALLEST_MARK, float(min(photo.shape[:2])) / _SIDE_PER_MARK)
+
+
+def draw_places(photo: NDArray[Any], places: HeatPlaces) -> Pixels:
+    """Draw a ring where heat is drawn, a cross where it was measured, and an arrow between, on a copy of the photo.
+
+    Args:
+        photo: (H, W, 3) uint8 RGB.
+        places: Both points in pixels. One that lies in the padding around the photo is moved to its edge.
+
+    Returns:
+        (H, W, 3) uint8 RGB.
+    """
+    canvas = np.array(check_photo(photo), order="C")
+    radius = choose_mark_radius(canvas)
+    last = np.array(canvas.shape[1::-1], np.float64)
+    margin = np.minimum(radius * 1.3, last / 2)
+    start, end = (np.clip(np.array(point), margin, last - margin) for point in places)
+    step, distance = end - start, float(np.linalg.norm(end - start))
+    if distance > 4 * radius:  # else the marks themselves tell the direction
+        way = step / distance
+        _draw_arrow(canvas, start + 1.3 * radius * way, end - 1.7 * radius * way, radius)
+    draw_ring(canvas, start, radius)
+    draw_cross(canvas, end, radius)
+    return canvas
+
+
+def draw_ring(canvas: Pixels, center: Floats, radius: float) -> None:
+    """Draw the mark of the place where heat is drawn, in place."""
+    import cv2
+
+    for shade, width in ((_INK, max(5, 0.54 * radius)), (_DRAWN_COLOR, max(2, 0.24 * radius))):
+        cv2.circle(canvas, _to_fixed(center), round(radius * 2**_SUBPIXEL_BITS), shade, *_fit_stroke(width))
+
+
+def draw_cross(canvas: Pixels, center: Floats, radius: float) -> None:
+    """Draw the mark of the pixels on which a cell depends, in place."""
+    import cv2
+
+    arms = [0.8 * radius * np.array(arm) for arm in ((1, 1), (1, -1))]
+    for shade, thickness in ((_INK, 0.72), (_MEASURED_COLOR, 0.36)):
+        for arm in arms:
+            cv2.line(canvas, _to_fixed(center - arm), _to_fixed(center + arm), shade, *_fit_stroke(radius * thickness))
+
+
+def _draw_arrow(canvas: Pixels, start: Floats, end: Floats, radius: float) -> None:
+    import cv2
+
+    way = (end - start) / np.linalg.norm(end - start)
+    side = np.array([-way[1], way[0]])
+    barbs = [end - radius * (0.8 * way + sign * 0.6 * side) for sign in (-1, 1)]
+    for shade, thickness in ((_INK, 0.46), (_DRAWN_COLOR, 0.18)):
+        for tail in (start, *barbs):
+            cv2.line(canvas, _to_fixed(tail), _to_fixed(end), shade, *_fit_stroke(radius * thickness))
+
+
+def _to_fixed(point: Floats) -> tuple[int, int]:
+    """Return a point as OpenCV takes it, whose pixels have their centers at whole numbers."""
+    x, y = np.rint((point - 0.5) * 2**_SUBPIXEL_BITS).astype(int).tolist()
+    return x, y
+
+
+def _fit_stroke(width: float) -> tuple[int, int, int]:
+    """Return the last arguments of OpenCV's functions that draw a smooth line: width, type and subpixel bits."""
+    import cv2
+
+    return max(1, round(width)), cv2.LINE_AA, _SUBPIXEL_BITS
 
 
 Box: TypeAlias = tuple[float, float, float, float]

@@ -104,8 +104,12 @@ def _write_overlay(
     explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None
 ) -> None:
     from camtool.rendering import contact_sheet, image_writing
+    from camtool.warning_codes import find_heat_places
 
-    pixels = explanation.overlay(output.alpha, output.colormap, enlarge=output.enlarge, legend=output.has_legend)
+    if find_heat_places(explanation.warnings) is None:
+        pixels = explanation.overlay(output.alpha, output.colormap, enlarge=output.enlarge, legend=output.has_legend)
+    else:
+        pixels = explanation.places_overlay(None, output.alpha, output.colormap, enlarge=output.enlarge)
     image_writing.write_image(path, pixels if caption is None else contact_sheet.add_caption(pixels, caption))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,22 @@ def test_frames_are_an_axis_or_rows_of_the_batch(layout: Layout, shape: tuple[in
     assert torch.equal(layout.to_grid(tensor.flatten(0, 1)), maps)
     for i in range(2):
         assert torch.equal(layout.from_grid(maps[i : i + 1], tensor[i : i + 1]), tensor[i : i + 1])
+
+
+@pytest.mark.parametrize("kind", [TOKENS, "frame tokens"])
+@pytest.mark.parametrize(("prefix", "suffix"), [(0, 0), (2, 0), (0, 3), (1, 2)])
+def test_slices_write_what_indices_of_the_same_tokens_do(kind: Any, prefix: int, suffix: int) -> None:
+    """Slices need no indices on a GPU; gradients flow alike, too."""
+    grid = (2, 3) if kind == TOKENS else (4, 2, 3)
+    slices = Layout(kind, grid, prefix, suffix)
+    indices = replace(slices, positions=tuple(slices.cells))
+    like = torch.randn(1, *grid[:-2], 6 + prefix + suffix, 5)
+    maps = torch.randn(3, 5, *grid, requires_grad=True)
+    written = [layout.from_grid(maps, like) for layout in (slices, indices)]
+    assert torch.equal(*written)
+    assert written[0].stride() == written[1].stride()
+    weights = torch.randn_like(written[0])
+    assert torch.equal(*(torch.autograd.grad((one * weights).sum(), maps)[0] for one in written))
 
 
 def test_tokens_are_read_row_by_row_and_from_grid_keeps_the_prefix() -> None:

@@ -29,7 +29,7 @@ def paint(row: int, column: int) -> Tensor:
 
 
 class Net(nn.Module):
-    """A network whose class 0 speaks for what is bright, behind a step that prepares the image."""
+    """A network whose class 0 responds to bright pixels, behind a step that prepares the image."""
 
     def __init__(self, step: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

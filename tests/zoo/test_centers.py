@@ -6,6 +6,8 @@ projections of its channels, and over random images, of the squared gradient at 
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -104,3 +106,18 @@ def test_arithmetic_agrees_with_gradients(name: str) -> None:
         axis.offset + axis.stride * index for axis, index in zip(centers.axes, cell, strict=True)
     ]  # fmt: skip
     assert measure(model, layer, images, cell) == pytest.approx(read, abs=MOST_PIXELS)
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore")  # of the libraries
+def test_as_many_networks_agree_as_the_page_says() -> None:
+    """A fourth of the networks: `python -m benchmarks centers` takes all."""
+    from benchmarks import centers as benchmark
+    from benchmarks.coverage import list_groups
+
+    stored = json.loads(benchmark.RESULTS.read_text(encoding="utf-8"))["networks"][::4]
+    entries = list_groups()
+    kinds = [benchmark.measure_agreement(entries[row["group"]][row["name"]])["kind"] for row in stored]
+    known = [row["kind"] for row in stored]
+    assert kinds.count("agree") >= 0.95 * known.count("agree")
+    assert kinds.count("differ") <= known.count("differ") + 2

@@ -87,10 +87,15 @@ def draw_curves(curves: TrustCurves) -> str:
     return f'{"" if curves.progress >= 1 else progress}<div class="ct-charts">{charts}</div>'
 
 
-def draw_check_up(report: CheckReport) -> str:
-    """Return a check-up as HTML: the summary, then each finding with its remedy, then what was not checked."""
+def draw_check_up(report: CheckReport, picture: str = "") -> str:
+    """Return a check-up as HTML: the summary, then each finding with its remedy, then what was not checked.
+
+    Args:
+        report: The check-up.
+        picture: HTML that belongs to the finding with two places on the photo.
+    """
     mark, style = ("&#10003;", "ct-fine") if report.ok else ("!", "ct-doubt")
-    findings = "".join(map(_draw_finding, report.findings))
+    findings = "".join(_draw_finding(finding, picture if finding.places else "") for finding in report.findings)
     skipped = "".join(f"<li>{escape(f'{name}: {reason}')}</li>" for name, reason in report.skipped.items())
     details = f"<details><summary>Not checked: {len(report.skipped)}</summary><ul>{skipped}</ul></details>"
     return (
@@ -107,12 +112,12 @@ def _summarize(report: CheckReport) -> str:
     return f"{fine} {format_count(notes, 'fact')} to know." if notes else fine
 
 
-def _draw_finding(finding: Finding) -> str:
+def _draw_finding(finding: Finding, picture: str) -> str:
     # The remedy of "method-note" and "target-warning" is in the sentence itself.
     is_shown = finding.remedy != "See the sentence."
     remedy = f'<p class="ct-remedy">{escape(finding.remedy)}</p>' if is_shown else ""
     code, sentence = escape(finding.code), escape(finding.sentence)
-    return f'<li class="ct-{finding.severity}"><code>{code}</code><p>{sentence}</p>{remedy}</li>'
+    return f'<li class="ct-{finding.severity}"><code>{code}</code><p>{sentence}</p>{remedy}{picture}</li>'
 
 
 def _choose_range(values: Sequence[float], *, is_probability: bool) -> tuple[float, float]:

@@ -17,15 +17,17 @@ import camtool
 from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.charts import Curve, TrustCurves, draw_check_up, draw_curves
 from camtool.app.panels.outputs import resolve_target
-from camtool.app.panels.panel import Built, draw_card, draw_hint, get_subject
+from camtool.app.panels.panel import Built, draw_card, draw_hint, draw_photo, get_subject
 from camtool.explaining.explanation import Explanation
 from camtool.hooks.folded_model import FoldedModel
 from camtool.models import Loaded, to_loaded
 from camtool.outputs.predictions import to_batch
 from camtool.targets import Target, score_targets
+from camtool.trust.checks.check_report import CheckReport
 from camtool.trust.metrics import METRICS, Score
 from camtool.trust.metrics.faithfulness import iterate_curve
 from camtool.trust.metrics.registry import draw_random_maps
+from camtool.warning_codes import find_heat_places
 
 CURVES = {"deletion": False, "insertion": True}
 """Name of the metric → whether pixels are inserted."""
@@ -128,6 +130,15 @@ def _to_numbers(values: Tensor) -> tuple[float, ...]:
 
 # ------------------------------------------------------------------------------------------------------------ page
 
+
+def draw_places(explanation: Explanation, report: CheckReport) -> str:
+    """Return the overlay with both places of a finding ``"heat-elsewhere"`` as HTML; empty without this finding."""
+    if find_heat_places(report.findings) is None:
+        return ""
+    picture = Image.fromarray(explanation.places_overlay(report, enlarge=True))
+    return draw_photo(picture, "A ring where the hottest cell is drawn, and a cross on the pixels it depends on")
+
+
 _HINT = "Checks for known faults of maps, then removes and inserts the hottest pixels to see whether the score follows."
 
 
@@ -146,7 +157,8 @@ def build(context: PageContext) -> Built:
     def run(session: Session) -> Iterator[dict[Any, Any]]:
         yield {verdict: draw_hint("Checking ..."), curves: "", context.status: ""}
         explanation = context.workbench.explain(session.request)
-        yield {verdict: draw_check_up(explanation.check())}
+        report = explanation.check()
+        yield {verdict: draw_check_up(report, draw_places(explanation, report))}
         for state in iterate_curves(*get_subject(context, session), explanation, session.request.target):
             yield {curves: draw_curves(state)}
 

@@ -30,7 +30,7 @@ _SCRIPTED = [
     *("aten::Bool", "aten::Float", "aten::Int", "aten::gather", "aten::grid_sampler", "aten::index"),
     *("aten::index_select", "aten::item", "aten::masked_select", "aten::nonzero"),
 ]
-"""Operations of TorchScript that do this; there, nothing tells what their arguments depend on."""
+"""Operations of TorchScript that do this; there, it is unknown what their arguments depend on."""
 
 
 def may_read_in_script(model: nn.Module) -> bool:

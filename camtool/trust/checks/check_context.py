@@ -13,6 +13,7 @@ from camtool import maps
 from camtool.errors import ForwardError, TargetError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.forward_pass import ForwardPass
+from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import run_with_held_layers
@@ -35,6 +36,7 @@ class CheckContext:
     Attributes:
         raw: The map of the explanation, ``(*grid)``.
         item: The image as the model receives it.
+        geometry: The part of the photo on which the layers look; ``None`` for an input that is no photo.
         evidence: The evidence about the target on this image alone, one for each layer.
         method: The method.
         recompute: From evidence, one for each layer, to merged maps ``(R, *grid)``.
@@ -47,6 +49,7 @@ class CheckContext:
 
     raw: NDArray[Any]
     item: PreparedInput
+    geometry: Geometry | None
     evidence: Sequence[Evidence]
     method: Method
     recompute: Callable[[Sequence[Evidence]], NDArray[Any]]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from camtool.arguments.messages import format_count
-from camtool.warning_codes import CodedWarning
+from camtool.warning_codes import CodedWarning, HeatPlaces
 
 _WIDTH = 80
 """The columns of a terminal that the text of a report fits into."""
@@ -23,11 +23,13 @@ class Finding(CodedWarning):
         code: The name of its kind, a key of :data:`camtool.warning_codes.WARNING_KINDS`, e.g. ``"border-heat"``.
         sentence: What was found.
         numbers: The measured values behind it, by name.
+        places: Of ``"heat-elsewhere"`` on a photo, where the hottest cell is drawn and where its pixels lie.
     """
 
     code: str
     sentence: str
     numbers: Mapping[str, float] = field(default_factory=dict)
+    places: HeatPlaces | None = None
 
     def __str__(self) -> str:
         lines = [f"{self.severity}: {self.code}", _wrap(self.sentence, _INDENT)]

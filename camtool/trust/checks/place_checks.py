@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from camtool.hooks.structures.modules import lacks_gradients
 from camtool.layers.places.cell_responses import Cell, CellResponse, cover_parts, measure_responses
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import Finding
+from camtool.warning_codes import HeatPlaces
 
 _FURTHEST = 1.5
 """Distance in cells, beyond the spread of the response, from which heat lies elsewhere. On networks whose places
@@ -51,7 +53,10 @@ def check_place(context: CheckContext) -> Iterator[Finding]:
     if cell in found:  # else nothing reaches the image, and checks of the gradient tell why
         response = found[cell]
         centers = evidence.find_centers() or CellCenters.stretch(raw.shape, response.shares.shape)
-        yield from _judge(response, _Drawn.place(centers, cell))
+        drawn = _Drawn.place(centers, cell)
+        for finding in _judge(response, drawn):
+            is_elsewhere = finding.code == "heat-elsewhere"
+            yield replace(finding, places=_find_on_photo(drawn, response, context)) if is_elsewhere else finding
 
 
 def _find_layer(context: CheckContext) -> Evidence | None:
@@ -105,6 +110,15 @@ def _judge(response: CellResponse, drawn: _Drawn) -> Iterator[Finding]:
             "from where it is drawn.",
             numbers,
         )
+
+
+def _find_on_photo(drawn: _Drawn, response: CellResponse, context: CheckContext) -> HeatPlaces | None:
+    """Return both places in pixels of the photo; ``None`` for an input that is not the crop of a photo."""
+    geometry = context.geometry
+    if geometry is None or geometry.size != response.shares.shape:
+        return None
+    (y0, x0), (y1, x1) = drawn.center.tolist(), response.center.tolist()
+    return HeatPlaces(geometry.to_photo_point(x0, y0), geometry.to_photo_point(x1, y1))
 
 
 def _compare_with_all(response: CellResponse, drawn: _Drawn) -> float:

@@ -63,7 +63,9 @@ def run_checks(
         if reason:
             skipped[name] = reason
     codes = {finding.code for finding in findings}
-    known = [Finding(warning.code, str(warning)) for warning in warnings if warning.code not in codes]
+    known = [
+        Finding(warning.code, str(warning), places=warning.places) for warning in warnings if warning.code not in codes
+    ]
     return CheckReport(title, sort_findings([*known, *findings]), MappingProxyType(skipped))
 
 

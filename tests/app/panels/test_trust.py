@@ -12,10 +12,12 @@ from PIL import Image
 
 import camtool
 from camtool.app.panels.charts import Curve, TrustCurves, draw_bars, draw_check_up, draw_curves
-from camtool.app.panels.trust import iterate_curves
+from camtool.app.panels.trust import draw_places, iterate_curves
 from camtool.models import Loaded
 from camtool.targets import Detection
+from camtool.trust.checks.check_report import CheckReport, Finding
 from camtool.trust.metrics import METRICS, ClassScore, MetricInputs
+from camtool.warning_codes import HeatPlaces
 from tests.app.panels.models import box_model, draw_demo_scene, draw_noise
 
 STEPS = 6
@@ -50,6 +52,16 @@ def test_a_finding_has_code_sentence_and_remedy(demo: Loaded) -> None:
     assert warning.startswith("<code>constant-image</code><p>")
     assert "the same everywhere" in warning
     assert warning.endswith('<p class="ct-remedy">Check the file and the code that reads it.</p>')
+
+
+def test_the_finding_about_the_place_shows_both_places(demo: Loaded, photo: Image.Image) -> None:
+    explanation = camtool.explain(demo, photo)
+    places = Finding("heat-elsewhere", "It lies elsewhere.", places=HeatPlaces((10, 10), (60, 40)))
+    report = CheckReport("cat", (Finding("border-heat", "It is at the border."), places))
+    before, after = draw_check_up(report, draw_places(explanation, report)).split("<code>heat-elsewhere</code>")
+    assert "<img" not in before
+    assert 'alt="A ring where the hottest cell is drawn' in after.split("</li>")[0]
+    assert draw_places(explanation, explanation.check()) == ""
 
 
 def test_what_could_not_be_checked_is_listed(photo: Image.Image) -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
+from collections import OrderedDict
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
+from torchvision.transforms import v2
 
 import camtool
+from camtool.rendering.regions import choose_mark_radius
+from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
 from camtool.trust.checks.check_report import Finding
+from camtool.warning_codes import CodedWarning, HeatPlaces
 from tests.helpers import onnx_files
 from tests.layers.test_places_of_content import STEPS, Net, paint
 
@@ -124,3 +132,80 @@ def test_what_is_found_is_a_warning_of_the_explanation() -> None:
     assert [warning.code for warning in result.warnings] == ["cells-elsewhere", "heat-elsewhere"]
     with pytest.raises(camtool.CamtoolError, match="verify must be one of 'places', 'sizes', got 'place'"):
         camtool.explain(model, paint(84, 20), 0, verify="place")
+
+
+class Mirrored(nn.Module):
+    """A network behind a mirror: a cell sees 3 x 3 pixels alike, two pixels from those of the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.head = nn.Conv2d(3, 4, 3, 2, 1), nn.Linear(4, 2)
+        nn.init.constant_(self.features.weight, 1 / 27)
+        nn.init.constant_(self.features.bias, 0)
+        self.head.weight = nn.Parameter(torch.tensor([[1.0] * 4, [-1.0] * 4]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x.flip(-1)).relu().mean((2, 3)))
+
+
+STRETCHED = {"layer": "features", "placement": "stretch", "verify": "places"}
+
+
+def get_places(found: Iterable[CodedWarning]) -> HeatPlaces | None:
+    return next(one.places for one in found if one.code == "heat-elsewhere")
+
+
+def test_both_places_are_given_in_pixels() -> None:
+    """The mirrored spot covers columns 70 to 81: the first window within it is that of cell (13, 36)."""
+    (result,) = camtool.explain(Mirrored().eval(), paint(30, 20), 0, **STRETCHED)
+    expected = ((73, 27), (96 - 72.5, 26.5))
+    for places in (get_places(result.warnings), get_places(result.check().findings)):
+        assert np.allclose(places, expected)
+    assert np.allclose(get_places(pickle.loads(pickle.dumps(result)).warnings), expected)
+
+
+def test_both_places_are_given_in_pixels_of_a_photo_that_was_resized_and_cropped() -> None:
+    """A photo of 200 x 300 pixels becomes 144 x 216, of which 24 rows and 60 columns are cut off at each side."""
+    photo = np.full((200, 300, 3), 51, np.uint8)
+    photo[60:90, 110:140] = 255
+    transform = v2.Compose([v2.ToImage(), v2.Resize(144), v2.CenterCrop(96), v2.ToDtype(torch.float32, scale=True)])
+    model = Mirrored().eval()
+    result = camtool.explain(model, Image.fromarray(photo), 0, transform=transform, **STRETCHED)
+    row, column = map(int, np.unravel_index(int(result.raw.argmax()), result.raw.shape))
+    drawn = ((2 * column + 1 + 60) * 200 / 144, (2 * row + 1 + 24) * 200 / 144)
+    measured = ((96 - (2 * column + 0.5) + 60) * 200 / 144, (2 * row + 0.5 + 24) * 200 / 144)
+    assert np.allclose(get_places(result.warnings), (drawn, measured))
+    assert 110 <= measured[0] <= 140
+    assert 60 <= measured[1] <= 90
+
+    marked = result.places_overlay()
+    (ring_x, ring_y), (cross_x, cross_y) = drawn, measured
+    radius = choose_mark_radius(photo)
+    assert (marked[int(ring_y), int(ring_x + radius)] > 240).all()
+    assert tuple(marked[int(cross_y), int(cross_x)]) == (0, 224, 255)
+    assert marked.shape[0] > 200, "a legend is below"
+    figure = camtool.figures.places(result, result.check())
+    assert np.array_equal(figure.axes[0].get_images()[0].get_array()[:200], marked[:200])
+
+
+def test_places_are_drawn_of_a_finding_alone() -> None:
+    (right,) = camtool.explain(Mirrored().eval(), paint(30, 20), 0, layer="features")
+    with pytest.raises(camtool.CamtoolError, match="no finding 'heat-elsewhere'"):
+        right.places_overlay(right.check())
+
+
+def test_a_run_writes_the_overlay_with_both_places(tmp_path: Path) -> None:
+    (wrong,) = camtool.explain(Mirrored().eval(), paint(30, 20), 0, **STRETCHED)
+    settings = OutputSettings(tmp_path)
+    SAVE_KINDS["overlay"].write(wrong, tmp_path / "wrong.png", settings)
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "wrong.png")), wrong.places_overlay(enlarge=True))
+
+
+def test_a_signal_has_no_places_to_mark() -> None:
+    model = nn.Sequential(OrderedDict(flip=Apply(lambda x: x.flip(-1)), features=nn.Conv1d(1, 4, 3, 1, 1)))
+    model.add_module("head", Apply(lambda x: torch.stack([x.relu().mean((1, 2)), x.mean((1, 2))], 1)))
+    nn.init.constant_(model.features.weight, 1 / 3)
+    signal = torch.zeros(1, 1, 64)
+    signal[..., 8:14] = 1
+    (result,) = camtool.explain(model.eval(), signal, 0, kind="signal", **STRETCHED)
+    assert get_places(result.warnings) is None
