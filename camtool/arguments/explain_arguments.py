@@ -60,20 +60,22 @@ def is_function(model: object) -> bool:
     return callable(model) and not is_other
 
 
+_ORDER = "the order is explain(model, img, target_class)"
+
+
 def check_argument_order(img: Any, target_class: Any) -> None:
     """Check that ``img`` is not a model, and ``target_class`` not an image.
 
     Raises:
         ImageError: One of them is. The message gives the order of the arguments.
     """
-    order = "the order is explain(model, img, target_class)"
     if isinstance(img, nn.Module) or isinstance(getattr(img, "model", None), nn.Module):
-        raise ImageError(f"img is a model; {order}.")
+        raise ImageError(f"img is a model; {_ORDER}.")
     if target_class is None or isinstance(target_class, int):
         return
     if _is_image(target_class) and not _is_image(img) and not isinstance(img, (list, tuple, dict)):
         name = f"{target_class!r} is" if isinstance(target_class, str) else "is"
-        raise ImageError(f"img is {add_article(type(img).__name__)} and target_class {name} an image; {order}.")
+        raise ImageError(f"img is {add_article(type(img).__name__)} and target_class {name} an image; {_ORDER}.")
 
 
 def _suggest_model(value: Any) -> str:

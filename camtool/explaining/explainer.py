@@ -66,6 +66,7 @@ from camtool.inputs.image_files import ImageSource
 from camtool.inputs.input_preparer import InputPreparer, ReadOnDemand
 from camtool.inputs.prepared_inputs import InputBatch, PreparedInput
 from camtool.methods import adapt_method, check_options, find_method, merges
+from camtool.methods.registry import read_depths
 from camtool.models import Loaded, Transform, to_loaded, unwrap_layer
 from camtool.outputs.class_scores import UserScore
 from camtool.progress import follow_images
@@ -397,11 +398,11 @@ class Explainer(Generic[Result]):
             has_many_methods=isinstance(method, (list, tuple)),
             options=options,
             layers=layers,
-            merge=merges.get_merge(settings.merge),
+            merge="mean" if settings.merge == "mean" else merges.get_merge(settings.merge),
             labels=labels,
             text=loaded.text,
             placement=settings.placement,
-            depths=next((reader.read_depths(options) for reader in methods if reader.reads_depths), 0),
+            depths=read_depths(methods, options),
             transforms=(settings.transform, loaded.transform),
             engines=() if settings.engine == "eager" else list_engines(settings.engine, methods),
         )
@@ -469,7 +470,7 @@ class Explainer(Generic[Result]):
             self.batches,
             methods=methods,
             layers=None if layer is None else [layer],
-            depths=next((reader.read_depths({}) for reader in methods if reader.reads_depths), 0),
+            depths=read_depths(methods, {}),
             notes=(),
         )
 

@@ -128,11 +128,8 @@ def _check_rank(
     own = probabilities[classes]
     higher = int((probabilities > (own.max() if link == "sigmoid" else own.sum())).sum())
     if higher >= _HIGHEST_RANKS:
-        ranks = len(probabilities) - len(classes) + 1
-        yield MapWarning(
-            f"The model ranks this {_name_kind(target)} only {higher + 1} of {ranks}, so little speaks for it.",
-            "low-rank",
-        )
+        ranked = f"this {_name_kind(target)} only {higher + 1} of {len(probabilities) - len(classes) + 1}"
+        yield MapWarning(f"The model ranks {ranked}, so little speaks for it.", "low-rank")
 
 
 def _check_presence(

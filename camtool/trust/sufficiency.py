@@ -112,7 +112,7 @@ class _Search:
         costs, fresh, kept = dict(enumerate(heat)), set[int](), list(range(len(units)))
         is_first_round = True
         while kept and self.left:
-            untried = sorted((at for at in kept if at not in fresh), key=lambda at: costs[at])
+            untried = sorted({*kept} - fresh, key=lambda at: (costs[at], at))
             if not untried:
                 return part, True
             chunks = self._split_untried(untried, is_first_round=is_first_round)
