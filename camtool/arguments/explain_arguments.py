@@ -145,13 +145,12 @@ def match_targets(target_class: Any, count: int | None) -> list[Any]:
     # Loaders give the classes of a batch as a tensor or an array, and tables as a series of pandas.
     is_column = isinstance(target_class, (Tensor, np.ndarray)) or hasattr(target_class, "iloc")
     requests = target_class.tolist() if is_column else target_class
-    is_list = isinstance(requests, (list, tuple))
+    if not isinstance(requests, (list, tuple)):
+        return [requests] * (1 if count is None else count)
     if count is None:
-        if is_list and not requests:
+        if not requests:
             raise TargetError("target_class is empty; give a class, or None for the model's own top class.")
         return [requests]
-    if not is_list:
-        return [requests] * count
     if len(requests) != count:
         raise TargetError(
             f"target_class has {format_count(len(requests), 'entry')} for {format_count(count, 'image')}; give one "

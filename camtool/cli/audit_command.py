@@ -96,7 +96,7 @@ def audit_model(
     # Tables and masks are read before the model, which may take long, and for all photos, as names may be ambiguous.
     table = metadata or _find_truth_table(truth)
     columns = None if table is None else _read_metadata(table, plan)
-    regions = None if masks is None else _find_masks(masks, plan)
+    regions = _find_masks(masks, plan)
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
     classes, loaded = truth_options.read_classes(truth, plan, loaded)
     rows = [*range(len(plan.jobs))][:limit] if classes is None else choose_evenly(classes, limit)
@@ -207,14 +207,16 @@ def write_result(
         terminal.print_line(f"{lines[-1]}: [bold]{terminal.escape(str(out / 'index.html'))}[/]")
 
 
-def _find_masks(masks: Path, plan: Plan) -> list[Path | None]:
-    """Return the file of each photo's mask; None without one.
+def _find_masks(masks: Path | None, plan: Plan) -> list[Path | None] | None:
+    """Return the file of each photo's mask, None for a photo without one; None without a folder of masks.
 
     Raises:
         CamtoolError: No photo has a mask, one has several, or a mask fits several photos.
     """
     from camtool.runs.true_labels import match_masks
 
+    if masks is None:
+        return None
     matched = match_masks(masks, plan, f"--masks {masks}")
     if not matched:
         raise CamtoolError(f"--masks {masks} fits no photo; name them as the photos are, e.g. {plan.jobs[0].stem}.png.")

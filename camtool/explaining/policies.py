@@ -174,7 +174,7 @@ def explain_policy(
         replaced = _replace_inputs(given, names, fill, reference or {})
         scores = _score_subsets(trial, names, replaced)
         result = _divide_change(str(target), scores, names)
-        sign = target.sign or _find_sign(result)
+        sign = target.sign or (-1 if result.action < result.action_without else 1)
         trial.model.target = target.with_sign(sign)
         for name in _list_views(given, names):
             explainer = Explainer(trial.model, method, layers, image=name, **options)
@@ -278,11 +278,6 @@ def _divide_change(label: str, scores: Mapping[frozenset[str], float], names: Se
         views={},
         covered={},
     )
-
-
-def _find_sign(result: PolicyExplanation) -> int:
-    """Return the direction in which the inputs moved the action."""
-    return -1 if result.action < result.action_without else 1
 
 
 def _compute_shapley_values(scores: Mapping[frozenset[str], float], names: Sequence[str]) -> dict[str, float]:

@@ -74,13 +74,11 @@ def find_value_warnings(raw: NDArray[Any]) -> Iterator[MapWarning]:
 
 def _check_score(target: Target, context: ScoreContext, *, is_link_assumed: bool) -> Iterator[MapWarning]:
     """Warn if the score is or may be a probability, if the model does not predict the class, or if the target warns."""
-    classes, probabilities = _list_classes(target), context.probabilities
+    classes = _list_classes(target)
     if classes:
         yield from _check_link(target, context.link, is_assumed=is_link_assumed)
-    if probabilities is not None and probabilities.ndim > 1:
-        yield from _check_presence(target, classes, probabilities, context.link)
-    elif probabilities is not None and classes:
-        yield from _check_rank(target, classes, probabilities, context.link)
+        yield from _check_rank(target, classes, context)
+    yield from _check_presence(target, classes, context)
     for warning in target.get_warnings(context):
         yield to_map_warning(warning, "target-warning")
 
@@ -117,26 +115,26 @@ def _check_link(target: Target, link: Link | None, *, is_assumed: bool) -> Itera
         )
 
 
-def _check_rank(
-    target: Target, classes: list[int], probabilities: NDArray[Any], link: Link | None
-) -> Iterator[MapWarning]:
-    """Warn if the model believes in several other classes more than in those of the target."""
-    if target.traits.opposes_class:  # what speaks against a class of low rank is a fair question
+def _check_rank(target: Target, classes: list[int], context: ScoreContext) -> Iterator[MapWarning]:
+    """Warn if a classifier believes in several other classes more than in those of the target."""
+    probabilities = context.probabilities
+    # What speaks against a class of low rank (Negated) is a fair question.
+    if probabilities is None or probabilities.ndim != 1 or target.traits.opposes_class:
         return
     # Probabilities, not scores: with sigmoids and softmax alike, the order is that of the model's belief. Those of
     # independent labels are not added.
     own = probabilities[classes]
-    higher = int((probabilities > (own.max() if link == "sigmoid" else own.sum())).sum())
+    higher = int((probabilities > (own.max() if context.link == "sigmoid" else own.sum())).sum())
     if higher >= _HIGHEST_RANKS:
         ranked = f"this {_name_kind(target)} only {higher + 1} of {len(probabilities) - len(classes) + 1}"
         yield MapWarning(f"The model ranks {ranked}, so little speaks for it.", "low-rank")
 
 
-def _check_presence(
-    target: Target, classes: Sequence[int], probabilities: NDArray[Any], link: Link | None
-) -> Iterator[MapWarning]:
+def _check_presence(target: Target, classes: list[int], context: ScoreContext) -> Iterator[MapWarning]:
     """Warn if a segmenter predicts the classes nowhere."""
-    if target.traits.is_class_score and not _is_anywhere(classes, probabilities, link):
+    if context.probabilities is None or context.probabilities.ndim < 2 or not target.traits.is_class_score:
+        return
+    if not _is_anywhere(classes, context.probabilities, context.link):
         yield MapWarning(
             f"The model predicts this {_name_kind(target)} nowhere in the image, so the map is of its score summed "
             "over the image.",
@@ -158,10 +156,10 @@ def _describe_moved(layer: str, *, has_places: bool) -> MapWarning:
     )
 
 
-def _is_anywhere(classes: Sequence[int], probabilities: NDArray[Any], link: Link | None) -> bool:
+def _is_anywhere(classes: list[int], probabilities: NDArray[Any], link: Link | None) -> bool:
     """Return True if a segmenter predicts one of the classes somewhere."""
     planes = torch.from_numpy(probabilities)
-    return bool(find_predicted(planes.logit() if link == "sigmoid" else planes, link)[[*classes]].any())
+    return bool(find_predicted(planes.logit() if link == "sigmoid" else planes, link)[classes].any())
 
 
 def _check_layers(evidence: Sequence[Evidence], target: Target, *, has_zero_gradient: bool) -> Iterator[MapWarning]:

@@ -456,10 +456,8 @@ class _Run(Run):
         confirmed: Sequence[tuple[Outcome, Finding]],
         findings: Sequence[Finding],
     ) -> None:
-        by_key, naming = dict[str, Outcome](), (self.images.name, self.name_class)
-        for outcome, finding in confirmed:
-            by_key.setdefault(finding.key, outcome)
-        pictures = []
+        by_key = {finding.key: outcome for outcome, finding in reversed(confirmed)}
+        naming, pictures = (self.images.name, self.name_class), list[FindingPictures]()
         for finding in findings:
             outcome = by_key[finding.key]
             shown = benches[finding.target], finding.key, outcome.candidate, outcome.present
