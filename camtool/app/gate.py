@@ -221,17 +221,15 @@ class Gate:
         Raises:
             _RefusedError: It is not.
         """
-        headers = [(name.lower(), value.decode("latin-1").lower()) for name, value in scope["headers"]]
-        hosts = [value for name, value in headers if name == b"host"]
+        hosts = _read_headers(scope, b"host")
         if len(hosts) != 1 or not self._rules.is_served_as(_get_name(_AUTHORITY, hosts[0])):
             raise _RefusedError(403, "The address names another host than this server; see --allow-host in its help.")
-        for origin in (value for name, value in headers if name == b"origin"):
+        for origin in _read_headers(scope, b"origin"):
             name = _get_name(_ORIGIN, origin)
             if not name or (origin.partition("//")[2] not in hosts and name not in self._rules.names):
                 raise _RefusedError(403, "Another web page sent this request.")
-        sites = {value for name, value in headers if name == b"sec-fetch-site"}
         is_visit = path == "/" and scope["method"] == "GET"
-        if not is_visit and not sites <= {"same-origin", "none"}:
+        if not is_visit and not {"same-origin", "none"}.issuperset(_read_headers(scope, b"sec-fetch-site")):
             raise _RefusedError(403, "Another web page sent this request.")
 
     async def _check_password(self, scope: Scope) -> None:
@@ -395,6 +393,11 @@ def _get_name(pattern: re.Pattern[str], text: str) -> str:
     """Return the host in a ``Host`` or an ``Origin``, without its port; empty if it is malformed."""
     match = pattern.fullmatch(text)
     return match[1].strip("[]") if match else ""
+
+
+def _read_headers(scope: Scope, name: bytes) -> list[str]:
+    """Return the values of a header, in lower case."""
+    return [value.decode("latin-1").lower() for key, value in scope["headers"] if key.lower() == name]
 
 
 def _get_network(scope: Scope) -> str:

@@ -60,20 +60,22 @@ def is_function(model: object) -> bool:
     return callable(model) and not is_other
 
 
+_ORDER = "the order is explain(model, img, target_class)"
+
+
 def check_argument_order(img: Any, target_class: Any) -> None:
     """Check that ``img`` is not a model, and ``target_class`` not an image.
 
     Raises:
         ImageError: One of them is. The message gives the order of the arguments.
     """
-    order = "the order is explain(model, img, target_class)"
     if isinstance(img, nn.Module) or isinstance(getattr(img, "model", None), nn.Module):
-        raise ImageError(f"img is a model; {order}.")
+        raise ImageError(f"img is a model; {_ORDER}.")
     if target_class is None or isinstance(target_class, int):
         return
     if _is_image(target_class) and not _is_image(img) and not isinstance(img, (list, tuple, dict)):
         name = f"{target_class!r} is" if isinstance(target_class, str) else "is"
-        raise ImageError(f"img is {add_article(type(img).__name__)} and target_class {name} an image; {order}.")
+        raise ImageError(f"img is {add_article(type(img).__name__)} and target_class {name} an image; {_ORDER}.")
 
 
 def _suggest_model(value: Any) -> str:
@@ -143,13 +145,12 @@ def match_targets(target_class: Any, count: int | None) -> list[Any]:
     # Loaders give the classes of a batch as a tensor or an array, and tables as a series of pandas.
     is_column = isinstance(target_class, (Tensor, np.ndarray)) or hasattr(target_class, "iloc")
     requests = target_class.tolist() if is_column else target_class
-    is_list = isinstance(requests, (list, tuple))
+    if not isinstance(requests, (list, tuple)):
+        return [requests] * (1 if count is None else count)
     if count is None:
-        if is_list and not requests:
+        if not requests:
             raise TargetError("target_class is empty; give a class, or None for the model's own top class.")
         return [requests]
-    if not is_list:
-        return [requests] * count
     if len(requests) != count:
         raise TargetError(
             f"target_class has {format_count(len(requests), 'entry')} for {format_count(count, 'image')}; give one "

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -93,11 +93,10 @@ def audit_model(
     if fail_on is not None:
         check_choice("--fail-on", fail_on, ["finding"], error=CamtoolError)
     plan = photo_options.plan_folder(folder, out, recursive=recursive or truth is not None, limit=None)
-    table = metadata if metadata is not None or truth in (None, truth_options.IMAGE_FOLDER) else Path(truth)
     # Tables and masks are read before the model, which may take long, and for all photos, as names may be ambiguous.
-    is_given = metadata is not None or (table is not None and table.is_file())  # else --truth is refused below
-    columns = _read_metadata(table, plan) if table is not None and is_given else None
-    regions = None if masks is None else _find_masks(masks, plan)
+    table = metadata or _find_truth_table(truth)
+    columns = None if table is None else _read_metadata(table, plan)
+    regions = _find_masks(masks, plan)
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
     classes, loaded = truth_options.read_classes(truth, plan, loaded)
     rows = [*range(len(plan.jobs))][:limit] if classes is None else choose_evenly(classes, limit)
@@ -107,7 +106,7 @@ def audit_model(
         result = audit(
             loaded,
             photos,
-            classes and [classes[row] for row in rows],
+            _select(classes, rows),
             columns and {name: [values[row] for row in rows] for name, values in columns.items()},
             group=group,
             passes=passes,
@@ -115,7 +114,7 @@ def audit_model(
             controls=controls,
             method=method,
             kinds=map_options.split_names(kind) if kind else None,
-            masks=regions and [regions[row] for row in rows],
+            masks=_select(regions, rows),
             verdicts=verdicts,
             out=out,
             batch_size=batch_size,
@@ -126,6 +125,17 @@ def audit_model(
     write_result(result, out, printed, "there is no shortcut", lines, untested=result.untested, unread=result.unread)
     has_failed = fail_on is not None and (result.suspects or result.untested)
     raise typer.Exit(1 if has_failed or result.unread else 0)
+
+
+def _find_truth_table(truth: str | None) -> Path | None:
+    """Return the file of ``--truth``; None for a folder, and for a file that is missing, which is refused later."""
+    if truth is None or truth == truth_options.IMAGE_FOLDER:
+        return None
+    return Path(truth) if Path(truth).is_file() else None
+
+
+def _select(values: Sequence[Any] | None, rows: Sequence[int]) -> list[Any] | None:
+    return None if values is None else [values[row] for row in rows]
 
 
 @contextmanager
@@ -197,14 +207,16 @@ def write_result(
         terminal.print_line(f"{lines[-1]}: [bold]{terminal.escape(str(out / 'index.html'))}[/]")
 
 
-def _find_masks(masks: Path, plan: Plan) -> list[Path | None]:
-    """Return the file of each photo's mask; None without one.
+def _find_masks(masks: Path | None, plan: Plan) -> list[Path | None] | None:
+    """Return the file of each photo's mask, None for a photo without one; None without a folder of masks.
 
     Raises:
         CamtoolError: No photo has a mask, one has several, or a mask fits several photos.
     """
     from camtool.runs.true_labels import match_masks
 
+    if masks is None:
+        return None
     matched = match_masks(masks, plan, f"--masks {masks}")
     if not matched:
         raise CamtoolError(f"--masks {masks} fits no photo; name them as the photos are, e.g. {plan.jobs[0].stem}.png.")
@@ -218,27 +230,48 @@ def _read_metadata(path: Path, plan: Plan) -> dict[str, list[str | None]]:
         CamtoolError: The file is no table with a column image, a name is that of several photos, two rows about a photo
             differ, or none is about one.
     """
-    from camtool.arguments.regular_files import read_regular
     from camtool.runs.true_labels import find_image_column, match_photos
 
     place = f"--metadata {path}"
-    try:
-        text = read_regular(path).decode("utf-8-sig")
-        delimiter = max(",;\t", key=text.split("\n", 1)[0].count)
-        rows = [*csv.DictReader(StringIO(text, newline=""), delimiter=delimiter)]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise CamtoolError(f"{place} is no text; give a CSV file with a column image.") from error
+    rows = _read_rows(path, place)
     names = [name for name in rows[0] if name is not None] if rows else []
     at = find_image_column(names)
     if at is None:
         columns_found = f"the columns {', '.join(map(repr, names))}" if rows else "no rows"
         raise CamtoolError(f"{place} has {columns_found}; it needs a column 'image' with paths or names of photos.")
-    matched = match_photos(plan, [row[names[at]] or "" for row in rows], place)
+    by_photo = _join_rows(match_photos(plan, [row[names[at]] or "" for row in rows], place), rows, place)
+    columns = [name for name in names if name not in (names[at], "label", "index")]
+    return {column: [by_photo.get(job.source, {}).get(column) or None for job in plan.jobs] for column in columns}
+
+
+def _join_rows(
+    photos: Sequence[Path | str | None], rows: Sequence[dict[str, str]], place: str
+) -> dict[Path | str, dict[str, str]]:
+    """Return the row of each photo that has one.
+
+    Raises:
+        CamtoolError: Two rows about a photo differ, or none is about one.
+    """
     by_photo: dict[Path | str, dict[str, str]] = {}
-    for photo, row in zip(matched, rows, strict=True):
+    for photo, row in zip(photos, rows, strict=True):
         if photo is not None and by_photo.setdefault(photo, row) != row:
             raise CamtoolError(f"{place} has two different rows about {photo}; leave one there.")
     if not by_photo:
         raise CamtoolError(f"{place}: no row is about a photo; give paths in the folder of the photos, or file names.")
-    columns = [name for name in names if name != names[at] and name not in ("label", "index")]
-    return {column: [by_photo.get(job.source, {}).get(column) or None for job in plan.jobs] for column in columns}
+    return by_photo
+
+
+def _read_rows(path: Path, place: str) -> list[dict[str, str]]:
+    """Return the rows of a table, whose cells are separated by commas, semicolons or tabs.
+
+    Raises:
+        CamtoolError: It is no text.
+    """
+    from camtool.arguments.regular_files import read_regular
+
+    try:
+        text = read_regular(path).decode("utf-8-sig")
+        delimiter = max(",;\t", key=text.split("\n", 1)[0].count)
+        return [*csv.DictReader(StringIO(text, newline=""), delimiter=delimiter)]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise CamtoolError(f"{place} is no text; give a CSV file with a column image.") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,17 +44,16 @@ def export_model(
         overwrite: Overwrite the file.
     """
     from camtool.app.web_page.building import METHODS, export_page
-    from camtool.engines.export import ExportWarning, check_beside, check_format, export, find_beside
+    from camtool.engines.export import ExportWarning, check_beside, check_format, export
     from camtool.errors import CamtoolError
 
     is_page = path.suffix in ("", ".html")
-    for name, is_given in (("--fixed-batch", fixed_batch), ("--resize", resize), ("--size", preparing.size)):
-        if is_page and is_given:
-            raise CamtoolError(f"{name} is for files; a page explains one photo at a time, at its own size.")
-    for name, given in (("--sample", sample or None), ("--runtime", runtime), ("--half", half or None)):
-        if not is_page and given is not None:
-            raise CamtoolError(f"{name} is for pages; give a folder or an .html file in place of {path}.")
-    if not is_page:
+    if is_page:
+        of_files = {"--fixed-batch": fixed_batch, "--resize": resize, "--size": preparing.size}
+        _refuse(of_files, "files; a page explains one photo at a time, at its own size")
+    else:
+        of_pages = {"--sample": sample, "--runtime": runtime, "--half": half}
+        _refuse(of_pages, f"pages; give a folder or an .html file in place of {path}")
         check_format(path)
         check_beside(path)
     if path.exists() and not overwrite:
@@ -75,22 +74,40 @@ def export_model(
         }
         with terminal.print_warnings(ExportWarning, is_quiet=printed.hides_progress):
             export(loaded, path, map_.method, map_.layer, **settings)
-    files = (
-        [*path.iterdir()]
-        if path.is_dir()
-        else [candidate for candidate in dict.fromkeys((path, find_beside(path))) if candidate.exists()]
-    )
+    files = _list_written(path)
     size = sum(file.stat().st_size for file in files)
     if printed.as_json:
         terminal.print_json({"files": [*map(str, files)], "bytes": size})
     elif not printed.quiet:
         terminal.print_line(f"[bold green]Exported[/] {size / 1e6:.1f} MB to [bold]{terminal.escape(str(path))}[/]")
-        if not is_page:
-            terminal.out.print("Inputs: images, target_class (-1: the top class). Outputs: logits, maps.")
-        elif path.is_dir():
-            terminal.out.print("Put the folder on any web server; on this machine: python -m http.server.")
-        else:
-            terminal.out.print("Open it by a double click.")
+        terminal.out.print(_describe_use(path, is_page=is_page))
+
+
+def _refuse(options: Mapping[str, Any], reason: str) -> None:
+    """Check that options of another kind of result are not given."""
+    from camtool.errors import CamtoolError
+
+    for name, value in options.items():
+        if value:
+            raise CamtoolError(f"{name} is for {reason}.")
+
+
+def _list_written(path: Path) -> list[Path]:
+    """Return the files of a folder, or a file and what it needs beside it."""
+    from camtool.engines.export import find_beside
+
+    if path.is_dir():
+        return [*path.iterdir()]
+    return [candidate for candidate in dict.fromkeys((path, find_beside(path))) if candidate.exists()]
+
+
+def _describe_use(path: Path, *, is_page: bool) -> str:
+    """Return what to do with the result."""
+    if not is_page:
+        return "Inputs: images, target_class (-1: the top class). Outputs: logits, maps."
+    if path.is_dir():
+        return "Put the folder on any web server; on this machine: python -m http.server."
+    return "Open it by a double click."
 
 
 @contextmanager

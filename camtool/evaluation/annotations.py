@@ -205,21 +205,25 @@ def find_classes(
     folders = [photo.relative_to(root).parts[0] for photo in photos]
     names, tables = sorted({*folders}), _index_names(labels)
     known = {name: index for name in names if (index := _find_folder(name, tables)) is not None}
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        is_numbered = labels is None or (len(labels) == len(names) and all(map(_WORDNET_ID.fullmatch, names)))
-        if not is_numbered:
-            raise MetricError(
-                f"truth: folder {unknown[0]!r} is no label of the model; name the folders by label or by "
-                f"index.{suggest_names(unknown[0], labels or ())}"
-            )
-        if class_count not in (None, len(names)):
-            raise MetricError(
-                f"truth: {root} has {format_count(len(names), 'folder')} with photos, and the model {class_count} "
-                "classes without names; name the folders by index, or give the names with --labels FILE."
-            )
-        known = {name: index for index, name in enumerate(names)}
-    return [known[name] for name in folders]
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is None:
+        return [known[name] for name in folders]
+    if labels is not None and not _have_wordnet_order(names, labels):
+        raise MetricError(
+            f"truth: folder {unknown!r} is no label of the model; name the folders by label or by "
+            f"index.{suggest_names(unknown, labels)}"
+        )
+    if class_count not in (None, len(names)):
+        raise MetricError(
+            f"truth: {root} has {format_count(len(names), 'folder')} with photos, and the model {class_count} "
+            "classes without names; name the folders by index, or give the names with --labels FILE."
+        )
+    return [names.index(name) for name in folders]
+
+
+def _have_wordnet_order(names: Sequence[str], labels: Sequence[str]) -> bool:
+    """Check that folders are named by WordNet's ids, one for each of the classes."""
+    return len(labels) == len(names) and all(map(_WORDNET_ID.fullmatch, names))
 
 
 def _find_folder(name: str, tables: Sequence[Mapping[str, list[int]]]) -> int | None:

@@ -16,6 +16,7 @@ from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.inputs.prepared_inputs import InputBatch
 from camtool.methods import METHODS, adapt_method, find_method
+from camtool.methods.registry import read_depths
 from camtool.targets import ClassScore
 
 _OTHER_NEEDS = frozenset({"text", "a detector"})
@@ -116,7 +117,7 @@ def map_candidates(
         methods=methods,
         has_many_methods=True,
         layers=[layer] if layer else None,
-        depths=next((method.read_depths({}) for method in methods if method.reads_depths), 0),
+        depths=read_depths(methods, {}),
     )
     with Cleanup(), guard(explainer.model):
         results: list[list[Explanation]] = own.explain(batch, [ClassScore(index) for index in classes])

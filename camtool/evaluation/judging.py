@@ -52,20 +52,24 @@ def choose_metrics(
     names = [metrics] if isinstance(metrics, str) or not isinstance(metrics, Iterable) else [*metrics]
     if not all(isinstance(name, str) for name in names):
         raise MetricError(f"metrics must be names, or a dictionary from names to options, got {metrics!r}.")
+    if not names:
+        raise MetricError("metrics asks for nothing; give one or more names.")
     chosen = {name: metrics[name] if isinstance(metrics, Mapping) else {} for name in names}
     for name, options in chosen.items():
-        if name not in METRICS:
-            known = ", ".join(METRICS)
-            raise MetricError(f"metrics: {name!r} is unknown.{suggest_names(name, METRICS)} The metrics are {known}.")
-        if not isinstance(options, Mapping):
-            raise MetricError(f"metrics[{name!r}] must be a dictionary of options, got {options!r}; {{}} for none.")
-        METRICS[name].check_options(options)
-        obstacle = _describe_obstacle(METRICS[name], has_truth=has_truth)
-        if obstacle:
-            raise MetricError(f"metrics: {name!r} cannot be computed: {obstacle}.")
-    if not chosen:
-        raise MetricError("metrics asks for nothing; give one or more names.")
+        _check_metric(name, options, has_truth=has_truth)
     return {name: dict(options) for name, options in chosen.items()}
+
+
+def _check_metric(name: str, options: Any, *, has_truth: bool) -> None:
+    if name not in METRICS:
+        known = ", ".join(METRICS)
+        raise MetricError(f"metrics: {name!r} is unknown.{suggest_names(name, METRICS)} The metrics are {known}.")
+    if not isinstance(options, Mapping):
+        raise MetricError(f"metrics[{name!r}] must be a dictionary of options, got {options!r}; {{}} for none.")
+    METRICS[name].check_options(options)
+    obstacle = _describe_obstacle(METRICS[name], has_truth=has_truth)
+    if obstacle:
+        raise MetricError(f"metrics: {name!r} cannot be computed: {obstacle}.")
 
 
 def _describe_obstacle(metric: Metric, *, has_truth: bool) -> str:

@@ -187,25 +187,29 @@ def _list_layers(model: nn.Module, image: Tensor) -> list[str]:
 
 
 def _decide(allowed: Sequence[Tried], tried: Sequence[Tried], count: int) -> Recommendation:
-    order, reference = sorted(tried, key=lambda trial: -trial.quality.mean()), tried[0]
+    order, reference = tuple(sorted(tried, key=lambda trial: -trial.quality.mean())), tried[0]
     front = tuple(trial for trial in order if not any(_dominates(other, trial) for other in tried))
     if count < FEW_IMAGES:
         reason = (
             f"{_describe(reference, tried, count)} It is the default: a choice among them needs {FEW_IMAGES} images or "
             f"more, and {count} came."
         )
-        return Recommendation(reference.method, reference.layer or None, reason, tuple(order), front)
+        return Recommendation(reference.method, reference.layer or None, reason, order, front)
     least = reference.quality.mean() if reference in allowed else -np.inf
     possible = [trial for trial in front if trial in allowed and trial.quality.mean() >= least]
     best = max(possible, key=lambda trial: trial.quality.mean())
-    equal = [trial for trial in possible if not _is_worse(trial.quality, best.quality)]
-    if best.localization is not None:
-        # Those that miss the right place more often than one that is as faithful.
-        sharpest = max(equal, key=lambda one: float(_get_localization(one).mean()))
-        equal = [trial for trial in equal if not _is_worse(_get_localization(trial), _get_localization(sharpest))]
-    choice = min(equal, key=lambda trial: trial.milliseconds)
+    choice = min(_list_equal(possible, best), key=lambda trial: trial.milliseconds)
     reason = _explain_choice(choice, best, tried, count)
-    return Recommendation(choice.method, choice.layer or None, reason, tuple(order), front)
+    return Recommendation(choice.method, choice.layer or None, reason, order, front)
+
+
+def _list_equal(possible: Sequence[Tried], best: Tried) -> list[Tried]:
+    """Return those that are no less faithful than the best, without those that miss the right place more often."""
+    equal = [trial for trial in possible if not _is_worse(trial.quality, best.quality)]
+    if best.localization is None:
+        return equal
+    sharpest = max(equal, key=lambda one: float(_get_localization(one).mean()))
+    return [trial for trial in equal if not _is_worse(_get_localization(trial), _get_localization(sharpest))]
 
 
 def _get_localization(one: Tried) -> NDArray[np.float64]:

@@ -77,25 +77,28 @@ def explain_ensemble(
         _check_labels(several)
     if target_class is None and len(several) > 1:
         target_class = _find_class(several, img, options)
-    members = [
-        one for model in several for one in _explain_member(model, img, target_class, method, options, samples, seed)
-    ]
+    members: list[Explanation] = []
+    for model in several:
+        members += _explain_member(model, img, target_class, method, options, samples, seed)
     _check_same_target(members)
-    first, maps = members[0], [_scale(member.raw) for member in members]
-    view, centers = first.view, first.centers
-    if any(
-        one.raw.shape != first.raw.shape or one.centers != centers or one.geometry != first.geometry for one in members
-    ):
-        placed = [_scale(member.view.place_map(member.raw, member.centers)) for member in members]
-        maps, view, centers = placed, Photo(first.photo, Geometry.whole(*first.view.size)), None
+    return _join(members)
+
+
+def _join(members: Sequence[Explanation]) -> Explanation:
+    """Return the explanation with mean and spread of the members' maps, on their grid or on the photo's pixels."""
+    first = members[0]
+    joined = first
+    if all(_have_same_grid(first, member) for member in members):
+        maps = [_scale(member.raw) for member in members]
+    else:
+        maps = [_scale(member.view.place_map(member.raw, member.centers)) for member in members]
+        joined = replace(first, view=Photo(first.photo, Geometry.whole(*first.view.size)), centers=None)
     stacked = np.stack(maps)
     known = [member.probability for member in members if member.probability is not None]
     return replace(
-        first,
+        joined,
         raw=stacked.mean(0),
         uncertainty=stacked.std(0, ddof=1),
-        view=view,
-        centers=centers,
         score=float(np.mean([member.score for member in members])),
         probability=float(np.mean(known)) if len(known) == len(members) else None,
         passes=len(members),
@@ -103,6 +106,12 @@ def explain_ensemble(
         warnings=tuple(dict.fromkeys(warning for member in members for warning in member.warnings)),
         checker=None,
     )
+
+
+def _have_same_grid(first: Explanation, second: Explanation) -> bool:
+    """Check that the cells of two maps are at the same places of the photo."""
+    is_alike = first.raw.shape == second.raw.shape and first.centers == second.centers
+    return is_alike and first.geometry == second.geometry
 
 
 def _check_labels(models: Sequence[Model]) -> None:

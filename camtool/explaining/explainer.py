@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import partial
@@ -66,6 +66,7 @@ from camtool.inputs.image_files import ImageSource
 from camtool.inputs.input_preparer import InputPreparer, ReadOnDemand
 from camtool.inputs.prepared_inputs import InputBatch, PreparedInput
 from camtool.methods import adapt_method, check_options, find_method, merges
+from camtool.methods.registry import read_depths
 from camtool.models import Loaded, Transform, to_loaded, unwrap_layer
 from camtool.outputs.class_scores import UserScore
 from camtool.progress import follow_images
@@ -294,12 +295,38 @@ _TOO_FEW_IMAGES = MapWarning(
 )
 
 
-def _check_changed(settings: Settings) -> None:
-    """Check settings that are not the defaults; those that are not checked here are checked where they are used."""
+def _take_settings(options: dict[str, Any]) -> Settings:
+    """Remove the settings from the options and return them; some are checked here, the others where they are used."""
+    changed = {name: options.pop(name) for name in _SETTINGS if name in options}
+    settings = Settings(**changed)
+    if not changed:
+        return settings
     check_settings(settings.transform, settings.labels, settings.batch_size, settings.image, settings.call_index)
     check_choice("placement", settings.placement, get_args(Placement))
     if settings.verify is not None:
         check_choice("verify", settings.verify, get_args(Verify))
+    return settings
+
+
+def _choose_labels(loaded: Loaded, settings: Settings) -> Sequence[str] | None:
+    """Return the labels that the user gave, otherwise those of the model."""
+    labels = loaded.labels if settings.labels is None else read_by_position(settings.labels)
+    if labels is not None and loaded.text is not None:
+        raise TargetError("labels: this model compares images with texts; give the texts as target_class instead.")
+    return labels
+
+
+def _check_alone(layer: Layers, options: Mapping[str, Any]) -> None:
+    """Check that ``method="auto"`` comes without a layer and options."""
+    if layer is not None or options:
+        raise MethodError("method='auto' chooses the layer and takes no options; leave layer= and options out.")
+
+
+def _find_layer_names(layer: Layers, whole: torch.nn.Module, model: torch.nn.Module) -> list[str] | None:
+    """Return the names in a model of the layers that the user gave, as they are in the whole; ``None`` for none."""
+    if layer is None:
+        return None
+    return [find_module_name(model, unwrap_layer(whole, choice)) for choice in to_list(layer)]
 
 
 class Explainer(Generic[Result]):
@@ -350,18 +377,13 @@ class Explainer(Generic[Result]):
         loaded = to_loaded(model)
         # An image tower has but a weak reference to the whole.
         whole = get_module(model) if isinstance(model, torch.nn.Module) or not is_function(model) else loaded.model
-        settings = Settings(**(changed := {name: options.pop(name) for name in _SETTINGS if name in options}))
-        if changed:
-            _check_changed(settings)
-        if loaded.text is not None and (settings.labels is not None or loaded.labels is not None):
-            raise TargetError("labels: this model compares images with texts; give the texts as target_class instead.")
+        settings = _take_settings(options)
+        labels = _choose_labels(loaded, settings)
         if isinstance(method, str) and method == "auto":
-            if layer is not None or options:
-                raise MethodError("method='auto' chooses the layer and takes no options; leave layer= and options out.")
+            _check_alone(layer, options)
             self._recommend, method = partial(_recommend, model, settings), "gradcam"  # until the first images come
         methods = [find_method(choice) for choice in to_list(method)]
-        wanted = None if layer is None else (unwrap_layer(whole, choice) for choice in to_list(layer))
-        layers = None if wanted is None else [find_module_name(loaded.model, module) for module in wanted]
+        layers = _find_layer_names(layer, whole, loaded.model)
         if not methods or layers == []:
             raise CamtoolError(f"{'layer' if methods else 'method'} asks for nothing; give one or more.")
         methods = [adapt_method(choice, loaded.model) for choice in methods]
@@ -376,11 +398,11 @@ class Explainer(Generic[Result]):
             has_many_methods=isinstance(method, (list, tuple)),
             options=options,
             layers=layers,
-            merge=merges.get_merge(settings.merge) if "merge" in changed else settings.merge,
-            labels=loaded.labels if settings.labels is None else read_by_position(settings.labels),
+            merge="mean" if settings.merge == "mean" else merges.get_merge(settings.merge),
+            labels=labels,
             text=loaded.text,
             placement=settings.placement,
-            depths=next((reader.read_depths(options) for reader in methods if reader.reads_depths), 0),
+            depths=read_depths(methods, options),
             transforms=(settings.transform, loaded.transform),
             engines=() if settings.engine == "eager" else list_engines(settings.engine, methods),
         )
@@ -448,7 +470,7 @@ class Explainer(Generic[Result]):
             self.batches,
             methods=methods,
             layers=None if layer is None else [layer],
-            depths=next((reader.read_depths({}) for reader in methods if reader.reads_depths), 0),
+            depths=read_depths(methods, {}),
             notes=(),
         )
 

@@ -119,16 +119,20 @@ def format_candidates(candidates: Sequence[Candidate], width: int | None = None)
     column = min(width - max(map(len, outputs)) - 4, max(len(candidate.name) for candidate in candidates))
     lines: list[StyledLine] = []
     for grid, members in groupby(zip(candidates, outputs, strict=True), lambda pair: _describe_grid(pair[0])):
-        lines += [("", "")] * bool(lines) + [(line, "bold cyan") for line in wrap_paragraph(grid, width)]
-        lines += [
-            line
-            for candidate, output in members
-            for line in _format_candidate(candidate, marks[_describe_verdict(candidate)], output, column)
-        ]
-    meanings = [(mark, verdict if mark else f"no mark: {verdict}") for verdict, mark in marks.items() if verdict]
-    lines += [("", ""), *((line, "") for row in fit_columns(meanings, width, keep=2, wrapped=1) for line in row)]
+        if lines:
+            lines.append(("", ""))
+        lines += [(line, "bold cyan") for line in wrap_paragraph(grid, width)]
+        for candidate, output in members:
+            lines += _format_candidate(candidate, marks[_describe_verdict(candidate)], output, column)
+    lines += [("", ""), *_format_meanings(marks, width)]
     lines += [(_describe_centers(candidate.centers), "") for candidate in candidates if candidate.centers is not None]
     return lines
+
+
+def _format_meanings(marks: Mapping[str, str], width: int) -> list[StyledLine]:
+    """Return the marks with the verdicts that they stand for."""
+    meanings = [(mark, verdict if mark else f"no mark: {verdict}") for verdict, mark in marks.items() if verdict]
+    return [(line, "") for row in fit_columns(meanings, width, keep=2, wrapped=1) for line in row]
 
 
 def describe_candidate(candidate: Candidate) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, TypeAlias
@@ -167,46 +167,24 @@ def explain_policy(
     if not callable(getattr(target, "with_sign", None)):
         raise TargetError(f"target must be camtool.targets.Action(index, step=None), got {target!r}.")
     module, names = to_loaded(policy).model, _list_inputs(observation, inputs)
-    device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
-    given = {key: item.to(device) if isinstance(item, Tensor) else item for key, item in observation.items()}
-    layers = (
-        [f"policy.{name}" if isinstance(name, str) else name for name in to_list(layer)] if layer is not None else None
-    )
+    given = _move_to_device(observation, module)
+    layers = None if layer is None else [_name_in_scored_policy(choice) for choice in to_list(layer)]
     with guard(module):
         trial = _Trial(_ScoredPolicy(module, call or _run_policy, target.with_sign(1)), given)
         replaced = _replace_inputs(given, names, fill, reference or {})
-        subsets = [frozenset(kept) for size in range(len(names) + 1) for kept in combinations(names, size)]
-        scores = {kept: trial.run({name: replaced[name] for name in names if name not in kept}) for kept in subsets}
-        lost = next((kept for kept in subsets if not math.isfinite(scores[kept])), None)
-        if lost is not None:
-            others = ", ".join(repr(name) for name in names if name not in lost) or "nothing"
-            raise CamtoolError(
-                f"policy: the action is {scores[lost]} with {others} replaced, so nothing can be said of its inputs; "
-                "another reference={...} may help."
-            )
-        action, without_all = scores[subsets[-1]], scores[subsets[0]]
-        effects = _compute_shapley_values(scores, names)
-        total = sum(map(abs, effects.values()))
-        sign = target.sign or (-1 if action < without_all else 1)
+        scores = _score_subsets(trial, names, replaced)
+        result = _divide_change(str(target), scores, names)
+        sign = target.sign or (-1 if result.action < result.action_without else 1)
         trial.model.target = target.with_sign(sign)
-        views = {}
-        for name in (name for name in names if given[name].ndim == _IMAGE_AXES):
-            is_used = any(scores[kept] != scores[kept - {name}] for kept in subsets)
+        for name in _list_views(given, names):
             explainer = Explainer(trial.model, method, layers, image=name, **options)
-            views[name] = _explain_view(explainer, given, name, str(target), is_used=is_used)
+            is_used = any(scores[kept] != scores[kept - {name}] for kept in scores)
+            result.views[name] = _explain_view(explainer, given, name, result.label, is_used=is_used)
             if is_used and passes:
-                views[name], trial.passes = refine(views[name], passes), trial.passes + passes
-        result = PolicyExplanation(
-            label=str(target),
-            action=action,
-            action_without=without_all,
-            effects=effects,
-            shares={name: abs(effect) / total if total else 0.0 for name, effect in effects.items()},
-            without={name: scores[subsets[-1] - {name}] for name in names},
-            views=views,
-            covered={},
-        )
-        covered = {name: trial.cover(name, heat, replaced[name], sign * action) for name, heat in result.maps.items()}
+                result.views[name] = refine(result.views[name], passes)
+                trial.passes += passes
+        score = sign * result.action
+        covered = {name: trial.cover(name, heat, replaced[name], score) for name, heat in result.maps.items()}
     return replace(result, covered=covered, passes=trial.passes, warnings=tuple(_find_warnings(result, covered)))
 
 
@@ -223,6 +201,10 @@ class _ScoredPolicy(nn.Module):
     def forward(self, /, **observation: Any) -> Tensor:
         """Return the score ``(N, 1)``."""
         return self.target(self.call(self.policy, observation))[:, None]
+
+
+def _name_in_scored_policy(layer: str | nn.Module) -> str | nn.Module:
+    return f"policy.{layer}" if isinstance(layer, str) else layer
 
 
 def _run_policy(policy: nn.Module, observation: dict[str, Any]) -> Any:
@@ -264,6 +246,40 @@ class _Trial:
         return hot, sum(others) / len(others)
 
 
+def _score_subsets(trial: _Trial, names: Sequence[str], replaced: Mapping[str, Tensor]) -> dict[frozenset[str], float]:
+    """Return the action for each subset of inputs that are kept, with the others replaced, from no input to all.
+
+    Raises:
+        CamtoolError: An action is not finite.
+    """
+    scores = {}
+    for kept in (kept for size in range(len(names) + 1) for kept in combinations(names, size)):
+        others = {name: replaced[name] for name in names if name not in kept}
+        scores[frozenset(kept)] = score = trial.run(others)
+        if not math.isfinite(score):
+            raise CamtoolError(
+                f"policy: the action is {score} with {', '.join(map(repr, others)) or 'nothing'} replaced, so nothing "
+                "can be said of its inputs; another reference={...} may help."
+            )
+    return scores
+
+
+def _divide_change(label: str, scores: Mapping[frozenset[str], float], names: Sequence[str]) -> PolicyExplanation:
+    """Return an explanation without views: the action, and how much of its change each input causes."""
+    effects = _compute_shapley_values(scores, names)
+    total = sum(map(abs, effects.values()))
+    return PolicyExplanation(
+        label=label,
+        action=scores[frozenset(names)],
+        action_without=scores[frozenset()],
+        effects=effects,
+        shares={name: abs(effect) / total if total else 0.0 for name, effect in effects.items()},
+        without={name: scores[frozenset(names) - {name}] for name in names},
+        views={},
+        covered={},
+    )
+
+
 def _compute_shapley_values(scores: Mapping[frozenset[str], float], names: Sequence[str]) -> dict[str, float]:
     """Return the Shapley value of each input, from the scores of all subsets of inputs that are not replaced."""
     count = len(names)
@@ -277,6 +293,12 @@ def _compute_shapley_values(scores: Mapping[frozenset[str], float], names: Seque
 # ------------------------------------------------------------------------------------------------------ the inputs
 
 
+def _move_to_device(observation: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:
+    """Return the observation with its tensors on the device of a module."""
+    device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
+    return {key: item.to(device) if isinstance(item, Tensor) else item for key, item in observation.items()}
+
+
 def _list_inputs(observation: Mapping[str, Any], inputs: Sequence[str] | None) -> list[str]:
     """Return the names of the inputs that are compared.
 
@@ -287,14 +309,12 @@ def _list_inputs(observation: Mapping[str, Any], inputs: Sequence[str] | None) -
     if not isinstance(observation, Mapping):
         raise ImageError(f"observation must be a dictionary of inputs, got {add_article(type(observation).__name__)}.")
     tensors = {key: item for key, item in observation.items() if isinstance(item, Tensor) and item.is_floating_point()}
-    observed = [key for key in tensors if key.startswith("observation")]
-    names = [*inputs] if inputs is not None else observed or [*tensors]
+    names = _list_observed(tensors) if inputs is None else [*inputs]
     for name in names:
         if name not in tensors:
             hint = suggest_names(name, tensors)
             raise CamtoolError(f"inputs: {name!r} is no float tensor of the observation; these are {[*tensors]}.{hint}")
-    views = [name for name in names if tensors[name].ndim == _IMAGE_AXES]
-    if not views:
+    if not _list_views(tensors, names):
         shapes = {name: tuple(tensors[name].shape) for name in names}
         raise ImageError(f"observation has no view, which is a floating tensor (1, C, H, W); it holds {shapes}.")
     for name in names:
@@ -306,6 +326,15 @@ def _list_inputs(observation: Mapping[str, Any], inputs: Sequence[str] | None) -
     if len(names) > _MOST_INPUTS:
         raise CamtoolError(f"inputs: {len(names)} inputs take 2^{len(names)} passes; name at most {_MOST_INPUTS}.")
     return names
+
+
+def _list_observed(names: Iterable[str]) -> list[str]:
+    """Return the names that start with ``observation``, or all if none does."""
+    return [name for name in names if name.startswith("observation")] or [*names]
+
+
+def _list_views(tensors: Mapping[str, Tensor], names: Sequence[str]) -> list[str]:
+    return [name for name in names if tensors[name].ndim == _IMAGE_AXES]
 
 
 def _replace_inputs(

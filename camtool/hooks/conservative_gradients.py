@@ -52,11 +52,15 @@ class ConservativeMode(FunctionMode):
                 return run_without_override_check(func, *args, **kwargs)
         tensors = [*iterate_tensors((args, kwargs))] if torch.is_grad_enabled() else []
         graphed = [tensor for tensor in tensors if tensor.requires_grad]
-        live = [tensor for tensor in graphed if not self._is_of_parameters(tensor)]
+        live = self._list_live(graphed)
         if not live:
             result = func(*args, **kwargs)
             self._of_parameters.update((tensor, True) for tensor in iterate_tensors(result) if graphed)
             return result
+        return self._run(func, args, kwargs, live)
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any], live: Sequence[Tensor]) -> Any:
+        """Run a function on tensors, of which some depend on the image, by its kind."""
         name = getattr(func, "__name__", "")
         if func is functional.scaled_dot_product_attention:
             return self._run_fused_attention(*args, **kwargs)
@@ -70,11 +74,16 @@ class ConservativeMode(FunctionMode):
         if name in _GATES or (name == "pow" and _is_root(args, kwargs)):
             return self._open_valve(func, args, kwargs)
         result = func(*args, **kwargs)
-        if all(tensor in self._gates for tensor in live):
-            valves = [valve for gate in live for valve in self._gates[gate]]
-            if name in _KEEPING or (name in _MIXING and all(valve.is_attention for valve in valves)):
-                self._note_gate(result, live)
+        if self._makes_gate(name, live):
+            self._note_gate(result, live)
         return result
+
+    def _makes_gate(self, name: str, live: Sequence[Tensor]) -> bool:
+        """Check that the result of a function is a gate, as all of its tensors are that depend on the image."""
+        if not all(tensor in self._gates for tensor in live):
+            return False
+        valves = [valve for gate in live for valve in self._gates[gate]]
+        return name in _KEEPING or (name in _MIXING and all(valve.is_attention for valve in valves))
 
     def _is_of_parameters(self, tensor: Tensor) -> bool:
         return isinstance(tensor, nn.Parameter) or tensor in self._of_parameters

@@ -97,9 +97,6 @@ def choose_copy(
         kept: Names of convolutions whose own output must stay, so no norm is folded into them.
         formats: The memory formats to try.
     """
-    # What loads offloaded weights into a module would load them into the original of a copied one.
-    if lacks_gradients(model) or any(weight.is_meta for weight in list_weights(model)):
-        return model, _UNCHANGED
     foldable = [pair for pair in _find_foldable(calls) if pair[0] not in kept]
     folded = _copy_model(model)
     if folded is None:
@@ -126,6 +123,9 @@ def choose_copy(
 
 def _copy_model(model: nn.Module) -> nn.Module | None:
     """Return a copy in evaluation mode; ``None`` if the model cannot be copied."""
+    # What loads offloaded weights into a module would load them into the original of a copied one.
+    if lacks_gradients(model) or any(weight.is_meta for weight in list_weights(model)):
+        return None
     try:
         copied = copy.deepcopy(model)
     except (AssertionError, RuntimeError, TypeError, ValueError, AttributeError, copy.Error) as error:

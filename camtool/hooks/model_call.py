@@ -390,15 +390,20 @@ def _describe_hook_error(error: Exception) -> str | None:
         running, is_backward = caller or running, is_backward or frame.f_code.co_name == "_engine_run_backward"
         last = frame
     if "BackwardHookFunction" in str(error) and running is not None:
-        names = [*filter(None, list_names_in_use(has_backward_hooks))][:_MOST_NAMED]
-        return (
-            f"{find_name_in_use(running)} writes in place to a tensor with a backward hook, which autograd forbids. "
-            "Let it make a new tensor (inplace=False), or remove the hooks, which are on: "
-            f"{', '.join(names) or 'all layers'}."
-        )
+        return _describe_write(running)
     if is_backward and last is not None and last.f_code.co_name != "_engine_run_backward":
         return _describe_failure("backward", None, error)
     return None
+
+
+def _describe_write(module: nn.Module) -> str:
+    """Return what to do if a module writes to a tensor that a hook on the backward pass watches."""
+    names = [*filter(None, list_names_in_use(has_backward_hooks))][:_MOST_NAMED]
+    return (
+        f"{find_name_in_use(module)} writes in place to a tensor with a backward hook, which autograd forbids. "
+        "Let it make a new tensor (inplace=False), or remove the hooks, which are on: "
+        f"{', '.join(names) or 'all layers'}."
+    )
 
 
 _MOST_NAMED = 5

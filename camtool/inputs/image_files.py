@@ -493,14 +493,20 @@ def _convert_array(array: npt.NDArray[Any]) -> Image.Image:
         hint = " Divide by the largest value that a pixel can have." if array.dtype.kind in "iu" else ""
         raise ImageError(f"the array has dtype {array.dtype}; uint8, bool, or floats in [0, 1] are allowed.{hint}")
     if not is_gray and not (array.ndim == 3 and array.shape[2] in (3, 4)):
-        hint = " Channels come last: array.transpose(1, 2, 0)." if _has_channels_first(array) else ""
-        hint = f" {_CHOOSE_BANDS}" if array.ndim == 3 and not hint and min(array.shape) > 1 else hint
+        hint = _suggest_shape(array)
         raise ImageError(f"the array has shape {array.shape}; (H, W) or (H, W, 1|3|4) is allowed.{hint}")
     if array.size == 0:
         raise ImageError(f"the array has shape {array.shape}: no pixels.")
     if array.dtype != np.uint8:
         array = _scale_to_levels(array, _choose_white(array, "the array", whites=(1,)))
     return Image.fromarray(array.reshape(array.shape[:2]) if is_gray else array)
+
+
+def _suggest_shape(array: npt.NDArray[Any]) -> str:
+    """Return, for a message, what to do with an array that is no photo."""
+    if _has_channels_first(array):
+        return " Channels come last: array.transpose(1, 2, 0)."
+    return f" {_CHOOSE_BANDS}" if array.ndim == 3 and min(array.shape) > 1 else ""
 
 
 def _has_channels_first(array: npt.NDArray[Any]) -> bool:

@@ -452,31 +452,22 @@ class InputPreparer:
             ImageError: There is no image at this key, or the other inputs have another batch size.
         """
         made = {key: self._prepare_argument(value, is_image=key == image) for key, value in inputs.entries.items()}
-        entries = {key: value.tensor if isinstance(value, PreparedInput) else value for key, value in made.items()}
+        entries = {key: _get_value(value) for key, value in made.items()}
         main = nested_tensors.find_main_tensor(entries[image])
         if main is None:
             raise ImageError(f"img: {image!r} holds no floating tensor, so it is no image; name another with image=.")
         # An input that is given twice is the image in one place only.
         for key in entries.keys() - {image}:
-            entries[key] = nested_tensors.map_tensors(
-                entries[key], lambda tensor: tensor.view_as(tensor) if tensor is main else tensor
-            )
+            entries[key] = _replace_by_view(entries[key], main)
         kind = check_kind(self._model, main, self._kind)
         axes = SPATIAL_AXES[kind]
-        if main.ndim < axes + 1:
-            raise ImageError(
-                f"img: {image!r} has shape {tuple(main.shape)}; {add_article(kind)} is {SHAPE_TEXTS[axes]}, with or "
-                "without a batch axis before it; name another input with image=."
-            )
+        others = {key: value for key, value in entries.items() if key not in (image, *inputs.shared)}
+        _check_batch_sizes(image, main, kind, others)
         is_batch = main.ndim == axes + 2
-        others = {key: value for key, value in entries.items() if key != image and key not in inputs.shared}
-        _check_batch_sizes(image, main, others, axes)
         if not is_batch:
             entries = nested_tensors.map_tensors(entries, lambda tensor: tensor[None] if tensor.ndim else tensor)
         for key in inputs.shared:
-            value = made[key]
-            shared = value.tensor[None] if isinstance(value, PreparedInput) else value
-            entries[key] = nested_tensors.SharedInput(shared)
+            entries[key] = _share(made[key])
         for key in find_shared_entries(self._model, entries, image) if is_batch else ():
             entries[key] = nested_tensors.SharedInput(entries[key])
         single, batch = made[image], main if is_batch else main[None]
@@ -541,12 +532,32 @@ class ReadOnDemand(Sequence[Any]):
         return self._preparer.read(image) if isinstance(image, (str, bytes, PathLike)) else image
 
 
-def _check_batch_sizes(key: Key, image: Tensor, others: Mapping[Key, Any], axes: int) -> None:
-    """Check that image-like inputs, with as many channels and axes, share the image's batch size.
+def _get_value(value: Any) -> Any:
+    return value.tensor if isinstance(value, PreparedInput) else value
+
+
+def _share(value: Any) -> nested_tensors.SharedInput:
+    """Return an input that all images share; a prepared one gets the axis of a batch."""
+    return nested_tensors.SharedInput(value.tensor[None] if isinstance(value, PreparedInput) else value)
+
+
+def _replace_by_view(value: Any, tensor: Tensor) -> Any:
+    """Return an input with another tensor of the same values wherever it holds the tensor itself."""
+    return nested_tensors.map_tensors(value, lambda inner: inner.view_as(inner) if inner is tensor else inner)
+
+
+def _check_batch_sizes(key: Key, image: Tensor, kind: DataKind, others: Mapping[Key, Any]) -> None:
+    """Check the axes of an image, and that image-like inputs, with as many channels and axes, share its batch size.
 
     Raises:
-        ImageError: One does not.
+        ImageError: It has too few axes, or one of them does not.
     """
+    axes = SPATIAL_AXES[kind]
+    if image.ndim < axes + 1:
+        raise ImageError(
+            f"img: {key!r} has shape {tuple(image.shape)}; {add_article(kind)} is {SHAPE_TEXTS[axes]}, with or "
+            "without a batch axis before it; name another input with image=."
+        )
     for name, other in others.items():
         is_alike = isinstance(other, Tensor) and other.is_floating_point() and other.ndim in (axes + 1, axes + 2)
         if not is_alike or other.shape[-axes - 1] != image.shape[-axes - 1]:

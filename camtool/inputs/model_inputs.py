@@ -115,17 +115,24 @@ class Inputs:
             return [self.image]
         own = {key: value for key, value in self.entries.items() if key not in self.shared}
         unprepared = [key for key, value in own.items() if is_unprepared_image(value)]
-        tensors = {key: nested_tensors.find_main_tensor(value) for key, value in own.items()}
-        shapes = {key: tensor.shape for key, tensor in tensors.items() if tensor is not None}
-        most = max(map(len, shapes.values()), default=0)
-        if not unprepared and most < 2:
+        candidates = unprepared or _find_largest_tensors(own)
+        if not candidates:
             raise ImageError(
                 f"img: none of {_format_keys(self.entries)} is an image, which is a floating tensor (N, C, H, W), a "
                 "PIL image, a uint8 array or a path; name another with image=."
             )
-        largest = [key for key, shape in shapes.items() if len(shape) == most]
-        colored = [key for key in largest if shapes[key][1 if most > 3 else 0] == 3]
-        return unprepared or colored or largest
+        return candidates
+
+
+def _find_largest_tensors(entries: Mapping[Key, Any]) -> list[Key]:
+    """Return the keys of floating tensors with the most axes, at least two; if some have three channels, of these."""
+    tensors = {key: nested_tensors.find_main_tensor(value) for key, value in entries.items()}
+    shapes = {key: tensor.shape for key, tensor in tensors.items() if tensor is not None}
+    most = max(map(len, shapes.values()), default=0)
+    if most < 2:
+        return []
+    largest = [key for key, shape in shapes.items() if len(shape) == most]
+    return [key for key in largest if shapes[key][1 if most > 3 else 0] == 3] or largest
 
 
 def is_unprepared_image(value: object) -> bool:

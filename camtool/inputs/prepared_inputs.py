@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -105,21 +106,10 @@ class InputBatch:
 
 def group_into_batches(items: Iterable[PreparedInput], size: int) -> Iterator[list[PreparedInput]]:
     """Yield runs of at most ``size`` inputs that one tensor can hold, in order."""
-    run: list[PreparedInput] = []
-    current: tuple[object, ...] = ()
-    for item in items:
-        # All items of a batch share one value of black in a forward pass, so all have it or none.
-        of_item = item.tensor.shape, item.tensor.dtype, item.black is None
-        if run and of_item != current:
-            yield run
-            run = []
-        run.append(item)
-        current = of_item
-        if len(run) == size:
-            yield run
-            run = []
-    if run:
-        yield run
+    # All items of a batch share one value of black in a forward pass, so all have it or none.
+    for _, alike in groupby(items, key=lambda item: (item.tensor.shape, item.tensor.dtype, item.black is None)):
+        while batch := [*islice(alike, size)]:
+            yield batch
 
 
 def _stack(tensors: Sequence[Tensor]) -> Tensor:

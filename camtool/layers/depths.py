@@ -184,13 +184,12 @@ def _count_paths_through(nodes: Mapping[str, Node | None], image: Tensor, end: N
         if get_saved_value(node, "variable") is image:
             from_image[node] = 1
         else:
-            from_image[node] = sum(from_image[child] for child, _ in node.next_functions if child is not None)
+            from_image[node] = sum(from_image[child] for child in _list_children(node))
     to_end = dict.fromkeys(from_image, 0)
     to_end[end] = 1
     for node in reversed(from_image):  # a node comes after those that it uses
-        for child, _ in node.next_functions:
-            if child is not None:
-                to_end[child] += to_end[node]
+        for child in _list_children(node):
+            to_end[child] += to_end[node]
     return {name: 0 if node is None else from_image.get(node, 0) * to_end.get(node, 0) for name, node in nodes.items()}
 
 
@@ -217,23 +216,38 @@ def has_other_paths(output: Any, layer: Tensor, image: Tensor) -> bool:
     before: dict[Node, bool] = {}  # the nodes that the layer is computed from, and itself
     for node in iterate_graph(start, before):
         before[node] = True
+    sees_image, follows = _trace_graph(root, start, image)
+    for node in (node for node, is_behind in follows.items() if is_behind and node is not start):
+        for other in (child for child in _list_children(node) if sees_image[child] and not follows[child]):
+            if not _ADDED.match(node.name()) or _sees_by_weights(other, before, sees_image):
+                return True
+    return False
+
+
+def _trace_graph(root: Node, start: Node, image: Tensor) -> tuple[dict[Node, bool], dict[Node, bool]]:
+    """Return for each node behind the image whether it depends on the image, and whether on a start, or is that."""
     sees_image: dict[Node, bool] = {}
     follows: dict[Node, bool] = {}
     for node in iterate_graph(root, sees_image):
-        children = [child for child, _ in node.next_functions if child is not None]
+        children = _list_children(node)
         sees_image[node] = get_saved_value(node, "variable") is image or any(sees_image[child] for child in children)
         follows[node] = node is start or any(follows[child] for child in children)
-    for node in (node for node, is_behind in follows.items() if is_behind and node is not start):
-        others = [child for child, _ in node.next_functions if child and sees_image[child] and not follows[child]]
-        for other in others:
-            known = dict(before)
-            for ancestor in iterate_graph(other, known):
-                known[ancestor] = True
-                if sees_image[ancestor] and _WEIGHTED.search(ancestor.name()):
-                    return True
-            if not _ADDED.match(node.name()):
-                return True
+    return sees_image, follows
+
+
+def _sees_by_weights(node: Node, before: Mapping[Node, bool], sees_image: Mapping[Node, bool]) -> bool:
+    """Check that a node depends on the image by an operation with weights that is none of those before the layer."""
+    known = dict(before)
+    for ancestor in iterate_graph(node, known):
+        known[ancestor] = True
+        if sees_image[ancestor] and _WEIGHTED.search(ancestor.name()):
+            return True
     return False
+
+
+def _list_children(node: Node) -> list[Node]:
+    """Return the nodes that a node uses."""
+    return [child for child, _ in node.next_functions if child is not None]
 
 
 def iterate_graph(root: Node, known: Container[Node]) -> Iterator[Node]:
@@ -245,7 +259,7 @@ def iterate_graph(root: Node, known: Container[Node]) -> Iterator[Node]:
             stack.pop()
         elif node not in entered:
             entered.add(node)
-            stack += [child for child, _ in node.next_functions if child is not None]
+            stack += _list_children(node)
         else:
             stack.pop()
             yield node

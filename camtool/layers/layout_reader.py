@@ -169,24 +169,30 @@ class LayoutReader:
     def _find_possible_layouts(self, call: TracedCall, shape: tuple[int, ...]) -> list[Layout]:
         """Return the layouts with which a shape is a grid over the image."""
         if self._is_text(call):
-            in_text = None if self._is_read_by_another_text(call) else self._find_layout_in_text()
-            return [in_text] if in_text is not None and len(shape) == 3 else []
+            return self._find_layouts_of_text(call, shape)
         if shape and 1 < shape[0] <= self._views:
-            plain, rows = self._find_possible_layouts(call, (1, *shape[1:])), (Rows(shape[0]), Rows(shape[0], False))
-            views = [replace(layout, views=r, view=v) for layout in plain for r in rows for v in range(shape[0])]
+            views = self._find_layouts_of_views(self._find_possible_layouts(call, (1, *shape[1:])), shape[0])
             if views:
                 return views
         if len(self._size) == 3 and len(shape) in (3, 4) and shape[0] == self._size[0] > 1:
             return self._find_layouts_of_frames(shape)
         if len(shape) == 3 and len(self._size) > 1:
-            if shape[1] == self._disordered:
-                return []
-            token_layout = self.find_layout_of_tokens(shape[1])
+            token_layout = None if shape[1] == self._disordered else self.find_layout_of_tokens(shape[1])
             return [] if token_layout is None else [token_layout]
         if len(shape) != len(self._size) + 2:
             return []
         either = Layout("channels first", shape[2:]), Layout("channels last", shape[1:-1])
         return [layout for layout in either if self._is_grid(layout.grid)]
+
+    def _find_layouts_of_text(self, call: TracedCall, shape: tuple[int, ...]) -> list[Layout]:
+        is_read = len(shape) == 3 and not self._is_read_by_another_text(call)
+        in_text = self._find_layout_in_text() if is_read else None
+        return [] if in_text is None else [in_text]
+
+    def _find_layouts_of_views(self, plain: Sequence[Layout], count: int) -> list[Layout]:
+        """Return layouts of one view as those of each view of a batch, whose rows may be in two orders."""
+        orders = Rows(count), Rows(count, False)
+        return [replace(one, views=rows, view=view) for one in plain for rows in orders for view in range(count)]
 
     def _find_layouts_of_frames(self, shape: tuple[int, ...]) -> list[Layout]:
         """Return the layouts with which the rows ``(T, ...)`` of an output are the frames of one clip."""

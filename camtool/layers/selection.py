@@ -15,6 +15,7 @@ from camtool.hooks.structures.modules import find_detector_transform, find_modul
 from camtool.hooks.structures.nested_tensors import ModelInputs, describe_shapes
 from camtool.hooks.tracing import TracedCall, ran_no_layer, trace
 from camtool.layers.candidate_rules import NOT_LOCATED, NOT_REACHED, OTHER_FRAMES, OTHER_ORDER, OTHER_VIEWS
+from camtool.layers.candidates import Candidate
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import (
     VARIANTS,
@@ -25,7 +26,7 @@ from camtool.layers.image_variants import (
     vary_all,
     vary_corner,
 )
-from camtool.layers.layout_reader import find_first_with_tokens
+from camtool.layers.layout_reader import LayoutReader, find_first_with_tokens
 from camtool.layers.layouts import Layer, Layout, choose_layout
 from camtool.layers.responses import keep_views, locate_tokens, observe_variants
 from camtool.layers.survey import find_candidates, group_grid_outputs, read_layouts
@@ -152,42 +153,53 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
     candidates = find_candidates(model, inputs, call_index=call_index, score=score)
     chosen = [candidate for candidate in candidates if candidate.chosen]
     if chosen:
-        is_lost = [candidate.verdict in (NOT_LOCATED, OTHER_ORDER) for candidate in candidates]
         start = candidates.index(chosen[0]) + 1
-        passed_over = candidates[-1 - is_lost[::-1].index(True)].name if sum(is_lost[start:]) > start else ""
-        return tuple(
-            Layer(candidate.name, candidate.layout, passed_over)
-            for candidate in (*chosen, *(candidate for candidate in candidates if candidate.is_level))
-        )
+        lost = [candidate.name for candidate in candidates[start:] if candidate.verdict in (NOT_LOCATED, OTHER_ORDER)]
+        passed_over = lost[-1] if len(lost) > start else ""
+        levels = [candidate for candidate in candidates if candidate.is_level]
+        return tuple(Layer(candidate.name, candidate.layout, passed_over) for candidate in [*chosen, *levels])
     calls = trace(model, select_first_image(inputs))
-    if not candidates:
-        if ran_no_layer(model, calls):
-            raise LayerError(
-                "no layer of the model can carry a map: the model calls .forward(...) of its modules, which runs no "
-                "hooks. Let it call the modules themselves, self.layer(x), or use method='occlusion', which needs no "
-                "layer."
-            )
-        when = "" if call_index in (0, -1) else f" at call_index={call_index}, which many layers do not reach"
-        size = find_image_size(inputs)
-        raise LayerError(
-            f"no layer of the model can carry a map: no output is a grid over the "
-            f"{_format_size(size)} input{when}{_describe_last_outputs(calls, size)}"
+    reason = (
+        _explain_verdicts(model, inputs, calls, candidates)
+        if candidates
+        else _explain_no_grid(model, inputs, calls, call_index)
+    )
+    raise LayerError(f"no layer of the model can carry a map{reason}")
+
+
+def _explain_no_grid(model: nn.Module, inputs: ModelInputs, calls: Sequence[TracedCall], call_index: int) -> str:
+    """Return, for a message, why the model has no candidate."""
+    if ran_no_layer(model, calls):
+        return (
+            ": the model calls .forward(...) of its modules, which runs no hooks. Let it call the modules themselves, "
+            "self.layer(x), or use method='occlusion', which needs no layer."
         )
-    misses = "; ".join(f"{candidate.name} {candidate.shape}: {candidate.verdict}" for candidate in candidates[-5:])
-    is_untrained = all(candidate.verdict == NOT_REACHED for candidate in candidates)
-    has_graph = is_untrained and not runs_outside_torch(model)
-    reason = describe_missing_gradient(model, select_first_image(inputs)) if has_graph else None
-    if reason is not None:
-        raise LayerError(f"no layer of the model can carry a map: {reason}. method='occlusion' needs no gradient.")
-    # An output that is not one row per image has no score that the layers could be asked about.
-    to_batch(calls[-1].output, 1)
-    hint = ""
+    when = "" if call_index in (0, -1) else f" at call_index={call_index}, which many layers do not reach"
+    size = find_image_size(inputs)
+    return f": no output is a grid over the {_format_size(size)} input{when}{_describe_last_outputs(calls, size)}"
+
+
+def _explain_verdicts(
+    model: nn.Module, inputs: ModelInputs, calls: Sequence[TracedCall], candidates: Sequence[Candidate]
+) -> str:
+    """Return, for a message, why none of the candidates is chosen.
+
+    Raises:
+        TargetError: The output is not one row per image, so there is no score that they could be asked about.
+    """
+    is_untrained, hint = all(candidate.verdict == NOT_REACHED for candidate in candidates), ""
     if is_untrained:
+        has_graph = not runs_outside_torch(model)
+        reason = describe_missing_gradient(model, select_first_image(inputs)) if has_graph else None
+        if reason is not None:
+            return f": {reason}. method='occlusion' needs no gradient."
         hint = (
             " Is the model's head still all zeros, untrained, or is the score computed from another output "
             "(target_class=) or from another call of these layers (call_index=)?"
         )
-    raise LayerError(f"no layer of the model can carry a map ({misses}).{hint} Name a layer with layer=.")
+    to_batch(calls[-1].output, 1)
+    misses = "; ".join(f"{candidate.name} {candidate.shape}: {candidate.verdict}" for candidate in candidates[-5:])
+    return f" ({misses}).{hint} Name a layer with layer=."
 
 
 def _describe_last_outputs(calls: Sequence[TracedCall], size: Sequence[int]) -> str:
@@ -232,27 +244,56 @@ def _find_named(
                 f"layer {name!r} returned {call.shape or 'no tensor'}, which is no grid over the {_format_size(size)} "
                 f"input{_describe_shape(call.shape, size) or f'. Layers near the output that return one: {near}.'}"
             )
-        layouts = keep_views(model, inputs, {name: layouts}, call_index)[name]
-        if not layouts:
-            raise LayerError(f"layer {name!r} returned {call.shape}: {OTHER_VIEWS}.")
-        if len(layouts) > 1 or layouts[0].has_frames:
-            output = observe_variants(model, [name], vary_corner(inputs))[name][call_index]
-            layouts = [choose_layout(output, layouts)]
-            if layouts[0].has_other_frames(output):
-                raise LayerError(f"layer {name!r} returned {call.shape}, but {OTHER_FRAMES}.")
-        layer = Layer(name, layouts[0])
-        index = next(index for index, traced in enumerate(calls) if traced is call)
-        grids = [grid for grid in group_grid_outputs(calls, reader, call_index) if layer.layout in grid.layouts]
-        before = [grid.name for grid in grids if grid.calls[-1] < index]
-        behind = [grid.name for grid in grids if grid.calls[0] > index]
+        layer = Layer(name, _choose_named_layout(model, inputs, name, layouts, call, call_index))
         if not reader.is_in_text(layer.layout):
-            origins = reader.find_origins(call, layouts)
-            layout, verdict = locate_tokens(model, inputs, layer, (before, behind), origins, call_index)
-            layer = Layer(name, layout)
-            if verdict:
-                raise LayerError(f"layer {name!r} cannot carry a map: {verdict}. Name another layer with layer=.")
+            layer = _locate_named(model, inputs, layer, reader, calls, call, call_index)
         layers.append(layer)
     return layers
+
+
+def _choose_named_layout(
+    model: nn.Module, inputs: ModelInputs, name: str, layouts: list[Layout], call: TracedCall, call_index: int
+) -> Layout:
+    """Return the layout with which a named layer sees the view that is explained.
+
+    Raises:
+        LayerError: It sees another one, or its frames are not those of the clip.
+    """
+    layouts = keep_views(model, inputs, {name: layouts}, call_index)[name]
+    if not layouts:
+        raise LayerError(f"layer {name!r} returned {call.shape}: {OTHER_VIEWS}.")
+    if len(layouts) == 1 and not layouts[0].has_frames:
+        return layouts[0]
+    output = observe_variants(model, [name], vary_corner(inputs))[name][call_index]
+    layout = choose_layout(output, layouts)
+    if layout.has_other_frames(output):
+        raise LayerError(f"layer {name!r} returned {call.shape}, but {OTHER_FRAMES}.")
+    return layout
+
+
+def _locate_named(
+    model: nn.Module,
+    inputs: ModelInputs,
+    layer: Layer,
+    reader: LayoutReader,
+    calls: list[TracedCall],
+    call: TracedCall,
+    call_index: int,
+) -> Layer:
+    """Return a named layer with its grid at the right tokens.
+
+    Raises:
+        LayerError: They are not found.
+    """
+    index = next(index for index, traced in enumerate(calls) if traced is call)
+    grids = [grid for grid in group_grid_outputs(calls, reader, call_index) if layer.layout in grid.layouts]
+    before = [grid.name for grid in grids if grid.calls[-1] < index]
+    behind = [grid.name for grid in grids if grid.calls[0] > index]
+    origins = reader.find_origins(call, [layer.layout])
+    layout, verdict = locate_tokens(model, inputs, layer, (before, behind), origins, call_index)
+    if verdict:
+        raise LayerError(f"layer {layer.name!r} cannot carry a map: {verdict}. Name another layer with layer=.")
+    return Layer(layer.name, layout)
 
 
 def _has_same_beside(layout: Layout, like: Layout) -> bool:

@@ -411,45 +411,86 @@ class _Survey:
 
     def _observe(self, outputs: Sequence[GridOutput]) -> _Observed:
         """Run the model on variants of the image, as one batch if it takes one."""
-        names = [output.name for output in outputs]
-        origins = [name for output in outputs for name in output.origins]
         # Tokens may lie in another order than the image's rows, which other variants show.
         has_tokens = any(output.layouts[0].has_tokens for output in outputs)
         images = vary_corner_and_halves(self.inputs) if has_tokens else vary_corner(self.inputs)
         count = ALL_VARIANTS if has_tokens else VARIANTS
+        first = None if self._must_run_one_by_one(count) else self._observe_batch(outputs, images)
+        if first is None:
+            first = observe(self.model, [output.name for output in outputs], select_first_image(self.inputs))
+            classes, gradients = self._find_gradients(outputs, first, 1)
+            del first  # with the graph
+            calls = self._observe_one_by_one(outputs, gradients, images)
+            return _Observed(calls, gradients, count, is_single=True, classes=classes)
+        classes, gradients = self._find_gradients(outputs, first, count)
+        return _Observed(first.calls, gradients, count, is_single=False, classes=classes)
+
+    @property
+    def _reads_text(self) -> bool:
+        return is_language_model(self.model, self.inputs)
+
+    def _must_run_one_by_one(self, count: int) -> bool:
+        """Check that variants need too much memory as one batch, or that some of their inputs cannot be joined."""
         # The images of detectors are large, and so are the activations of language models. Their variants need no
-        # graph, and of gradients only those of the first image count.
-        reads_text = is_language_model(self.model, self.inputs)
-        first = None
-        # One image at a time, too, if the user allows fewer rows in a pass.
-        if not (self.is_backbone or reads_text or shares_several_values(self.inputs) or count > get_most_rows()):
-            first = _observe_batch(self.model, names, origins, images, self.output_shape)
-        is_single = first is None
-        first = first or observe(self.model, names, select_first_image(self.inputs))
-        classes = 0 if self.is_backbone else _count_score_maps(first.output)
-        tensors = [first.calls[name][self.call_index] for name in names]
-        gradients = (
-            _probe_layers(self.model, dict(zip(names, tensors, strict=True)), self.inputs, classes)
-            if runs_outside_torch(self.model)
-            else _find_gradients(
-                self.model,
-                first.output,
-                tensors,
-                1 if is_single else count,
-                is_backbone=self.is_backbone,
-                score=self.score,
-                keeps_rows=any(output.layouts[0].views for output in outputs),
-            )
+        # graph, and of gradients only those of the first image count. The user may allow fewer rows in a pass.
+        is_large = self.is_backbone or self._reads_text or count > get_most_rows()
+        return is_large or shares_several_values(self.inputs)
+
+    def _observe_batch(self, outputs: Sequence[GridOutput], images: ModelInputs) -> Observation | None:
+        """Return the outputs for several images, with a graph; ``None`` if the model takes one image at a time."""
+        names, origins = [output.name for output in outputs], [name for output in outputs for name in output.origins]
+        try:
+            observation = observe(self.model, names, images, without_graph=origins)
+        except ForwardError:
+            return None
+        tensor = observation.output
+        # A model that takes one image may squeeze its batch.
+        if isinstance(tensor, Tensor) and self.output_shape is not None and tensor.ndim != len(self.output_shape):
+            return None
+        return None if loops_over_batch(self.model, observation.calls, images) else observation
+
+    def _observe_one_by_one(
+        self, outputs: Sequence[GridOutput], gradients: Sequence[Tensor | None], images: ModelInputs
+    ) -> Mapping[str, Sequence[Tensor]]:
+        """Return the outputs for several images, of a language model those that the gradient may reach."""
+        pairs = zip(outputs, gradients, strict=True)
+        reached = [output for output, gradient in pairs if not self._reads_text or _may_be_reached(output, gradient)]
+        run = observe_variants if self.is_backbone else partial(observe_in_parts, size=2 if self._reads_text else 1)
+        return run(self.model, [name for output in reached for name in (output.name, *output.origins)], images)
+
+    def _find_gradients(
+        self, outputs: Sequence[GridOutput], observed: Observation, images: int
+    ) -> tuple[int, Sequence[Tensor | None]]:
+        """Return the number of score maps, and for each output the gradient, or how the score of a file responds."""
+        classes = 0 if self.is_backbone else _count_score_maps(observed.output)
+        tensors = {output.name: observed.calls[output.name][self.call_index] for output in outputs}
+        if runs_outside_torch(self.model):
+            return classes, _probe_layers(self.model, tensors, self.inputs, classes)
+        return classes, _find_gradients(
+            self.model,
+            observed.output,
+            [*tensors.values()],
+            images,
+            is_backbone=self.is_backbone,
+            score=self.score,
+            keeps_rows=any(output.layouts[0].views for output in outputs),
         )
-        del tensors
-        calls = {} if is_single else first.calls
-        del first  # with the graph
-        if is_single:
-            pairs = zip(outputs, gradients, strict=True)
-            reached = [output for output, gradient in pairs if not reads_text or _may_be_reached(output, gradient)]
-            run = observe_variants if self.is_backbone else partial(observe_in_parts, size=2 if reads_text else 1)
-            calls = run(self.model, [name for output in reached for name in (output.name, *output.origins)], images)
-        return _Observed(calls, gradients, count, is_single, classes)
+
+    def _locate(
+        self, layout: Layout, output: GridOutput, halves: Tensor | None, earliest: Sequence[Tensor | None]
+    ) -> Layout | None:
+        """Return a layout with its grid at the tokens that respond to changed halves; ``None`` if they do not show it.
+
+        Args:
+            layout: The layout.
+            output: The output that has it.
+            halves: Its responses; ``None`` if the halves were not changed, as for an output without tokens.
+            earliest: Those of the first outputs with as many tokens.
+        """
+        if halves is None or not layout.has_tokens or self.reader.is_in_text(layout):
+            return layout
+        located = place_cells(layout, [*(early for early in earliest if early is not None), halves])
+        return located or self.reader.find_cells(layout, tuple(output.origins))
 
     def _judge_response(
         self, output: GridOutput, layouts: Sequence[Layout], gradient: Tensor | None, observed: _Observed
@@ -466,11 +507,8 @@ class _Survey:
             _split_variants(layout.select_view(observed.calls[name][0].detach()), observed.variants)
             for name in output.origins
         ]
-        located: Layout | None = layout
-        if halves is not None and layout.has_tokens and not self.reader.is_in_text(layout):
-            located = place_cells(layout, [*(early for _, early in earliest if early is not None), halves])
-            located = located or self.reader.find_cells(layout, tuple(output.origins))
-            layout = located or layout
+        located = self._locate(layout, output, halves, [early for _, early in earliest])
+        layout = located or layout
         response = rules.Response(
             layout.to_grid(corners),
             None if gradient is None else layout.to_grid(layout.select_view(gradient))[0],
@@ -487,31 +525,6 @@ class _Survey:
             is_located=located is not None,
             verdict=rules.find_verdict(rules.RESPONSE, response),
         )
-
-
-def _observe_batch(
-    model: nn.Module,
-    names: Sequence[str],
-    origins: Sequence[str],
-    images: ModelInputs,
-    output_shape: tuple[int, ...] | None,
-) -> Observation | None:
-    """Return the outputs of layers for several images, with a graph; ``None`` if the model takes one image at a time.
-
-    Args:
-        model: Any module.
-        names: The layers.
-        origins: Further layers, whose outputs need no graph.
-        images: The images.
-        output_shape: The shape of the model's output for one image. A model that takes one image may squeeze its batch.
-    """
-    try:
-        observation = observe(model, names, images, without_graph=origins)
-    except ForwardError:
-        return None
-    tensor = observation.output
-    is_complete = not isinstance(tensor, Tensor) or output_shape is None or tensor.ndim == len(output_shape)
-    return observation if is_complete and not loops_over_batch(model, observation.calls, images) else None
 
 
 def _may_be_reached(output: GridOutput, gradient: Tensor | None) -> bool:

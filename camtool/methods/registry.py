@@ -447,6 +447,11 @@ def check_options(methods: Sequence[Method], options: Mapping[str, Any], model: 
         )
 
 
+def read_depths(methods: Sequence[Method], options: Mapping[str, Any]) -> Depths:
+    """Return the option ``depths`` of the first method that has it, or its default; 0 if none has it."""
+    return next((method.read_depths(options) for method in methods if method.reads_depths), 0)
+
+
 def adapt_method(method: Method, model: nn.Module) -> Method:
     """Return the method; if the model lacks what it needs, but its file holds the maps, one that reads the file.
 

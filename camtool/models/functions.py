@@ -169,14 +169,20 @@ def _split(output: Any, count: int) -> Sequence[Any] | None:
         rows = output[None] if count == 1 and output.ndim == 1 and len(output) != 1 else output
         return rows.split(1) if rows.ndim and len(rows) == count else None
     if isinstance(output, (list, tuple)):
-        if isinstance(output, list) and (of_images := _get_rows(output, count)) is not None:
-            return of_images
-        if len(output) == count and all(isinstance(entry, Mapping) for entry in output):
-            return [[entry] for entry in output]
-        parts = [_split(entry, count) for entry in output]
-        return None if None in parts else [list(of_image) for of_image in zip(*parts, strict=True)]
+        return _split_list(output, count)
     values = [_split(value, count) for value in output.values()]
     return None if None in values else [dict(zip(output, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def _split_list(output: list[Any] | tuple[Any, ...], count: int) -> Sequence[Any] | None:
+    """Return the part of each image of a list: its row, its dictionary, or its part of each of several outputs."""
+    rows = _get_rows(output, count) if isinstance(output, list) else None
+    if rows is not None:
+        return rows
+    if len(output) == count and all(isinstance(entry, Mapping) for entry in output):
+        return [[entry] for entry in output]
+    parts = [_split(entry, count) for entry in output]
+    return None if None in parts else [list(of_image) for of_image in zip(*parts, strict=True)]
 
 
 def _get_rows(entries: list[Any], count: int) -> list[Tensor] | None:

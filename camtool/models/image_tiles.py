@@ -103,12 +103,7 @@ def find_tiled_image(
         raise UnknownTilesError(f"the order of the tiles of {kind or 'this model'} is unknown")
     if placeholder is None or not isinstance(text, Tensor) or text.ndim != 2:
         raise UnknownTilesError("there is no text that holds them")
-    mask = inputs.get("pixel_attention_mask")
-    if isinstance(mask, Tensor) and not bool(mask.bool().all()):
-        raise UnknownTilesError("some of them are padding (pixel_attention_mask)")
-    counts = inputs.get("batch_num_images")
-    if isinstance(counts, Tensor) and not bool((counts == 1).all()):
-        raise UnknownTilesError("the texts have several images")
+    _check_tiles(inputs)
     images = _split_images(pixels, len(text), family)
     arrangements = [
         _find_tiled_image(family, tiles, _Text(ids, (ids == placeholder).nonzero().flatten()), model, inputs, index)
@@ -117,6 +112,14 @@ def find_tiled_image(
     if any(arrangement != arrangements[0] for arrangement in arrangements):
         raise UnknownTilesError("the images of the batch are cut differently; explain them one by one")
     return arrangements[0]
+
+
+def _check_tiles(inputs: Mapping[str, Any]) -> None:
+    mask, counts = inputs.get("pixel_attention_mask"), inputs.get("batch_num_images")
+    if isinstance(mask, Tensor) and not bool(mask.bool().all()):
+        raise UnknownTilesError("some of them are padding (pixel_attention_mask)")
+    if isinstance(counts, Tensor) and not bool((counts == 1).all()):
+        raise UnknownTilesError("the texts have several images")
 
 
 def _split_images(pixels: Tensor, count: int, family: _Family) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeGuard, get_args
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +70,11 @@ class UserScore:
 # -------------------------------------------------------------------------------------------------------- scores
 
 
+def is_score_table(output: Any) -> TypeGuard[Tensor]:
+    """Return True for the usual output of a classifier, floating scores ``(N, K)``."""
+    return isinstance(output, Tensor) and output.ndim == 2 and output.is_floating_point()
+
+
 def find_logits(output: Any) -> Tensor:
     """Return the tensor of scores in a model's output: the output, a field named ``logits`` or ``out``, or the first.
 
@@ -82,8 +87,8 @@ def find_logits(output: Any) -> Tensor:
     Raises:
         TargetError: There is no such tensor, or the model is a detector.
     """
-    if isinstance(output, Tensor) and output.ndim == 2 and output.is_floating_point():
-        return output  # the usual case
+    if is_score_table(output):
+        return output
     if find_detections(output) is not None:
         raise TargetError(
             "the model returned detections, which have no single score per class; explain one of them: by None, a "
@@ -94,9 +99,7 @@ def find_logits(output: Any) -> Tensor:
     if {"class_queries_logits", "masks_queries_logits"} <= named.keys():
         return _compute_planes_of_queries(named["class_queries_logits"], named["masks_queries_logits"])
     field = find_score_field(named)
-    tensors = find_tensors(output if field is None else named[field])
-    floating = [candidate for candidate in tensors if candidate.is_floating_point() and candidate.ndim]
-    tensor = floating[_has_logits_second(floating)] if floating else None
+    tensor = _find_score_tensor(output if field is None else named[field])
     if tensor is None:
         raise TargetError(
             f"the model returned {type(output).__name__} without a tensor of scores (N, K); wrap the model so that it "
@@ -108,6 +111,12 @@ def find_logits(output: Any) -> Tensor:
         return tensor[:, None]
     is_one_position = tensor.ndim > 2 and tensor.shape[2:].numel() == 1
     return tensor.flatten(1) if is_one_position else tensor
+
+
+def _find_score_tensor(output: Any) -> Tensor | None:
+    """Return the first floating tensor, or the logits behind it if it holds their probabilities."""
+    floating = [tensor for tensor in find_tensors(output) if tensor.is_floating_point() and tensor.ndim]
+    return floating[_has_logits_second(floating)] if floating else None
 
 
 def find_text_logits(output: Any) -> Tensor | None:

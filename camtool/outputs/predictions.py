@@ -13,11 +13,17 @@ from camtool.errors import TargetError
 from camtool.hooks.structures.nested_tensors import map_tensors
 from camtool.outputs.anchors import find_best_rows
 from camtool.outputs.class_count import find_class_count
-from camtool.outputs.class_scores import find_logits
+from camtool.outputs.class_scores import find_logits, is_score_table
 from camtool.outputs.detections import Detections, count_query_logits, find_detection_dicts, find_detections
 
 Prediction: TypeAlias = Tensor | Detections
 """The model's output for one image: class scores ``(K,)``, score planes ``(K, *size)``, or detections."""
+
+
+_BAG_ADVICE = (
+    " If they are one bag, wrap it so that it takes one image and the others, runs its layers on one after the other, "
+    "self.layers(image) and self.layers(others), and pass camtool.Inputs(image, others, shared=[1], image=0)."
+)
 
 
 def get_predictions(output: Any, model: nn.Module | None = None) -> Sequence[Prediction]:
@@ -30,7 +36,7 @@ def get_predictions(output: Any, model: nn.Module | None = None) -> Sequence[Pre
     Raises:
         TargetError: The output holds nothing that could be explained.
     """
-    if isinstance(output, Tensor) and output.ndim == 2 and output.is_floating_point():  # the usual case
+    if is_score_table(output):
         return output.detach()  # type: ignore[return-value]  # a tensor is a sequence of its rows
     detached = map_tensors(output, Tensor.detach)
     classes = None if model is None else find_class_count(model, count_query_logits(output))
@@ -47,22 +53,11 @@ def to_batch(output: Any, image_count: int) -> Any:
     Raises:
         TargetError: The output is about another number of images, or holds no scores.
     """
-    if (  # the usual case, scores (N, K)
-        isinstance(output, Tensor)
-        and output.ndim == 2
-        and len(output) == image_count
-        and output.is_floating_point()
-        and output.numel()
-    ):
+    if is_score_table(output) and len(output) == image_count and output.numel():
         return output
-    if image_count == 1 and isinstance(output, Tensor) and _has_batch_second(output):
-        raise TargetError(
-            f"the model returned {tuple(output.shape)} for 1 image, which has the batch behind the time steps, "
-            "(T, N, K) as for CTC; wrap it so that it returns scores (N, K, T): output.permute(1, 2, 0)."
-        )
     # Only a tensor can be repaired: in other structures it is not clear which tensors have lost their axis.
-    if image_count == 1 and isinstance(output, Tensor) and (output.ndim == 0 or len(output) != 1):
-        output = output[None]
+    if image_count == 1 and isinstance(output, Tensor):
+        output = _restore_batch_axis(output)
     if _is_mapping_for_each(output, image_count):
         with torch.enable_grad():  # the tensors may be on a graph while gradients are switched off
             output = _stack_mappings(output)
@@ -70,16 +65,26 @@ def to_batch(output: Any, image_count: int) -> Any:
     is_complete = count_images(output) == image_count and (scores is None or scores.numel() > 0)
     if not is_complete:
         came = f"detections in {count_images(output)}" if scores is None else f"scores {tuple(scores.shape)}"
-        bag = (
-            " If they are one bag, wrap it so that it takes one image and the others, runs its layers on one after the "
-            "other, self.layers(image) and self.layers(others), and pass "
-            "camtool.Inputs(image, others, shared=[1], image=0)."
-        )
         raise TargetError(
             f"the model returned {came} for {format_count(image_count, 'image')}; wrap it so that it returns scores "
-            f"(N, K), one row per image.{bag if count_images(output) == 1 else ''}"
+            f"(N, K), one row per image.{_BAG_ADVICE if count_images(output) == 1 else ''}"
         )
     return output
+
+
+def _restore_batch_axis(output: Tensor) -> Tensor:
+    """Return the output for one image with the batch axis that the model may have squeezed.
+
+    Raises:
+        TargetError: The batch is the second axis.
+    """
+    if _has_batch_second(output):
+        raise TargetError(
+            f"the model returned {tuple(output.shape)} for 1 image, which has the batch behind the time steps, "
+            "(T, N, K) as for CTC; wrap it so that it returns scores (N, K, T): output.permute(1, 2, 0)."
+        )
+    has_axis = output.ndim > 0 and len(output) == 1
+    return output if has_axis else output[None]
 
 
 def count_images(output: Any) -> int:

@@ -39,7 +39,7 @@ from camtool.runs.process_settings import release_memory
 from camtool.runs.result_writer import Failure, ResultWriter, Success, describe_error
 from camtool.runs.run_folder.hashes import hash_file, hash_photo
 from camtool.runs.run_folder.photo_records import PhotoRecord
-from camtool.runs.run_folder.run_folder import RunStart, open_run_folder
+from camtool.runs.run_folder.run_folder import RunFolder, RunStart, open_run_folder
 from camtool.runs.save_kinds import OutputSettings
 from camtool.warning_codes import MapWarning
 
@@ -282,11 +282,7 @@ def run_jobs(
         pending = [batch for batch in folder.batches if not batch.is_complete]
         prepare = partial(_read_photo, explainer, output.max_side)
         prepared = threads.map_ahead(prepare, (job for batch in pending for job in batch.jobs), batch_size)
-        first_explained = None
-        for record in folder.read_complete() if pending else ():
-            writer.reserve_recorded(record.files)
-            if first_explained is None and record.explanations is not None:
-                first_explained = record.batch
+        first_explained = _reserve_complete(folder, writer) if pending else None
         if first_explained is not None and start.uses_engine:
             _choose_engine(explainer, folder.get_batch(first_explained).jobs, target, output.max_side)
         sizes = [len(batch.jobs) for batch in pending]
@@ -309,8 +305,20 @@ def run_jobs(
                 earlier = kept.get(str(outcome.job.source))
                 if earlier is None:
                     folder.add(str(outcome.job.source), results)
-                yield outcome if earlier is None else _restore_outcome(outcome.job, earlier)
+                    yield outcome
+                else:
+                    yield _restore_outcome(outcome.job, earlier)
         release_memory()  # the report reads photos again
+
+
+def _reserve_complete(folder: RunFolder, writer: ResultWriter) -> int | None:
+    """Reserve the files of complete batches; return the first batch with an explanation, if there is one."""
+    first = None
+    for record in folder.read_complete():
+        writer.reserve_recorded(record.files)
+        if first is None and record.explanations is not None:
+            first = record.batch
+    return first
 
 
 @dataclass(frozen=True)

@@ -199,27 +199,35 @@ def _build_branch(path: str, *, recursive: bool, out: Path | None, as_volumes: b
     if Path(path).is_file():
         return _Branch(None, _join_slices(path, [Path(path)], is_folder=False)[0] if as_volumes else [Path(path)], [])
     is_folder = Path(path).is_dir()
-    unreadable: list[Skipped] = []
-    base, files = (
-        _list_folder(Path(path), unreadable, recursive=recursive, out=out) if is_folder else _list_pattern(path)
-    )
+    skipped: list[Skipped] = []
+    if is_folder:
+        base, files = _list_folder(Path(path), skipped, recursive=recursive, out=out)
+    else:
+        base, files = _list_pattern(path)
     results = out if out is not None and out.resolve().is_relative_to(base.resolve()) else None
     photos = [photo for photo in files if _is_photo(photo, results)]
-    is_entered = recursive and is_folder
-    skipped = unreadable + [
-        Skipped(file, reason)
-        for file in files
-        if (reason := _describe_skipped(file, is_entered=is_entered)) is not None
-    ]
+    skipped += _list_skipped(files, is_entered=recursive and is_folder)
     if as_volumes:
         photos, left = _join_slices(path, photos, is_folder=is_folder)
         skipped += [Skipped(photo, "an image, and no volume") for photo in left]
     if not photos:
         hint = " To read its subfolders, add --recursive." if is_folder and not recursive else ""
-        left_out = f" {skipped[0].path} is {skipped[0].reason}." if skipped else ""
-        what = "volumes (folders of DICOM slices, NIfTI files or TIFF stacks)" if as_volumes else "images"
-        raise ImageError(f"path {path!r}: no {what} found.{left_out}{hint}")
+        raise ImageError(f"path {path!r}: no {_describe_lack(skipped, as_volumes=as_volumes)}{hint}")
     return _Branch(base, photos, skipped)
+
+
+def _describe_lack(skipped: Sequence[Skipped], *, as_volumes: bool) -> str:
+    """Return, for a message, what was not found, and the first of what was found instead."""
+    left_out = f" {skipped[0].path} is {skipped[0].reason}." if skipped else ""
+    what = "volumes (folders of DICOM slices, NIfTI files or TIFF stacks)" if as_volumes else "images"
+    return f"{what} found.{left_out}"
+
+
+def _list_skipped(files: Sequence[Path], *, is_entered: bool) -> Iterator[Skipped]:
+    for file in files:
+        reason = _describe_skipped(file, is_entered=is_entered)
+        if reason is not None:
+            yield Skipped(file, reason)
 
 
 def _join_slices(path: str, photos: Sequence[Path], *, is_folder: bool) -> tuple[list[Path], list[Path]]:

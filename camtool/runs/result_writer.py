@@ -107,28 +107,34 @@ class ResultWriter:
             return Failure(job, describe_unjudged(str(job.source)))
         if self._output.only_wrong and correct:
             return Success(job, [], size=size, correct=correct)
-        kinds = [SAVE_KINDS[name] for name in self._output.kinds]
-        refusals = (kind.describe_refusal(explanation) for explanation in explanations for kind in kinds)
-        refusal = next((refusal for refusal in refusals if refusal is not None), None)
+        refusal = self._find_refusal(explanations)
         if refusal is not None:
             return Failure(job, f"{job.source}: {refusal}")
         try:
-            names = file_names.make_distinct(
-                [
-                    file_names.name_result(job.stem.name, explanation.method, explanation.label, explanation.index)
-                    for explanation in explanations
-                ]
-            )
-            lines = [
-                self._write_explanation(job, explanation, job.stem.with_name(name), true_class)
-                for name, explanation in zip(names, explanations, strict=True)
-            ]
+            lines = self._write_explanations(job, explanations, true_class)
         except Exception as error:
             raise_interrupt(error)
             if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
                 raise
             return Failure(job, f"{job.source}: {describe_error(error)}")
         return Success(job, lines, size=size, correct=correct)
+
+    def _find_refusal(self, explanations: Sequence[Explanation]) -> str | None:
+        """Return why an explanation cannot be saved as one of the kinds."""
+        kinds = [SAVE_KINDS[name] for name in self._output.kinds]
+        refusals = (kind.describe_refusal(explanation) for explanation in explanations for kind in kinds)
+        return next((refusal for refusal in refusals if refusal is not None), None)
+
+    def _write_explanations(
+        self, job: Job, explanations: Sequence[Explanation], true_class: TrueClass | None
+    ) -> list[ManifestLine]:
+        names = file_names.make_distinct(
+            [file_names.name_result(job.stem.name, one.method, one.label, one.index) for one in explanations]
+        )
+        return [
+            self._write_explanation(job, explanation, job.stem.with_name(name), true_class)
+            for name, explanation in zip(names, explanations, strict=True)
+        ]
 
     def _write_explanation(
         self, job: Job, explanation: Explanation, stem: Path, true_class: TrueClass | None

@@ -89,14 +89,17 @@ def build_check(hint: Any) -> Callable[[Any], bool]:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value: True
+    if hint is bool:
+        return lambda value: isinstance(value, bool)
     if origin is None:
         allowed = (int, float) if hint is float else hint
-        return lambda value: isinstance(value, allowed) and (hint is bool or (value is not True and value is not False))
+        return lambda value: isinstance(value, allowed) and not isinstance(value, bool)
     if origin is UnionType:
         checks = [build_check(argument) for argument in arguments]
         return lambda value: any(check(value) for check in checks)
-    check = build_check(arguments[1 if origin is dict else 0])
     if origin is dict:
+        check = build_check(arguments[1])
         return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+    check = build_check(arguments[0])
     length = len(arguments) if origin is tuple and arguments[-1] is not ... else None
     return lambda value: isinstance(value, (list, tuple)) and length in (None, len(value)) and all(map(check, value))

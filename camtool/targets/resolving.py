@@ -110,26 +110,33 @@ def resolve_targets(
         # A single score becomes two classes here, so that all that follows sees (K, ...) with K >= 2.
         prediction = compute_class_scores(prediction[None], link or "identity")[0]
     image = ImageOutput(prediction, labels, geometry, link, find_class_vectors)
-    if request is None or isinstance(request, Top):
-        return _rank(Top(1) if request is None else request, image)
+    if request is None:
+        return _rank(Top(1), image)
+    if isinstance(request, Top):
+        return _rank(request, image)
     if isinstance(request, AllDetections):
         if not isinstance(prediction, Detections):
             raise TargetError("target_class asks for all detections, but the model is not a detector; pass a class.")
         return list_detections(image, request.confidence)
-    one: Any = request
+    return [_resolve_one(request, image)]
+
+
+def _resolve_one(request: Any, image: ImageOutput) -> Target:
+    """Return the target that an index, a name, a function or a target asks for."""
     if isinstance(request, str):
-        group = parse_group(request, labels)
-        one = find_label(request, labels) if group is None else group
-    if isinstance(one, Tensor) and one.ndim == 0:
-        one = one.item()  # a float is refused below
+        group = parse_group(request, image.labels)
+        request = find_label(request, image.labels) if group is None else group
+    if isinstance(request, Tensor) and request.ndim == 0:
+        request = request.item()  # a float is refused below
     # Integral covers numpy's integers. bool is an int in Python, but True is no class that a user would mean.
-    if isinstance(one, Integral) and not isinstance(one, bool):
-        return [_resolve_index(int(one), image)]
-    if isinstance(one, Target):
-        return [one.resolve_on(image)]
-    if callable(one):
-        return [Custom(one)]
-    raise TargetError(f"target_class must be None, an index, a name, a callable or a target, got {type(one).__name__}.")
+    if isinstance(request, Integral) and not isinstance(request, bool):
+        return _resolve_index(int(request), image)
+    if isinstance(request, Target):
+        return request.resolve_on(image)
+    if callable(request):
+        return Custom(request)
+    kind = type(request).__name__
+    raise TargetError(f"target_class must be None, an index, a name, a callable or a target, got {kind}.")
 
 
 def score_request(request: Any, labels: Sequence[str] | None, output: Any) -> Tensor | None:

@@ -74,43 +74,72 @@ def find_value_warnings(raw: NDArray[Any]) -> Iterator[MapWarning]:
 
 def _check_score(target: Target, context: ScoreContext, *, is_link_assumed: bool) -> Iterator[MapWarning]:
     """Warn if the score is or may be a probability, if the model does not predict the class, or if the target warns."""
-    index, probabilities = target.get_class_index(), context.probabilities
-    # A group of several classes has no index.
-    group = [*next(iter(target.list_groups(None)), ())] if index is None and target.traits.is_group else []
-    classes, kind = (group, "group") if index is None else ([index], "class")
-    if classes and context.link == "identity":
+    classes = _list_classes(target)
+    if classes:
+        yield from _check_link(target, context.link, is_assumed=is_link_assumed)
+        yield from _check_rank(target, classes, context)
+    yield from _check_presence(target, classes, context)
+    for warning in target.get_warnings(context):
+        yield to_map_warning(warning, "target-warning")
+
+
+def _list_classes(target: Target) -> list[int]:
+    """Return the class of a target, or the classes of a group; nothing for other targets."""
+    index = target.get_class_index()
+    if index is not None:
+        return [index]
+    groups = target.list_groups(None) if target.traits.is_group else ()
+    return [*groups[0]] if groups else []
+
+
+def _name_kind(target: Target) -> str:
+    return "group" if target.get_class_index() is None else "class"
+
+
+def _check_link(target: Target, link: Link | None, *, is_assumed: bool) -> Iterator[MapWarning]:
+    """Warn if the score of classes is a probability, or if nothing shows that it is none."""
+    if link == "identity":
         yield MapWarning(
             "The score is a probability, whose gradient vanishes close to 1: let the model return its logits, without "
             "the softmax or sigmoid at its end.",
             "probability-score",
         )
     # The target of a user who asks for a probability is its own.
-    if classes and is_link_assumed and target.to_probability() is not target:
-        remedy = f'pass target_class=Probability({index}, of="identity")' if not group else "return logits instead"
+    if is_assumed and target.to_probability() is not target:
+        index = target.get_class_index()
+        remedy = "return logits instead" if index is None else f'pass target_class=Probability({index}, of="identity")'
         yield MapWarning(
             "The scores are between 0 and 1, and nothing shows whether they are probabilities; they were taken for "
             f"logits. If they are probabilities, {remedy}.",
             "assumed-logits",
         )
+
+
+def _check_rank(target: Target, classes: list[int], context: ScoreContext) -> Iterator[MapWarning]:
+    """Warn if a classifier believes in several other classes more than in those of the target."""
+    probabilities = context.probabilities
     # What speaks against a class of low rank (Negated) is a fair question.
-    if classes and probabilities is not None and probabilities.ndim == 1 and not target.traits.opposes_class:
-        # Probabilities, not scores: with sigmoids and softmax alike, the order is that of the model's belief. Those of
-        # independent labels are not added.
-        own = probabilities[classes].max() if context.link == "sigmoid" else probabilities[classes].sum()
-        higher, rest = int((probabilities > own).sum()), len(probabilities) - len(classes)
-        if higher >= _HIGHEST_RANKS:
-            yield MapWarning(
-                f"The model ranks this {kind} only {higher + 1} of {rest + 1}, so little speaks for it.",
-                "low-rank",
-            )
-    is_of_planes = probabilities is not None and probabilities.ndim > 1 and target.traits.is_class_score
-    if probabilities is not None and is_of_planes and not _is_anywhere(classes, probabilities, context.link):
+    if probabilities is None or probabilities.ndim != 1 or target.traits.opposes_class:
+        return
+    # Probabilities, not scores: with sigmoids and softmax alike, the order is that of the model's belief. Those of
+    # independent labels are not added.
+    own = probabilities[classes]
+    higher = int((probabilities > (own.max() if context.link == "sigmoid" else own.sum())).sum())
+    if higher >= _HIGHEST_RANKS:
+        ranked = f"this {_name_kind(target)} only {higher + 1} of {len(probabilities) - len(classes) + 1}"
+        yield MapWarning(f"The model ranks {ranked}, so little speaks for it.", "low-rank")
+
+
+def _check_presence(target: Target, classes: list[int], context: ScoreContext) -> Iterator[MapWarning]:
+    """Warn if a segmenter predicts the classes nowhere."""
+    if context.probabilities is None or context.probabilities.ndim < 2 or not target.traits.is_class_score:
+        return
+    if not _is_anywhere(classes, context.probabilities, context.link):
         yield MapWarning(
-            f"The model predicts this {kind} nowhere in the image, so the map is of its score summed over the image.",
+            f"The model predicts this {_name_kind(target)} nowhere in the image, so the map is of its score summed "
+            "over the image.",
             "class-nowhere",
         )
-    for warning in target.get_warnings(context):
-        yield to_map_warning(warning, "target-warning")
 
 
 def _describe_moved(layer: str, *, has_places: bool) -> MapWarning:
@@ -127,10 +156,10 @@ def _describe_moved(layer: str, *, has_places: bool) -> MapWarning:
     )
 
 
-def _is_anywhere(classes: Sequence[int], probabilities: NDArray[Any], link: Link | None) -> bool:
+def _is_anywhere(classes: list[int], probabilities: NDArray[Any], link: Link | None) -> bool:
     """Return True if a segmenter predicts one of the classes somewhere."""
     planes = torch.from_numpy(probabilities)
-    return bool(find_predicted(planes.logit() if link == "sigmoid" else planes, link)[[*classes]].any())
+    return bool(find_predicted(planes.logit() if link == "sigmoid" else planes, link)[classes].any())
 
 
 def _check_layers(evidence: Sequence[Evidence], target: Target, *, has_zero_gradient: bool) -> Iterator[MapWarning]:

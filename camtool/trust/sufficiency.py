@@ -21,7 +21,7 @@ input subsets, arXiv 1810.03805; minimal sufficient explanations, arXiv 2011.048
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -110,34 +110,53 @@ class _Search:
         """
         heat = [_HEAT_COST * float(self.heat[unit].mean()) for unit in units]
         costs, fresh, kept = dict(enumerate(heat)), set[int](), list(range(len(units)))
+        is_first_round = True
         while kept and self.left:
-            untried = sorted((at for at in kept if at not in fresh), key=lambda at: costs[at])
+            untried = sorted({*kept} - fresh, key=lambda at: (costs[at], at))
             if not untried:
                 return part, True
-            # Every one in the first round, when nothing is known but the map.
-            count = max(_FEWEST_TRIED, math.ceil(_TRIED_SHARE * len(untried))) if fresh else len(untried)
-            size = math.ceil(min(count, len(untried)) / max(1, int(_ROUND_SHARE * self.left)))
-            if size > 1 and self.left < _FEWEST_TRIED:
+            chunks = self._split_untried(untried, is_first_round=is_first_round)
+            is_first_round = False
+            are_single = len(chunks[0]) == 1
+            if not are_single and self.left < _FEWEST_TRIED:
                 break
-            chunks = [untried[start : start + size] for start in range(0, min(count, len(untried)), size)]
             values = self.find_values([_remove(part, units, chunk) for chunk in chunks])
             for chunk, value in zip(chunks, values, strict=True):
                 costs.update((at, heat[at] - value) for at in chunk)
-                # A chunk of several tells nothing of each, but no passes are left to ask again.
-                fresh.update(chunk)
-            losses = [float(np.mean([costs[at] for at in chunk])) for chunk in chunks]
-            order = sorted(range(len(chunks)), key=lambda place: (values[place] < self.goal, losses[place]))
-            if values[order[0]] < self.goal:
-                if size > 1:
-                    break
-                continue
-            nested = [_remove(part, units, chunks[order[0]])]
-            for place in order[1:]:
-                nested.append(_remove(nested[-1], units, chunks[place]))
-            last = self.find_last(nested, _DROP_POINTS)
-            part, gone = nested[last], {at for place in order[: last + 1] for at in chunks[place]}
-            kept, fresh = [at for at in kept if at not in gone], {-1}
+            # A chunk of several tells nothing of each, but no passes are left to ask again.
+            fresh.update(*chunks)
+            if max(values) >= self.goal:
+                part, gone = self._drop_in_order(part, units, self._rank(chunks, values, costs))
+                kept, fresh = [at for at in kept if at not in gone], set()
+            elif not are_single:
+                break
         return part, not kept
+
+    def _split_untried(self, untried: list[int], *, is_first_round: bool) -> list[list[int]]:
+        """Return the units to try next, in chunks that the passes of a round suffice for."""
+        count = len(untried)
+        if not is_first_round:  # in the first one nothing is known but the map
+            count = min(count, max(_FEWEST_TRIED, math.ceil(_TRIED_SHARE * count)))
+        size = math.ceil(count / max(1, int(_ROUND_SHARE * self.left)))
+        return [untried[start : start + size] for start in range(0, count, size)]
+
+    def _rank(
+        self, chunks: Sequence[list[int]], values: Sequence[float], costs: Mapping[int, float]
+    ) -> list[list[int]]:
+        """Return the chunks without which the part holds before the others, and first what costs least."""
+        losses = [float(np.mean([costs[at] for at in chunk])) for chunk in chunks]
+        order = sorted(range(len(chunks)), key=lambda place: (values[place] < self.goal, losses[place]))
+        return [chunks[place] for place in order]
+
+    def _drop_in_order(
+        self, part: Cells, units: Sequence[Cells], chunks: Sequence[Sequence[int]]
+    ) -> tuple[Cells, set[int]]:
+        """Return the part without as many of the first chunks as can go, and their units."""
+        nested = [part]
+        for chunk in chunks:
+            nested.append(_remove(nested[-1], units, chunk))
+        last = self.find_last(nested[1:], _DROP_POINTS)
+        return nested[last + 1], {at for chunk in chunks[: last + 1] for at in chunk}
 
 
 def _remove(part: Cells, units: Sequence[Cells], chosen: Sequence[int]) -> Cells:

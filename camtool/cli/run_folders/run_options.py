@@ -157,11 +157,9 @@ def _read_output(context: typer.Context, options: RunOptions, local: LocalOption
     output, pictures, has_kinds = options.output, options.pictures, is_given(context, "save")
     as_arrays = output.format == "npz"
     kinds = output_options.parse_kinds("npz" if as_arrays and not has_kinds else output.save, output.format)
-    if local is None and kinds != ["overlay"]:
-        raise CamtoolError(f"--save {','.join(kinds)}: camtool cluster writes Parquet and --save overlay.")
-    if local is None and pictures.caption and not has_kinds:
-        raise CamtoolError("--caption needs overlays, which camtool cluster writes with --save overlay.")
-    if local is not None and local.sufficient and "sufficient" not in kinds:
+    if local is None:
+        _check_cluster_kinds(kinds, needs_overlays=pictures.caption and not has_kinds)
+    elif local.sufficient and "sufficient" not in kinds:
         kinds = [*kinds, "sufficient"]
     has_sheet = local is not None and local.sheet
     output_options.check_overlays_are_saved(kinds, caption=pictures.caption, sheet=has_sheet, legend=pictures.legend)
@@ -180,6 +178,13 @@ def _read_output(context: typer.Context, options: RunOptions, local: LocalOption
         regions=output_options.parse_regions(local.region if local else None, pictures.max_side),
         has_legend=pictures.legend,
     )
+
+
+def _check_cluster_kinds(kinds: list[str], *, needs_overlays: bool) -> None:
+    if kinds != ["overlay"]:
+        raise CamtoolError(f"--save {','.join(kinds)}: camtool cluster writes Parquet and --save overlay.")
+    if needs_overlays:
+        raise CamtoolError("--caption needs overlays, which camtool cluster writes with --save overlay.")
 
 
 def is_given(context: typer.Context, name: str) -> bool:

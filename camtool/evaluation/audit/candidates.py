@@ -293,6 +293,13 @@ def _measure_overlaps(region: NDArray[np.bool_]) -> NDArray[np.float64]:
     return overlaps
 
 
+def _name_third(share: float, first: str, last: str) -> str:
+    """Return the word for the third that a share from 0 to 1 is in; none for the middle one."""
+    if share < 1 / 3:
+        return first
+    return last if share > 2 / 3 else ""
+
+
 def describe_place(mask: NDArray[np.bool_]) -> str:
     """Return words for the place of a region ``(H, W)``: a corner, an edge, the border, the center."""
     height, width = mask.shape
@@ -301,8 +308,7 @@ def describe_place(mask: NDArray[np.bool_]) -> str:
     if all(sides):
         return "the border" if not mask[height // 3 : -(height // 3), width // 3 : -(width // 3)].any() else "all over"
     down, across = (rows.mean() + 0.5) / height, (columns.mean() + 0.5) / width
-    vertical = "upper" if down < 1 / 3 else "lower" if down > 2 / 3 else ""
-    horizontal = "left" if across < 1 / 3 else "right" if across > 2 / 3 else ""
+    vertical, horizontal = _name_third(down, "upper", "lower"), _name_third(across, "left", "right")
     if vertical and horizontal:
         touches = (sides[0] or sides[1]) and (sides[2] or sides[3])
         return f"the {vertical} {horizontal} {'corner' if touches else 'part'}"

@@ -423,23 +423,25 @@ class AuditImages:
         labels = answers if self._labels is None else [self._labels[number] for number in numbers]
         # An image without any label shows the heat of the highest class.
         pairs = [(row, target) for row, own in enumerate(labels) for target in (own or (-1,))]
-        heat = list[Tensor]()
-        for part in (pairs[start : start + self.batch_size] for start in range(0, len(pairs), self.batch_size)):
-            batch = InputBatch.from_prepared([items[row] for row, _ in part])
-            explained = [int(logits[row].argmax()) if target < 0 else target for row, target in part]
-            (mapped,) = map_candidates(self.subject.explainer, [Method(self._method)], batch, explained)
-            heat += share_heat(mapped.maps).unbind()
+        explained = [int(logits[row].argmax()) if target < 0 else target for row, target in pairs]
+        heat = self._map_heat([items[row] for row, _ in pairs], explained)
         for row, (number, item) in enumerate(zip(numbers, items, strict=True)):
             properties, hashed = measure_properties(item.photo), compute_perceptual_hash(item.photo)
-            yield (
-                number,
-                [
-                    ImageRecord(number, answer, target, heat[place].numpy(), hashed, properties, several)
-                    for place, (own, target) in enumerate(pairs)
-                    if own == row
-                    for answer, several in [self._get_answer(answers[row], target)]
-                ],
-            )
+            records = []
+            for (own, target), shares in zip(pairs, heat, strict=True):
+                if own == row:
+                    answer, several = self._get_answer(answers[row], target)
+                    records.append(ImageRecord(number, answer, target, shares.numpy(), hashed, properties, several))
+            yield number, records
+
+    def _map_heat(self, items: Sequence[PreparedInput], targets: Sequence[int]) -> list[Tensor]:
+        """Return the shares of the heat of each image for its class."""
+        heat = list[Tensor]()
+        for part in (slice(start, start + self.batch_size) for start in range(0, len(items), self.batch_size)):
+            batch = InputBatch.from_prepared(items[part])
+            (mapped,) = map_candidates(self.subject.explainer, [Method(self._method)], batch, targets[part])
+            heat += share_heat(mapped.maps).unbind()
+        return heat
 
     def _list_answers(self, logits: Tensor) -> tuple[int, ...]:
         """Return the class of the highest logit, or all with a logit above 0 if classes do not exclude one another."""

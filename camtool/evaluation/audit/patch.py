@@ -131,14 +131,7 @@ def find_patches(discovery: Discovery) -> list[PatchCandidate]:
         layer, grid = images.choose_early_layer(discovery.records[0].index, _MOST_GRID)
     except CamtoolError:  # e.g. a model whose layers have no grid
         return []
-    records, windows = list[ImageRecord](), list[Tensor]()
-    with closing(follow_loop(len(discovery.records), Stage("Looking for patches", "image"))) as counter:
-        for record in discovery.records:
-            parts = _cut_patches(images, record, layer, max(2, round(_SIDE * grid)))
-            if parts is not None:
-                records.append(record)
-                windows.append(parts)
-            counter.update(1)
+    records, windows = _cut_all(discovery, layer, max(2, round(_SIDE * grid)))
     for target in discovery.targets:
         rows = [row for row, record in enumerate(records) if record.target == target][:_MOST_IMAGES]
         if not rows or all(record.target == target for record in records):
@@ -156,6 +149,19 @@ def find_patches(discovery: Discovery) -> list[PatchCandidate]:
             place = _describe_usual_place(matched)
             candidates.append(PatchCandidate(target, f"{name}, {place}", z, layer, templates[template], grid, place))
     return candidates
+
+
+def _cut_all(discovery: Discovery, layer: str, side: int) -> tuple[list[ImageRecord], list[Tensor]]:
+    """Return the records with hot parts at a layer, and the parts of each."""
+    records, windows = list[ImageRecord](), list[Tensor]()
+    with closing(follow_loop(len(discovery.records), Stage("Looking for patches", "image"))) as counter:
+        for record in discovery.records:
+            parts = _cut_patches(discovery.images, record, layer, side)
+            if parts is not None:
+                records.append(record)
+                windows.append(parts)
+            counter.update(1)
+    return records, windows
 
 
 def _describe_usual_place(records: Sequence[ImageRecord]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -168,23 +168,14 @@ def audit(
         check_count(name, value, error=MetricError)
     check_number("level", level, above=0, below=1, error=MetricError)
     check_image_list(images)
-    folder = None if out is None else Path(out)
+    folder = _to_path(out)
     if folder is not None:
         check_results(folder, NAMES)
     subject = Subject(model, transform, class_names, device)
-    names = subject.explainer.labels
-    names = names if names is None or len(names) != 1 else (f"not {names[0]}", names[0])
+    names = _name_both_answers(subject.explainer.labels)
     targets, has_sets = find_targets(labels, names, len(images))
     columns = {**read_tag_columns(images), **read_columns(metadata, len(images))}
-    if group is None and _PATIENT in columns:
-        group = _PATIENT
-    elif group is not None and group not in columns:
-        hint = suggest_names(group, columns) if columns else " There is none; give metadata=, or --metadata FILE."
-        raise MetricError(f"group: metadata has no column {group!r}.{hint}")
-    notes = list[str]()
-    if group is not None and len(images) > 1 and len({*columns[group]}) == 1:
-        notes = [f"group: all images have one value of '{group}', so it is ignored."]
-        group = None
+    group, notes = _choose_group(group, columns)
     if group != _PATIENT:
         columns.pop(_PATIENT, None)  # names of patients are no columns of a report
     chosen = _choose_kinds(kinds)
@@ -194,10 +185,8 @@ def audit(
     check_targets(targets, probe.head.class_count)
     grouping, inputs = group and columns[group], probe.hash_first_inputs()
     settings = controls, method, seed, batch_size, engine, targets, has_sets, grouping, inputs
-    known = read_verdicts(
-        folder / VERDICTS_NAME if verdicts is None and folder is not None else _to_path(verdicts),
-        is_required=verdicts is not None,
-    )
+    default = None if folder is None else folder / VERDICTS_NAME
+    known = read_verdicts(_to_path(verdicts) or default, is_required=verdicts is not None)
     with hold_folder(folder):
         state = State(subject, sources, settings, folder, probe.score_first_inputs())
         shared = state, probe, names, passes, level, controls, seed, targets is not None
@@ -205,11 +194,7 @@ def audit(
         run.notes += notes
         result = run.run(chosen, known)
         if engine != "eager":
-            # What an earlier start ran counts as well.
-            used = ", ".join(sorted({*str(state.get("engines") or "").split(", "), *probe.used_engines} - {""}))
-            if used != state.get("engines"):
-                state.add("engines", used)
-            result = replace(result, notes=(*result.notes, f"The tests ran in: {used or 'none'}."))
+            result = _note_engines(result, state, probe.used_engines)
         if folder is not None:
             result.save(folder)
     return result
@@ -217,6 +202,37 @@ def audit(
 
 def _to_path(path: str | os.PathLike[str] | None) -> Path | None:
     return None if path is None else Path(path)
+
+
+def _name_both_answers(labels: Sequence[str] | None) -> Sequence[str] | None:
+    """Return the labels, those of a single logit with the name of the other answer."""
+    if labels is None or len(labels) != 1:
+        return labels
+    return f"not {labels[0]}", labels[0]
+
+
+def _choose_group(group: str | None, columns: Mapping[str, Sequence[Any]]) -> tuple[str | None, list[str]]:
+    """Return the column of what belongs together, ``None`` if each image is on its own, and notes for the user.
+
+    Raises:
+        MetricError: There is no such column.
+    """
+    if group is None:
+        group = _PATIENT if _PATIENT in columns else None
+    elif group not in columns:
+        hint = suggest_names(group, columns) if columns else " There is none; give metadata=, or --metadata FILE."
+        raise MetricError(f"group: metadata has no column {group!r}.{hint}")
+    if group is not None and len(columns[group]) > 1 and len({*columns[group]}) == 1:
+        return None, [f"group: all images have one value of '{group}', so it is ignored."]
+    return group, []
+
+
+def _note_engines(result: Audit, state: State, engines: Iterable[str]) -> Audit:
+    """Return a result with a note of the engines that ran, also in earlier starts."""
+    used = ", ".join(sorted({*str(state.get("engines") or "").split(", "), *engines} - {""}))
+    if used != state.get("engines"):
+        state.add("engines", used)
+    return replace(result, notes=(*result.notes, f"The tests ran in: {used or 'none'}."))
 
 
 @dataclass
@@ -243,13 +259,7 @@ class _Run(Run):
         usable = self._choose_classes(records, [found, tested])
         views = self._split_by_label(usable, found, tested)
         untested = "" if views else self.not_tested[noted]
-        kinds = self._choose_possible(kinds, len(usable))
-        random, pairs = np.random.default_rng(self.seed), list[Pair]()
-        for targets, part, _ in views:
-            discovery = Discovery(self.images, *part, targets, self.seed)
-            candidates = [candidate for kind in kinds.values() for candidate in kind.find(discovery)]
-            pairs += [(candidate, _make_decoys(candidate, discovery, random)) for candidate in candidates]
-        pairs.sort(key=lambda pair: -pair[0].promise)
+        pairs = self._find_candidates(self._choose_possible(kinds, len(usable)), views)
         costs = [2 * count_passes(candidate, self.controls) for candidate, _ in pairs]
         rest = self.passes - PASSES_PER_MAP * len(records)
         noted, count = len(self.not_tested), len(pairs)
@@ -267,6 +277,15 @@ class _Run(Run):
         if count and all(outcome.reason for outcome in outcomes):
             untested = f"{format_count(count, 'candidate')} left out, e.g. {self.not_tested[noted]}"
         return replace(self._conclude(benches, outcomes, decoys, verdicts, records), untested=untested)
+
+    def _find_candidates(self, kinds: Mapping[str, Kind], views: Sequence[View]) -> list[Pair]:
+        """Return the candidates of the discovery half with their decoys, the most promising ones first."""
+        random, pairs = np.random.default_rng(self.seed), list[Pair]()
+        for targets, part, _ in views:
+            discovery = Discovery(self.images, *part, targets, self.seed)
+            candidates = [candidate for kind in kinds.values() for candidate in kind.find(discovery)]
+            pairs += [(candidate, _make_decoys(candidate, discovery, random)) for candidate in candidates]
+        return sorted(pairs, key=lambda pair: -pair[0].promise)
 
     @property
     def _units(self) -> str:
@@ -395,33 +414,28 @@ class _Run(Run):
         records: Sequence[ImageRecord],
     ) -> Audit:
         q_values = statistics.compute_q_values([outcome.p for outcome in outcomes])
-        keys, decoy_keys = self._list_keys(outcomes), self._list_keys(decoys)
-        limit = max((outcome.p for outcome, q in zip(outcomes, q_values, strict=True) if q <= self.level), default=0)
-        limit = max(limit, self.level / max(1, len(outcomes)))
+        passing = [outcome.p for outcome, q in zip(outcomes, q_values, strict=True) if q <= self.level]
+        limit = max([self.level / max(1, len(outcomes)), *passing])
         confirmed, rejected = list[tuple[Outcome, Finding]](), list[Finding]()
-        for outcome, q, key in zip(outcomes, q_values, keys, strict=True):
-            if not outcome.reason:
-                finding = self._describe(benches, outcome, q, len(outcomes), key, verdicts)
-                if q <= self.level and outcome.is_large:
-                    confirmed.append((outcome, finding))
-                else:
-                    rejected.append(finding)
+        for outcome, q, key in zip(outcomes, q_values, self._list_keys(outcomes), strict=True):
+            if outcome.reason:
+                continue
+            finding = self._describe(benches, outcome, q, len(outcomes), key, verdicts)
+            if q <= self.level and outcome.is_large:
+                confirmed.append((outcome, finding))
+            else:
+                rejected.append(finding)
         surviving = sum(decoy.reason == _NOT_PAID or (decoy.p <= limit and decoy.is_large) for decoy in decoys)
         findings = rank_findings(self._join_cues(confirmed))
         self._note_verdicts(verdicts, [finding for _, finding in confirmed])
         if self.folder is not None:
-            by_key = {finding.key: outcome for outcome, finding in reversed(confirmed)}
-            shown = [
-                (benches[one.target], one.key, by_key[one.key].candidate, by_key[one.key].present) for one in findings
-            ]
-            naming = self.images.name, self.name_class
-            write_pictures(self.folder, [FindingPictures(self.folder, *one, *naming) for one in shown])
+            self._write_pictures(self.folder, benches, confirmed, findings)
         return Audit(
             findings,
             tuple(rejected),
             tuple(
                 self._describe(benches, decoy, 1.0, len(outcomes), key, {})
-                for decoy, key in zip(decoys, decoy_keys, strict=True)
+                for decoy, key in zip(decoys, self._list_keys(decoys), strict=True)
             ),
             surviving,
             statistics.estimate_false_discovery_rate(surviving, len(findings), DECOYS),
@@ -434,6 +448,21 @@ class _Run(Run):
             folder=self.folder,
             unread=self.unread,
         )
+
+    def _write_pictures(
+        self,
+        folder: Path,
+        benches: Mapping[int, Bench],
+        confirmed: Sequence[tuple[Outcome, Finding]],
+        findings: Sequence[Finding],
+    ) -> None:
+        by_key = {finding.key: outcome for outcome, finding in reversed(confirmed)}
+        naming, pictures = (self.images.name, self.name_class), list[FindingPictures]()
+        for finding in findings:
+            outcome = by_key[finding.key]
+            shown = benches[finding.target], finding.key, outcome.candidate, outcome.present
+            pictures.append(FindingPictures(folder, *shown, *naming))
+        write_pictures(folder, pictures)
 
     def _join_cues(self, confirmed: Sequence[tuple[Outcome, Finding]]) -> list[Finding]:
         """Return one finding for each cue: the clearest, which names the others."""
@@ -478,16 +507,13 @@ class _Run(Run):
         candidate, present = outcome.candidate, {*outcome.present}
         label = self.name_class(candidate.target)
         of_class = [record for record in benches[candidate.target].records if record.target == candidate.target]
+        having = [record for record in of_class if record.index in present]
         without = [record for record in of_class if record.index not in present]
         outside = candidate.measure_outside(self.images, outcome.present[:SHOWN])
         groups = outcome.removal.groups if outcome.removal is not None else 0
         columns = COMPARED_IMAGES + 1 if candidate.compares_images else candidate.count_columns(self.controls)
         level = self.level / max(1, tests * len(outcome.effects))
         smallest = statistics.compute_detectable_share(groups, level, columns) if groups else np.inf
-        accuracy = tuple(
-            float(np.mean([record.answer == record.target for record in part])) if part else np.nan
-            for part in ([record for record in of_class if record.index in present], without)
-        )
         return Finding(
             key,
             candidate.kind,
@@ -505,7 +531,7 @@ class _Run(Run):
             self._list_facts(outcome, outside),
             tuple(self.images.name(index) for index in outcome.present[:SHOWN]),
             tuple(self.images.name(record.index) for record in without[:SHOWN]),
-            (accuracy[0], accuracy[1]) if self.has_labels else None,
+            (_measure_accuracy(having), _measure_accuracy(without)) if self.has_labels else None,
             self._count_by_group(of_class, present),
             verdicts.get(key),
             accuracy_by_group=self._measure_by_group(of_class, present),
@@ -515,11 +541,14 @@ class _Run(Run):
     def _list_facts(self, outcome: Outcome, outside: float | None) -> tuple[str, ...]:
         """Return what makes a candidate suspicious, of which a share is outside of the given masks."""
         facts = outcome.candidate.list_facts()
-        facts += ["only in a part of the class"] * (0 < len(outcome.present) < _ALL * outcome.class_count)
+        if 0 < len(outcome.present) < _ALL * outcome.class_count:
+            facts.append("only in a part of the class")
         if outcome.transplants is not None and outcome.transplants.is_large and outcome.transplants.p <= self.level:
             facts.append("works on other classes")
-        facts += ["works alone on a blank image"] * (outcome.alone is not None and outcome.alone >= 0.5)
-        facts += ["outside the given masks"] * (outside is not None and outside >= _OUTSIDE)
+        if outcome.alone is not None and outcome.alone >= 0.5:
+            facts.append("works alone on a blank image")
+        if outside is not None and outside >= _OUTSIDE:
+            facts.append("outside the given masks")
         return tuple(facts)
 
     def _measure_by_group(self, records: Sequence[ImageRecord], present: set[int]) -> dict[str, tuple[float, float]]:
@@ -527,8 +556,7 @@ class _Run(Run):
         right: dict[str, tuple[list[bool], list[bool]]] = {}
         for name, record in self._iterate_groups(records) if self.has_labels else ():
             right.setdefault(name, ([], []))[record.index not in present].append(record.answer == record.target)
-        mean = {name: [float(np.mean(part)) if part else np.nan for part in parts] for name, parts in right.items()}
-        return {name: (with_it, without_it) for name, (with_it, without_it) in mean.items()}
+        return {name: (_compute_share(with_it), _compute_share(without)) for name, (with_it, without) in right.items()}
 
     def _count_by_group(self, records: Sequence[ImageRecord], present: set[int]) -> dict[str, tuple[int, int]]:
         counts: dict[str, tuple[int, int]] = {}
@@ -550,6 +578,15 @@ class _Run(Run):
 def _make_decoys(candidate: CueCandidate, discovery: Discovery, random: np.random.Generator) -> list[CueCandidate]:
     decoys = (candidate.make_decoy(discovery, random) for _ in range(DECOYS))
     return [decoy for decoy in decoys if decoy is not None]
+
+
+def _measure_accuracy(records: Sequence[ImageRecord]) -> float:
+    return _compute_share([record.answer == record.target for record in records])
+
+
+def _compute_share(answers: Sequence[bool]) -> float:
+    """Return the share of those that are right, NaN for none."""
+    return float(np.mean(answers)) if answers else np.nan
 
 
 def _count_all(benches: Mapping[int, Bench]) -> int:

@@ -148,22 +148,25 @@ def find_moved_regions(
         tested = statistics.run_swap_test(windows, floor=_CELL_FLOOR, alpha=_ALPHA, seed=seed)
         for sign in (1, -1):
             gain, z = (sign * part[: GRID**2].reshape(GRID, GRID) for part in (windows.mean(0), tested.z))
-            places = find_regions(gain, z > tested.critical)[:_MOST_PER_CLASS]
-            places = [cells for cells in places if gain[cells].sum() >= HEAT_FLOOR]
-            peaks = [float(z[cells].max()) for cells in places]
-            # A corner is a part of the border, but no change of all of it.
-            rest = gain[_BORDER & ~np.any([np.zeros_like(_BORDER), *places], 0)].sum()
-            if sign * tested.z[-1] > tested.critical and rest >= max(HEAT_FLOOR, gain[_BORDER].sum() / 2):
-                places.append(_BORDER)
-                peaks.append(sign * float(tested.z[-1]))
-            regions += [
-                MovedRegion(target, sign, describe_place(cells), peak, cells)
-                for cells, peak in zip(places, peaks, strict=True)
-            ]
+            for cells, peak in _find_places(gain, z, sign * float(tested.z[-1]), tested.critical):
+                regions.append(MovedRegion(target, sign, describe_place(cells), peak, cells))
             anywhere = MovedRegion(target, sign, ANYWHERE, 0.0, None)
             if len({groups[row] for row in rows if anywhere.has_moved(records[row])}) >= LEAST_GROUPS:
                 regions.append(anywhere)
     return regions
+
+
+def _find_places(
+    gain: NDArray[np.float64], z: NDArray[np.float64], z_of_border: float, critical: float
+) -> list[tuple[NDArray[np.bool_], float]]:
+    """Return the cells of each place with enough gain, and its largest z."""
+    places = [cells for cells in find_regions(gain, z > critical)[:_MOST_PER_CLASS] if gain[cells].sum() >= HEAT_FLOOR]
+    found = [(cells, float(z[cells].max())) for cells in places]
+    # A corner is a part of the border, but no change of all of it.
+    rest = gain[_BORDER & ~np.any([np.zeros_like(_BORDER), *places], 0)].sum()
+    if z_of_border > critical and rest >= max(HEAT_FLOOR, gain[_BORDER].sum() / 2):
+        found.append((_BORDER, z_of_border))
+    return found
 
 
 @dataclass(eq=False)
@@ -195,26 +198,22 @@ class PairBench:
         rows = [row for row, record in enumerate(self.records) if record.target == region.target]
         moved = np.array([region.measure(self.records[row]) for row in rows])
         present = [row for row in rows if region.has_moved(self.records[row])]
-        shown = rows if region.cells is not None else present
-        inside = [
-            [float(side[region.locate(self.records[row])].sum()) for side in self.records[row].heat] for row in shown
-        ]
         # For a region that is chosen by what moved in each image this test is void: it would always pass.
-        moved_p = (
-            statistics.run_sign_flip_test(moved, [self.groups[row] for row in rows], seed=self.seed)
-            if region.cells is not None
-            else 0.0
-        )
-        outcome = RegionOutcome(
-            region,
-            tuple(self.records[row].index for row in present),
-            len(rows),
-            (float(np.mean([old for old, _ in inside])), float(np.mean([new for _, new in inside])))
-            if inside
-            else (0, 0),
-            moved_p,
-        )
+        shown, moved_p = present, 0.0
+        if region.cells is not None:
+            shown = rows
+            moved_p = statistics.run_sign_flip_test(moved, [self.groups[row] for row in rows], seed=self.seed)
+        indices, heat = tuple(self.records[row].index for row in present), self._measure_heat(region, shown)
+        outcome = RegionOutcome(region, indices, len(rows), heat, moved_p)
         return self._cover(outcome, [row for row in shown if region.target in self.records[row].answers])
+
+    def _measure_heat(self, region: MovedRegion, rows: Sequence[int]) -> tuple[float, float]:
+        """Return the mean share of the heat in a region, of the old and the new model."""
+        if not rows:
+            return 0, 0
+        records = [self.records[row] for row in rows]
+        inside = [[float(side[region.locate(record)].sum()) for side in record.heat] for record in records]
+        return float(np.mean([old for old, _ in inside])), float(np.mean([new for _, new in inside]))
 
     def _cover(self, outcome: RegionOutcome, rows: Sequence[int]) -> RegionOutcome:
         region, results, groups = outcome.region, list[NDArray[np.float64]](), list[int]()

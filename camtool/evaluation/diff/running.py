@@ -91,8 +91,9 @@ def diff(
             another comparison works in the folder.
         CamtoolError: The method cannot explain a model, or a file in the folder is not as camtool wrote it.
     """
-    for name, value in (("passes", passes), ("controls", controls), ("batch_size", batch_size)):
-        check_count(name, value, error=MetricError)
+    check_count("passes", passes, error=MetricError)
+    check_count("controls", controls, error=MetricError)
+    check_count("batch_size", batch_size, error=MetricError)
     check_count("pictures", pictures, least=0, error=MetricError)
     check_number("level", level, above=0, below=1, error=MetricError)
     check_image_list(images)
@@ -101,10 +102,9 @@ def diff(
     if folder is not None:
         check_results(folder, (JSON_NAME, MARKDOWN_NAME), GENERATOR)
     before, after = to_loaded(old), to_loaded(new)
-    if before.labels is not None and after.labels is not None and [*before.labels] != [*after.labels]:
-        raise MetricError("new has other class names than old; give models of the same classes in the same order.")
-    names = before.labels if before.labels is not None else after.labels
-    names = names if class_names is None else read_by_position(class_names)
+    names = _find_common_labels(before.labels, after.labels)
+    if class_names is not None:
+        names = read_by_position(class_names)
     subjects = (
         Subject(before, transform, names, device),
         Subject(after, transform or after.transform or before.transform, names, device),
@@ -124,6 +124,19 @@ def diff(
         if folder is not None:
             result.save(folder)
     return result
+
+
+def _find_common_labels(old: Sequence[str] | None, new: Sequence[str] | None) -> Sequence[str] | None:
+    """Return the labels of the models, or of the only one that has some.
+
+    Raises:
+        MetricError: They differ.
+    """
+    if old is None:
+        return new
+    if new is not None and [*old] != [*new]:
+        raise MetricError("new has other class names than old; give models of the same classes in the same order.")
+    return old
 
 
 @dataclass
@@ -174,23 +187,13 @@ class _Comparison(Run):
         q_values = compute_q_values([outcome.p for outcome in tested])
         pairs = [*zip(tested, q_values, strict=True)]
         confirmed = [pair for pair in pairs if pair[1] <= self.level and pair[0].is_large]
-        # A place that is the same in all images explains what moved in each.
-        placed = {(one.region.target, one.region.sign) for one, _ in confirmed if one.region.cells is not None}
-        kept = [
-            pair
-            for pair in confirmed
-            if pair[0].region.cells is not None or (pair[0].region.target, pair[0].region.sign) not in placed
-        ]
+        kept = _drop_explained(confirmed)
         kept.sort(key=lambda pair: (pair[1], -abs(pair[0].difference.mean) if pair[0].difference else 0))
         self.not_tested += [
             f"{self._name_region(outcome.region)}: {outcome.reason}." for outcome in outcomes if outcome.reason
         ]
         changed = sorted(records, key=lambda record: (-record.moved, record.index))
-        with closing(follow_loop(min(self.pictures, len(changed)), Stage("Drawing", "image"))) as counter:
-            pictures = {}
-            for record in changed[: self.pictures]:
-                pictures[record.index] = self._draw(record)
-                counter.update(1)
+        pictures = self._draw_all(changed[: self.pictures])
         return CamDiff(
             tuple(self._describe(*pair) for pair in kept),
             tuple(self._describe(*pair) for pair in pairs if pair not in confirmed),
@@ -204,6 +207,14 @@ class _Comparison(Run):
             self.seed,
             pictures=pictures,
         )
+
+    def _draw_all(self, records: Sequence[PairRecord]) -> dict[int, tuple[bytes, bytes]]:
+        pictures = {}
+        with closing(follow_loop(len(records), Stage("Drawing", "image"))) as counter:
+            for record in records:
+                pictures[record.index] = self._draw(record)
+                counter.update(1)
+        return pictures
 
     def _draw(self, record: PairRecord) -> tuple[bytes, bytes]:
         """Return the pictures of an image, which are drawn if no earlier start did so."""
@@ -260,3 +271,13 @@ class _Comparison(Run):
             record.moved,
             record.correlation,
         )
+
+
+def _drop_explained(confirmed: Sequence[tuple[RegionOutcome, float]]) -> list[tuple[RegionOutcome, float]]:
+    """Return the outcomes without what moved to other places in each image, if a place that is the same explains it."""
+    placed = {(one.region.target, one.region.sign) for one, _ in confirmed if one.region.cells is not None}
+    return [
+        (one, q)
+        for one, q in confirmed
+        if one.region.cells is not None or (one.region.target, one.region.sign) not in placed
+    ]

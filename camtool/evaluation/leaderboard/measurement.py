@@ -114,29 +114,22 @@ def evaluate(
     if all(candidate.method != _CHANCE for candidate in candidates):
         candidates += list_candidates(_CHANCE, layers)
     subject = Subject(model, transform, labels, device)
-    of_mosaics = {name: options for name, options in chosen.items() if "classes" in METRICS[name].needs}
-    others = {name: options for name, options in chosen.items() if name not in of_mosaics}
+    of_mosaics, others = _split_metrics(chosen)
     images, truth = read_by_position(images), read_by_position(truth)
     # Mosaics need images of several classes, so they are made of images of the whole set.
     spread = np.unique(np.linspace(0, count - 1, min(count, _MOST_MOSAICS)).round().astype(int)).tolist()
-    total = len(candidates) * ((count if others or not of_mosaics else 0) + (len(spread) if of_mosaics else 0))
-    weights, texts = "", dict[str, str]()
+    total = len(candidates) * ((count if others else 0) + (len(spread) if of_mosaics else 0))
+    weights, texts, file = "", dict[str, str](), None
     if checkpoint is not None:  # within a call they are the same everywhere, so only a file has to tell them apart
         tensors = [*subject.model.parameters(), *subject.model.buffers()]
         weights = hash_tensors(tensors, repr(subject.model), hash_weights(subject.model))
         texts = {name: _describe_options(name, options) for name, options in chosen.items()}
-    store = Checkpoint(None if checkpoint is None else Path(checkpoint))
+        file = Path(checkpoint)
+    store = Checkpoint(file)
     with closing(follow_loop(total, Stage("Evaluating", "map"))) as counter:
         run = _Run(subject, candidates, store, weights, texts, seed, total, progress, counter)
         if others:
-            done = 0
-            for labeled in subject.iterate_batches(images, requests, batch_size):
-                items = labeled.batch.items
-                places = range(done, done + len(items))
-                placed = None if truth is None else place_truth(truth, items, places)
-                run.measure(labeled, placed, others)
-                run.try_other_inputs(labeled)
-                done += len(items)
+            run.measure_batches(subject.iterate_batches(images, requests, batch_size), truth, others)
         if of_mosaics:
             asked = [requests[index] for index in spread]
             labeled = next(subject.iterate_batches([images[index] for index in spread], asked, len(spread)))
@@ -144,6 +137,12 @@ def evaluate(
             if not others:
                 run.try_other_inputs(labeled)
     return run.finish(tuple(chosen), count)
+
+
+def _split_metrics(chosen: Mapping[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Return the metrics with options that need mosaics, and the others."""
+    of_mosaics = {name: options for name, options in chosen.items() if "classes" in METRICS[name].needs}
+    return of_mosaics, {name: options for name, options in chosen.items() if name not in of_mosaics}
 
 
 @dataclass
@@ -184,6 +183,18 @@ class _Run:
         """Score a batch with other channels, orientation and values, to warn if the images are predicted better so."""
         if labeled.link == "softmax":
             self.trials.add(labeled.images, labeled.batch.items[0], self.subject.score_classes)
+
+    def measure_batches(
+        self, batches: Iterable[LabeledBatch], truth: Sequence[Any] | None, metrics: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        """Measure all candidates on all images, and try other inputs."""
+        done = 0
+        for labeled in batches:
+            items = labeled.batch.items
+            placed = None if truth is None else place_truth(truth, items, range(done, done + len(items)))
+            self.measure(labeled, placed, metrics)
+            self.try_other_inputs(labeled)
+            done += len(items)
 
     def measure(
         self, labeled: LabeledBatch, truth: InputTruth | None, metrics: Mapping[str, Mapping[str, Any]]

@@ -150,23 +150,27 @@ class _BranchMode(AttentionMode):
         kwargs = kwargs or {}
         given = list(iterate_tensors((args, kwargs)))
         if self._path is None or not any(tensor in self._path for tensor in given):
-            is_sum = _adds(func, kwargs) and sum(tensor in self._sums for tensor in given) == 1
-            is_sum = is_sum and len(self._select_dependent(given)) == 2
+            is_sum = self._adds_to_sum(func, given, kwargs)
             result = super().__torch_function__(func, types, args, kwargs)
             return self._keep_sum(result) if is_sum else result
-        path, dependent = self._path, self._select_dependent(given)
-        others = [tensor for tensor in dependent if tensor not in path]
+        path = self._path
+        others = [tensor for tensor in self._select_dependent(given) if tensor not in path]
         if not others and not (_writes(func) and given[0] not in path):
             result = super().__torch_function__(func, types, args, kwargs)
             path.add_operation(func, args, kwargs, result)
             return result
         self._path = None
-        if not _adds(func, kwargs) or len(given) != 2 or len(others) != 1 or given[0].shape != given[1].shape:
+        if len(others) != 1 or not _adds_alike(func, given, kwargs):
             return super().__torch_function__(func, types, args, kwargs)
         (branch,) = (tensor for tensor in given if tensor is not others[0])
         # A clone, as the model may add to the tokens in place.
         self.branches[-1] = AttentionBranch(others[0].detach().clone(), path.end_at(branch))
         return self._keep_sum(super().__torch_function__(func, types, args, kwargs))
+
+    def _adds_to_sum(self, func: Any, given: Sequence[Tensor], kwargs: Any) -> bool:
+        """Check that a call adds a tensor that depends on the image to a sum that is kept."""
+        is_sum = _adds(func, kwargs) and sum(tensor in self._sums for tensor in given) == 1
+        return is_sum and len(self._select_dependent(given)) == 2
 
     def _connect(self, matrix: Tensor) -> Tensor:
         """Return an attention matrix by head, without a graph."""
@@ -197,6 +201,11 @@ class _BranchMode(AttentionMode):
 def _adds(function: Any, kwargs: Any) -> bool:
     """Return True for a sum of two tensors, without a factor."""
     return getattr(function, "__name__", "") in _ADDITIONS and not kwargs
+
+
+def _adds_alike(function: Any, given: Sequence[Tensor], kwargs: Any) -> bool:
+    """Return True for a sum of two tensors of one shape."""
+    return _adds(function, kwargs) and len(given) == 2 and given[0].shape == given[1].shape
 
 
 def _writes(function: Any) -> bool:

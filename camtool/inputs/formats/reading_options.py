@@ -78,19 +78,15 @@ class ReadingOptions:
                 object.__setattr__(self, name, _check_pair(name, getattr(self, name)))
         if self.window is not None:
             check_number("window's width", self.window[1], above=0, error=ImageError)
-        if self.percentiles is not None:
-            low, high = self.percentiles
-            if not 0 <= low < high <= 100:
-                raise ImageError(f"percentiles={self.percentiles} must rise within 0 to 100, e.g. (2, 98).")
+        if self.percentiles is not None and not 0 <= self.percentiles[0] < self.percentiles[1] <= 100:
+            raise ImageError(f"percentiles={self.percentiles} must rise within 0 to 100, e.g. (2, 98).")
         if self.window is not None and self.percentiles is not None:
             raise ImageError("window= and percentiles= both say what is black and white; give one of them.")
         if self.axis is not None:
             check_choice("axis", self.axis, get_args(Axis), error=ImageError)
-        is_middle = isinstance(self.slice, str) and self.slice == "middle"
-        for name, value in (("slice", None if is_middle else self.slice), ("frame", self.frame)):
-            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
-                hint = " or 'middle'" if name == "slice" else ""
-                raise ImageError(f"{name}={value!r} must be a whole number{hint}; the first is 0, the last is -1.")
+        if not (isinstance(self.slice, str) and self.slice == "middle"):
+            _check_number_of_part("slice", self.slice, " or 'middle'")
+        _check_number_of_part("frame", self.frame)
         check_count("max_pixels", self.max_pixels, error=ImageError)
         check_count("max_memory", self.max_memory, optional=True, error=ImageError)
         check_count("max_drawn", self.max_drawn, optional=True, error=ImageError)
@@ -243,6 +239,11 @@ def _check_pair(name: str, pair: Any) -> tuple[float, float]:
     for number in pair:
         check_number(name, number, error=ImageError)
     return float(pair[0]), float(pair[1])
+
+
+def _check_number_of_part(name: str, number: Any, hint: str = "") -> None:
+    if number is not None and (not isinstance(number, Integral) or isinstance(number, bool)):
+        raise ImageError(f"{name}={number!r} must be a whole number{hint}; the first is 0, the last is -1.")
 
 
 def _choose(option: str, chosen: Any, name: str, count: int, what: str) -> int | None:

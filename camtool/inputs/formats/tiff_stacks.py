@@ -290,9 +290,7 @@ def _build_file_image(
     stack: NDArray[Any], sizes: Mapping[str, int], tags: Mapping[int, Any], name: str, options: ReadingOptions
 ) -> FileImage:
     """Return the chosen part of a stack ``(T, Z, Y, X, bands)``."""
-    volume = stack[options.choose_frame(name, len(stack))]
-    index = options.choose_slice(name, len(volume), "slices or pages")
-    values = volume[0 if len(volume) == 1 else slice(None) if index is None else index]
+    values = _choose_slices(stack[options.choose_frame(name, len(stack))], name, options)
     photometric = int(tags.get(_PHOTOMETRIC, _BLACK_IS_ZERO))
     is_rgb = photometric in (_RGB, _YCBCR) and sizes.get("C", 1) == 1 and sizes.get("S", 1) >= 3
     bands = options.choose_bands(name, values.shape[-1])
@@ -314,6 +312,15 @@ def _build_file_image(
     origin = build_tiff_origin(tags, name, values.shape[:-1])
     is_scaled = options.window is not None or options.percentiles is not None
     return FileImage(name, values, contrast, is_color, is_scaled, "slices or pages", origin, opacity=opacity)
+
+
+def _choose_slices(volume: NDArray[Any], name: str, options: ReadingOptions) -> NDArray[Any]:
+    """Return the chosen slice, or all if none is chosen and there are several."""
+    index = options.choose_slice(name, len(volume), "slices or pages")
+    if len(volume) == 1:
+        index = 0
+    chosen: NDArray[Any] = volume if index is None else volume[index]
+    return chosen
 
 
 def _find_opacity(values: NDArray[Any], tags: Mapping[int, Any]) -> NDArray[np.float32] | None:

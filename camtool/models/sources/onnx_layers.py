@@ -68,31 +68,30 @@ class OnnxModel(FileModel):
 
     def _list_layers(self) -> Iterator[tuple[str, NodeProto]]:
         """Yield the names of the tensors that may be layers, in the order of the graph, and what computes them."""
+        seen = {self.image.name}  # what depends on the image
+        layers: list[tuple[str, NodeProto, list[int]]] = []
+        for node in self.cut_graph((), [self.scores.name]).graph.node:
+            if node.op_type == "Shape" or not node.output or not seen.intersection(node.input):
+                continue
+            # Of tokens (N, T, C) only sums and norms are layers: others are queries, keys, values and projections.
+            shape, is_sum = self._read_shape(node), node.op_type == "Add" and seen.issuperset(node.input)
+            if len(shape) == 4 or (len(shape) == 3 and (is_sum or node.op_type == "LayerNormalization")):
+                layers.append((node.output[0], node, shape))
+            seen.update(node.output)
+        # Inside of attention (N, heads, T, C) and (N, heads, T, T) have the shape of maps.
+        counts = {shape[1] for _, _, shape in layers if len(shape) == 3} - {0}
+        for name, node, shape in layers:
+            if len(shape) == 3 or not counts.intersection(shape[2:]):
+                yield name, node
+
+    def _read_shape(self, node: NodeProto) -> list[int]:
+        """Return the shape of what a node computes, if that is floating and may be shown; otherwise no axes."""
         import onnx
 
-        real = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
-        seen, shapes = {self.image.name}, dict[str, list[int]]()  # what depends on the image
-        nodes = [node for node in self.cut_graph((), [self.scores.name]).graph.node if node.output]
-        for node in nodes:
-            kind = self._types.get(node.output[0])
-            if node.op_type == "Shape" or not seen.intersection(node.input):
-                continue
-            seen.update(node.output)
-            if kind is not None and kind.elem_type in real and node.op_type not in _HIDDEN:
-                shapes[node.output[0]] = [axis.dim_value for axis in kind.shape.dim]
-        # Of tokens (N, T, C) only sums and norms are layers: others are queries, keys, values and projections.
-        tokens = {
-            node.output[0]
-            for node in nodes
-            if len(shapes.get(node.output[0], ())) == 3
-            and (node.op_type == "LayerNormalization" or (node.op_type == "Add" and seen.issuperset(node.input)))
-        }
-        # Inside of attention (N, heads, T, C) and (N, heads, T, T) have the shape of maps.
-        counts = {shapes[name][1] for name in tokens} - {0}
-        for node in nodes:
-            name, shape = node.output[0], shapes.get(node.output[0], [])
-            if name in tokens or (len(shape) == 4 and not counts.intersection(shape[2:])):
-                yield name, node
+        kind = self._types.get(node.output[0])
+        if kind is None or kind.elem_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16):
+            return []
+        return [] if node.op_type in _HIDDEN else [axis.dim_value for axis in kind.shape.dim]
 
     def _add_module(self, name: str, node: NodeProto, taken: Collection[str]) -> nn.Module:
         """Add the module of a tensor, and return it. Its name is the tensor's."""

@@ -333,20 +333,20 @@ def list_inputs(
     """
     archives = [path for path in paths if path.lower().endswith(ARCHIVE_SUFFIXES)]
     tables = [path for path in paths if path.rstrip("/").lower().endswith(_PARQUET)]
-    local = [path for path in paths if path not in (*archives, *tables) and not is_uri(path)]
-    uris = [path for path in paths if path not in (*archives, *tables) and is_uri(path)]
-    planned = plan_run([str(Path(path).absolute()) for path in local], recursive=recursive, out=out) if local else None
-    listed = [(uri, _list_images(uri, recursive=recursive)) for uri in uris]
+    others = [path for path in paths if path not in (*archives, *tables)]
+    planned = _list_local([path for path in others if not is_uri(path)], recursive=recursive, out=out)
+    listed = [(uri, _list_images(uri, recursive=recursive)) for uri in others if is_uri(uri)]
     # File systems of pyarrow cannot be hashed, so names tell files apart.
     remote = {file.name: file for _, files in listed for file in files}
     folders = [_find_folder(uri, files) for uri, files in listed]
     jobs = [Job(name, _find_place(name, folders)) for name in remote]
-    files = Plan(
-        [*(planned.jobs if planned else []), *jobs],
-        planned.skipped if planned else [],
-        (*(planned.folders if planned else ()), *folders),
-    )
+    files = Plan([*planned.jobs, *jobs], planned.skipped, (*planned.folders, *folders))
     return ClusterInputs(files, remote, _list_containers(archives), _list_containers(tables), image_column)
+
+
+def _list_local(paths: Sequence[str], *, recursive: bool, out: Path | None) -> Plan:
+    absolute = [str(Path(path).absolute()) for path in paths]
+    return plan_run(absolute, recursive=recursive, out=out) if paths else Plan([], [], ())
 
 
 def divide_inputs(

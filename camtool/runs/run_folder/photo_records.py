@@ -153,11 +153,15 @@ def _parse_record(line: bytes) -> PhotoRecord:
         raise ValueError("its batch or its image is invalid")
     if any(row.image != record.image for row in rows) or (rows and record.failure is not None):
         raise ValueError("its explanations are of another photo")
+    _check_files(record)
+    if any(name not in record.files for row in rows for name in row.files.values()):
+        raise ValueError("a file of an explanation is not listed")
+    return record
+
+
+def _check_files(record: PhotoRecord) -> None:
     if not all(name and is_inside(name) for name in (record.stem, *record.files)):
         raise ValueError("a path leads out of the folder")
     for facts in record.files.values():
         if not isinstance(facts.get("bytes"), int) or not isinstance(facts.get("sha256"), str):
             raise ValueError("a file has no size or no hash")
-    if any(name not in record.files for row in rows for name in row.files.values()):
-        raise ValueError("a file of an explanation is not listed")
-    return record

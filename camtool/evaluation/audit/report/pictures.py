@@ -72,29 +72,22 @@ class FindingPictures:
     def draw(self, number: int) -> dict[str, list[Entry]]:
         """Write the pictures of the finding with a number, and return them by kind."""
         target, records = self.candidate.target, {record.index: record for record in self.bench.records}
-        with_it = [records[index] for index in self.present]
-        right = [record for record in with_it if record.answer == target]
-        of_class = [record for record in self.bench.records if record.target == target]
-        others = [record for record in self.bench.records if record.target != target]
+        of_class = [record for record in records.values() if record.target == target]
+        without = [record for record in of_class if record.index not in self.present]
+        others = [record for record in records.values() if record.target != target]
+        right, otherwise = _split_by_answer([records[index] for index in self.present], target)
+        mistaken, told_apart = _split_by_answer(others, target)
         similar = self._find_similar(others)
-        unlike = [record for record in others if record not in similar and record.answer != target]
-        kinds = {
+        _, similar_otherwise = _split_by_answer(similar, target)
+        unlike = [record for record in told_apart if record not in similar]
+        return {
             "covered": [*self._change(right[:_EXAMPLES], others[:1], f"{number}-covered", is_removal=True)],
             "pasted": [*self._change(unlike[:_OTHERS], right[:1], f"{number}-pasted", is_removal=False)],
+            "without": self._show_all(without, f"{number}-without", is_outlined=False),
+            "otherwise": self._show_all(otherwise, f"{number}-otherwise", is_outlined=True),
+            "similar": self._show_all(similar_otherwise, f"{number}-similar", is_outlined=True),
+            "mistaken": self._show_all(mistaken, f"{number}-mistaken", is_outlined=False),
         }
-        rest = {
-            "without": [record for record in of_class if record.index not in {*self.present}],
-            "otherwise": [record for record in with_it if record.answer != target],
-            "similar": [record for record in similar if record.answer != target],
-            "mistaken": [record for record in others if record.answer == target],
-        }
-        for kind, chosen in rest.items():
-            is_outlined = kind in ("otherwise", "similar")
-            kinds[kind] = [
-                self._show(record, f"{number}-{kind}-{place}", is_outlined=is_outlined)
-                for place, record in enumerate(chosen[:_OTHERS], 1)
-            ]
-        return kinds
 
     def _find_similar(self, others: Sequence[ImageRecord]) -> list[ImageRecord]:
         """Return the images of other classes that are most like those with the cue, the most similar first."""
@@ -147,6 +140,13 @@ class FindingPictures:
         return [
             {"label": self.name_class(int(index)), "probability": share if index >= 0 else None}
             for index, share in zip(classes, (first, second), strict=True)
+        ]
+
+    def _show_all(self, records: Sequence[ImageRecord], name: str, *, is_outlined: bool) -> list[Entry]:
+        """Show the first few records."""
+        return [
+            self._show(record, f"{name}-{number}", is_outlined=is_outlined)
+            for number, record in enumerate(records[:_OTHERS], 1)
         ]
 
     def _show(self, record: ImageRecord, name: str, *, is_outlined: bool) -> Entry:
@@ -217,6 +217,14 @@ def _to_pixels(image: PreparedInput, tensor: Tensor) -> Pixels:
     values = ((tensor.detach().float() - black) / (white - black)).cpu()
     colors = values[:3] if len(values) >= 3 else values[:1].expand(3, -1, -1)
     return (colors.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
+
+
+def _split_by_answer(records: Sequence[ImageRecord], target: int) -> tuple[list[ImageRecord], list[ImageRecord]]:
+    """Return the records whose answer is the target, and the others."""
+    return (
+        [record for record in records if record.answer == target],
+        [record for record in records if record.answer != target],
+    )
 
 
 def read_pictures(folder: Path) -> dict[str, dict[str, list[Entry]]]:
