@@ -245,6 +245,11 @@ class ForwardPass:
         """
         return self.predictions if isinstance(self.predictions, Tensor) else class_scores.find_logits(self.output)
 
+    @property
+    def has_norms(self) -> bool:
+        """True if batch norms may follow the layers, see :mod:`camtool.hooks.norm_gradients`."""
+        return self.plan.norms[self.run]
+
     def score_targets(self, wanted: Sequence[targets.Target], images: Sequence[int]) -> ScoredTargets:
         """Return the targets with their scores.
 
@@ -265,8 +270,9 @@ class ForwardPass:
                 outputs = {name: get_call(name, calls, self.call_index) for name, calls in repeated.calls.items()}
             with enable_gradients():
                 scores = targets.score_targets(wanted, output, places)
-            outputs, norms = {layer.name: outputs[layer.name] for layer in self.layers}, self.plan.norms[self.run]
-            latest = self._scored = ScoredTargets(list(wanted), list(images), scores, outputs, list(places), norms)
+            outputs = {layer.name: outputs[layer.name] for layer in self.layers}
+            latest = ScoredTargets(list(wanted), list(images), scores, outputs, list(places), self.has_norms)
+            self._scored = latest
             if self.layers and not scores.requires_grad and not lacks_gradients(self.model):
                 find = partial(describe_missing_gradient, self.model, self.select_inputs(0))
                 latest.find_reason = find if self._missing_graph is None else partial(str, self._missing_graph)

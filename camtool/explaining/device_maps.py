@@ -174,7 +174,13 @@ def _differentiate(
     outputs = [forward_pass.layer_outputs[layer.name] for layer in forward_pass.layers]
     with enable_gradients():
         return differentiate(
-            scores, outputs, weights, materialize_grads=True, create_graph=create_graph, retain_graph=retain_graph
+            scores,
+            outputs,
+            weights,
+            has_norms=forward_pass.has_norms,
+            materialize_grads=True,
+            create_graph=create_graph,
+            retain_graph=retain_graph,
         )
 
 

@@ -50,8 +50,8 @@ class ModuleTree:
         own = [dict(children) if len(children) else {} for children in map(get_children, modules)]
         self.counts = [*map(len, own)]
         parents = [*filter(None, own)]
-        self.children: list[nn.Module | None] = [child for children in parents for child in children.values()]
-        self.names: list[str] = [name for children in parents for name in children.keys()]  # noqa: SIM118
+        self.children: list[nn.Module | None] = [*chain.from_iterable(map(dict.values, parents))]
+        self.names: list[str] = [*chain.from_iterable(parents)]
 
 
 class Structure:
