@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -124,12 +124,14 @@ class CompiledObserver:
         # A method may observe other images afterwards, e.g. a blank one.
         self._used = self._used or compiled
         runner = compiled.model  # read once, as another thread may give it up
+        if runner is None:
+            raise NotCompilableError(compiled.reason)
         if isinstance(runner, PreparedModel):
-            return runner.observe(layers, inputs, grad=grad)
-        if isinstance(runner, CompiledModel):
+            observation = runner.observe(layers, inputs, grad=grad)
+        else:
             assert isinstance(inputs, Tensor)
-            return runner.observe(inputs, grad=grad)
-        raise NotCompilableError(compiled.reason)
+            observation = runner.observe(inputs, grad=grad)
+        return replace(observation, weights=compiled.weights)
 
     def limit_threads(self) -> AbstractContextManager[object]:
         """Run torch's operations of the block in one thread, if it is not torch that runs the model."""

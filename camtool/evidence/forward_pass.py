@@ -218,7 +218,7 @@ class ForwardPass:
         self.layer_outputs = {name: get_call(name, calls, self.call_index) for name, calls in observed.calls.items()}
         if run not in self.plan.norms:
             self.plan.norms[run] = bool(find_batch_norms(observed.output))
-        self._repeat, self._missing_graph = observed.repeat, observed.missing_graph
+        self._repeat, self._missing_graph, self._weights = observed.repeat, observed.missing_graph, observed.weights
         self.output: Any = predictions.to_batch(observed.output, len(main))
         self.predictions = predictions.get_predictions(self.output, model)
         by_class = self.predictions if isinstance(self.predictions, Tensor) else None
@@ -382,13 +382,19 @@ class ForwardPass:
         """
         if layer.name not in self._places:
             place = self.plan.facts.places.get(layer)
-            weights = None if place is None else place.weights
-            # Weights that the centers depend on may have been trained, loaded or replaced since.
-            is_old = weights is not None and not weights.equal_those_of(list_weights(self.model, buffers=False))
-            if place is None or is_old:
+            if place is None or not self._is_current(place):
                 place = self._examine_place(layer)
             self._places[layer.name] = place if self.placement == "centers" else place.stretch(layer)
         return self._places[layer.name]
+
+    def _is_current(self, place: LayerPlace) -> bool:
+        """Return True unless weights that the centers depend on were trained, loaded or replaced since."""
+        if place.weights is None:
+            return True
+        # An engine has compared all weights with its own states of them.
+        if self._weights is not None and place.weights.equal_parameters_of(self._weights):
+            return True
+        return place.weights.equal_those_of(list_weights(self.model, buffers=False))
 
     def _examine_place(self, layer: Layer) -> LayerPlace:
         with self.restore_autocast():

@@ -293,6 +293,23 @@ class WeightStates:
             and self._read(now) == (self._write_counts, self._pointers)
         )
 
+    def equal_parameters_of(self, everything: WeightStates) -> bool:
+        """Return True if these are all parameters among the weights of a model, in the same states. None is read.
+
+        Args:
+            everything: The states of what :func:`list_weights` returned: parameters come first, then buffers.
+        """
+        count = len(self._weights)
+        parameters, others = everything._weights[:count], everything._weights[count:]
+        has_more = bool(others) and isinstance(others[0](), nn.Parameter)
+        if has_more or len(parameters) != count or not all(map(is_, parameters, self._weights)):
+            return False
+        places = range(count) if self._places is None else self._places
+        write_counts, pointers = everything._write_counts, everything._pointers
+        return [write_counts[place] for place in places] == self._write_counts and [
+            pointers[place] for place in places
+        ] == self._pointers
+
     def _read(self, weights: list[Tensor]) -> tuple[list[int], list[int]]:
         """Return numbers that change when weights are written to, and those that change when they get other memory."""
         chosen = weights if self._places is None else [weights[place] for place in self._places]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from camtool.hooks.model_call import run_model
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.module_settings import ModuleSettings, describe_settings
-from camtool.hooks.structures.modules import read_tree
+from camtool.hooks.structures.modules import WeightStates, list_weights, read_tree
 
 
 def rename_size(net: Net) -> None:
@@ -101,6 +101,35 @@ print(describe_settings([*torchvision.models.mobilenet_v3_small(weights=None).mo
         for _ in range(2)
     )
     assert first == second
+
+
+@torch.no_grad()
+def add_one(tensor: Tensor) -> None:
+    tensor += 1
+
+
+WEIGHT_CHANGES: dict[str, tuple[Callable[[nn.Sequential], object], bool]] = {
+    "none": (lambda _: None, True),
+    "values of a buffer": (lambda net: add_one(net[1].running_mean), True),
+    "values that are not compared": (lambda net: add_one(net[1].weight), True),
+    "values": (lambda net: add_one(net[0].weight), False),
+    "other memory": (lambda net: setattr(net[0].weight, "data", net[0].weight.data.clone()), False),
+    "another parameter": (lambda net: setattr(net[1], "weight", nn.Parameter(torch.ones(2))), False),
+    "a parameter more": (lambda net: net[1].register_parameter("last", nn.Parameter(torch.ones(2))), False),
+    "a parameter less": (lambda net: net[1].register_parameter("bias", None), False),
+}
+
+
+@pytest.mark.parametrize(("change", "is_equal"), WEIGHT_CHANGES.values(), ids=[*WEIGHT_CHANGES])
+def test_parameters_are_compared_with_the_states_of_all_weights(
+    change: Callable[[nn.Sequential], object],
+    is_equal: bool,
+) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2))
+    before = WeightStates(list_weights(net, buffers=False), [0])
+    change(net)
+    assert before.equal_parameters_of(WeightStates(list_weights(net))) == is_equal
+    assert before.equal_those_of(list_weights(net, buffers=False)) == is_equal
 
 
 def test_a_tree_lists_the_modules_as_torch_does() -> None:
