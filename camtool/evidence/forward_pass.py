@@ -245,11 +245,6 @@ class ForwardPass:
         """
         return self.predictions if isinstance(self.predictions, Tensor) else class_scores.find_logits(self.output)
 
-    @property
-    def has_norms(self) -> bool:
-        """True if batch norms may follow the layers, see :mod:`camtool.hooks.norm_gradients`."""
-        return self.plan.norms[self.run]
-
     def score_targets(self, wanted: Sequence[targets.Target], images: Sequence[int]) -> ScoredTargets:
         """Return the targets with their scores.
 
@@ -270,9 +265,8 @@ class ForwardPass:
                 outputs = {name: get_call(name, calls, self.call_index) for name, calls in repeated.calls.items()}
             with enable_gradients():
                 scores = targets.score_targets(wanted, output, places)
-            outputs = {layer.name: outputs[layer.name] for layer in self.layers}
-            latest = ScoredTargets(list(wanted), list(images), scores, outputs, list(places), self.has_norms)
-            self._scored = latest
+            outputs, norms = {layer.name: outputs[layer.name] for layer in self.layers}, self.plan.norms[self.run]
+            latest = self._scored = ScoredTargets(list(wanted), list(images), scores, outputs, list(places), norms)
             if self.layers and not scores.requires_grad and not lacks_gradients(self.model):
                 find = partial(describe_missing_gradient, self.model, self.select_inputs(0))
                 latest.find_reason = find if self._missing_graph is None else partial(str, self._missing_graph)
@@ -382,19 +376,16 @@ class ForwardPass:
         """
         if layer.name not in self._places:
             place = self.plan.facts.places.get(layer)
-            if place is None or not self._is_current(place):
+            weights = None if place is None else place.weights
+            # Weights that the centers depend on may have been trained, loaded or replaced since. Engines compare all.
+            is_old = weights is not None and not (
+                (self._weights is not None and weights.equal_parameters_of(self._weights))
+                or weights.equal_those_of(list_weights(self.model, buffers=False))
+            )
+            if place is None or is_old:
                 place = self._examine_place(layer)
             self._places[layer.name] = place if self.placement == "centers" else place.stretch(layer)
         return self._places[layer.name]
-
-    def _is_current(self, place: LayerPlace) -> bool:
-        """Return True unless weights that the centers depend on were trained, loaded or replaced since."""
-        if place.weights is None:
-            return True
-        # An engine has compared all weights with its own states of them.
-        if self._weights is not None and place.weights.equal_parameters_of(self._weights):
-            return True
-        return place.weights.equal_those_of(list_weights(self.model, buffers=False))
 
     def _examine_place(self, layer: Layer) -> LayerPlace:
         with self.restore_autocast():
