@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -33,7 +33,7 @@ from camtool.hooks.registration import list_foreign_hooks
 from camtool.hooks.state.guard import guard
 from camtool.hooks.state.one_thread import use_one_thread
 from camtool.hooks.structures.caches import remember_for_model
-from camtool.hooks.structures.module_settings import ModuleSettings
+from camtool.hooks.structures.module_settings import ModuleSettings, describe_settings
 from camtool.hooks.structures.modules import WeightStates, list_weights, read_tree
 from camtool.hooks.structures.nested_tensors import (
     ModelInputs,
@@ -124,12 +124,14 @@ class CompiledObserver:
         # A method may observe other images afterwards, e.g. a blank one.
         self._used = self._used or compiled
         runner = compiled.model  # read once, as another thread may give it up
+        if runner is None:
+            raise NotCompilableError(compiled.reason)
         if isinstance(runner, PreparedModel):
-            return runner.observe(layers, inputs, grad=grad)
-        if isinstance(runner, CompiledModel):
+            observation = runner.observe(layers, inputs, grad=grad)
+        else:
             assert isinstance(inputs, Tensor)
-            return runner.observe(inputs, grad=grad)
-        raise NotCompilableError(compiled.reason)
+            observation = runner.observe(inputs, grad=grad)
+        return replace(observation, weights=compiled.weights)
 
     def limit_threads(self) -> AbstractContextManager[object]:
         """Run torch's operations of the block in one thread, if it is not torch that runs the model."""
@@ -178,7 +180,7 @@ class CompiledObserver:
                 if has_rows:
                     raise NotCompilableError("the model runs on several rows for each image, e.g. the frames of clips")
                 with lock_compiler(), follow_step(f"Compiling the model for {self.engine}"):
-                    return _Compiled(self._compile(model, layers, inputs, count, settings), "", weights, settings)
+                    return _Compiled(self._compile(model, layers, inputs, count), "", weights, settings)
             except Exception as error:  # noqa: BLE001  if compiling fails for any reason, the model itself runs
                 raise_interrupt(error)
                 known = isinstance(error, NotCompilableError)
@@ -192,7 +194,7 @@ class CompiledObserver:
         return remember_for_model(model, question, compile_model, is_valid, most=_MOST_PLANS)
 
     def _compile(
-        self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, count: int | None, settings: ModuleSettings
+        self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, count: int | None
     ) -> PreparedModel | CompiledModel:
         if self.engine == "prepared":
             return PreparedModel(model, inputs, layers)
@@ -202,7 +204,8 @@ class CompiledObserver:
             return _compile_with_torch(model, inputs, layers)
         if inputs.device.type != "cpu" or inputs.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
             raise NotCompilableError("it runs on the CPU and in float32 alone")
-        key = compute_key(model, [tuple(layers), tuple(inputs.shape[1:]), count, settings.describe()])
+        settings = describe_settings(read_tree(model).modules)
+        key = compute_key(model, [tuple(layers), tuple(inputs.shape[1:]), count, settings])
         folder = make_once(key, partial(_write, model, inputs, layers))
         try:
             return CompiledModel.open(

@@ -218,7 +218,7 @@ class ForwardPass:
         self.layer_outputs = {name: get_call(name, calls, self.call_index) for name, calls in observed.calls.items()}
         if run not in self.plan.norms:
             self.plan.norms[run] = bool(find_batch_norms(observed.output))
-        self._repeat, self._missing_graph = observed.repeat, observed.missing_graph
+        self._repeat, self._missing_graph, self._weights = observed.repeat, observed.missing_graph, observed.weights
         self.output: Any = predictions.to_batch(observed.output, len(main))
         self.predictions = predictions.get_predictions(self.output, model)
         by_class = self.predictions if isinstance(self.predictions, Tensor) else None
@@ -377,8 +377,11 @@ class ForwardPass:
         if layer.name not in self._places:
             place = self.plan.facts.places.get(layer)
             weights = None if place is None else place.weights
-            # Weights that the centers depend on may have been trained, loaded or replaced since.
-            is_old = weights is not None and not weights.equal_those_of(list_weights(self.model, buffers=False))
+            # Weights that the centers depend on may have been trained, loaded or replaced since. Engines compare all.
+            is_old = weights is not None and not (
+                (self._weights is not None and weights.equal_parameters_of(self._weights))
+                or weights.equal_those_of(list_weights(self.model, buffers=False))
+            )
             if place is None or is_old:
                 place = self._examine_place(layer)
             self._places[layer.name] = place if self.placement == "centers" else place.stretch(layer)

@@ -168,14 +168,11 @@ def to_device_pixels(images: Tensor, transform: Any) -> Tensor:
     return torch.stack(planes * (3 // channels), 1).clamp(0, 255).round()
 
 
-def _differentiate(
-    forward_pass: ForwardPass, scores: Tensor, weights: Tensor, *, create_graph: bool, retain_graph: bool
-) -> Sequence[Tensor]:
+def _differentiate(forward_pass: ForwardPass, scores: Tensor, weights: Tensor, **graph: bool) -> Sequence[Tensor]:
     outputs = [forward_pass.layer_outputs[layer.name] for layer in forward_pass.layers]
+    has_norms = forward_pass.plan.norms[forward_pass.run]
     with enable_gradients():
-        return differentiate(
-            scores, outputs, weights, materialize_grads=True, create_graph=create_graph, retain_graph=retain_graph
-        )
+        return differentiate(scores, outputs, weights, has_norms=has_norms, materialize_grads=True, **graph)
 
 
 def _apply(

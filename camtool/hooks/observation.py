@@ -23,7 +23,7 @@ from camtool.hooks.model_call import NEED_GRADIENTS, retry_with_gradients, run_m
 from camtool.hooks.recomputed_blocks import recompute_blocks
 from camtool.hooks.registration import add_forward_hook
 from camtool.hooks.state.guard import guard
-from camtool.hooks.structures.modules import find_detector_transform, find_module, lacks_gradients
+from camtool.hooks.structures.modules import WeightStates, find_detector_transform, find_module, lacks_gradients
 from camtool.hooks.structures.nested_tensors import (
     ModelInputs,
     find_main_tensor,
@@ -76,12 +76,14 @@ class Observation:
         repeat: Makes an observation of some of the images, named by their indices and each as often as it is named,
             with a graph from some of the layers to the output; ``None`` if that takes another forward pass.
         missing_graph: Why no graph leads from the layers to the output, if that is known.
+        weights: The states of all weights of the model, if whatever ran it has compared them for this pass.
     """
 
     output: Any
     calls: dict[str, list[Tensor]]
     repeat: Repeat | None = None
     missing_graph: str | None = None
+    weights: WeightStates | None = None
 
 
 class Observe(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,48 @@ def test_weights_that_change_are_noticed(engine: str) -> None:
         net.last[0].weight += 0.3
     after = explain_twice(net, x, 1, engine=engine)[0]
     assert_agree(after, camtool.explain(net, x, 1)[0])
+    assert not np.allclose(after.raw, before.raw, atol=1e-2 * before.raw.max())
+
+
+CHANGES: dict[str, Callable[[Net], object]] = {
+    "a parameter that is replaced": lambda net: setattr(net.last[0], "weight", nn.Parameter(2 * net.last[0].weight)),
+    "other memory of a parameter": lambda net: setattr(net.last[0].weight, "data", 2 * net.last[0].weight.data),
+    "a buffer that is written to": lambda net: net.block.norm.running_var.mul_(4),
+    "a buffer that is replaced": lambda net: setattr(net.block.norm, "running_var", 4 * net.block.norm.running_var),
+    "a module that is replaced": lambda net: setattr(net.block, "pool", nn.AvgPool2d(2)),
+    "a module that is added": lambda net: net.last.append(nn.Softplus()),
+    "a module that is removed": lambda net: net.stem.pop(2),
+    "a hook": lambda net: net.stem.register_forward_hook(lambda _, __, output: 3 * output),
+    "an attribute that is added": lambda net: setattr(net, "gate", 3.0),
+    "a list that grows": lambda net: net.gates.append(3.0),
+}
+
+
+class Listing(Net):
+    """Its result depends on a list, and on an attribute that it may lack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = [1.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.gates[-1] * getattr(self, "gate", 1.0) * x)
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=[*CHANGES])
+def test_other_changes_are_noticed_and_an_unchanged_model_is_compiled_once(
+    change: Callable[[Net], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, x, compiled = build(Listing), torch.randn(2, 3, 16, 20), []
+    start = observers.PreparedModel.__init__
+    monkeypatch.setattr(
+        observers.PreparedModel, "__init__", lambda self, *args: compiled.append(args) or start(self, *args)
+    )
+    before = explain_twice(net, x, 1, engine="prepared", layer="last")[0]
+    assert len(compiled) == 1
+    change(net)
+    after = explain_twice(net, x, 1, engine="prepared", layer="last", falls_back=True)[0]
+    assert_agree(after, camtool.explain(net, x, 1, layer="last")[0])
     assert not np.allclose(after.raw, before.raw, atol=1e-2 * before.raw.max())
 
 

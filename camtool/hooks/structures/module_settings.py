@@ -1,90 +1,115 @@
-"""What a model's result depends on beside its weights: plain attributes, e.g. ``stride``, and forward functions."""
+"""What a model's result depends on beside its weights: attributes of modules, as ``stride``, and forward functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import chain
-from operator import is_, itemgetter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, compress
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
 from torch import nn
 
-_PLAIN = {bool, int, float, str, type(None), tuple}
-"""Types of attributes that are compared as they are."""
+_PLAIN = {bool, int, float, str, type(None)}
+"""Types of attributes that are compared as they are; tuples of them are, too."""
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+"""Attributes of every module: its weights, children and hooks, which others compare, and the flag ``training``, which
+is that of the moment. Most attributes are among them, so it takes long to read them."""
 
 _Attributes: TypeAlias = Mapping[str, Any]
 
 
 class ModuleSettings:
-    """The plain attributes and the forward functions of some modules at one moment.
+    """The settings of some modules at one moment: their own attributes, and the forward functions of their classes.
+
+    The attributes to watch are listed once, here. To compare them, all are read at once, as one list of values:
+
+    * A value has the type that it had. This is all that is known of tensors and objects, which a forward pass may make.
+    * Plain values are equal.
+    * Lists, mappings and sets hold what they held, and functions are the same. A forward pass may write to containers
+      whose name begins with an underscore, so these are left out.
 
     Args:
         modules: The modules, in a fixed order.
     """
 
-    __slots__ = ("_counts", "_functions", "_named_others", "_others", "_own_functions", "_plain", "_readers", "_values")
+    __slots__ = ("_contents", "_counts", "_functions", "_has_content", "_is_plain", "_plain", "_readers", "_types")
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         attributes = [*map(vars, modules)]
-        self._plain = [*map(_select_plain, attributes)]
-        self._readers = [*map(_make_reader, self._plain)]
-        self._values = [*chain.from_iterable(_read(self._readers, attributes))]
-        self._others = [*_iterate_others(attributes, id)]
-        self._named_others = [*_iterate_others(attributes, _name_function)]
+        names = [[name for name in own if name not in _OF_TORCH] for own in attributes]
         self._counts = [*map(len, attributes)]
-        self._own_functions = _find_own_functions(attributes)
+        self._readers = [(index, _make_reader(of_module)) for index, of_module in enumerate(names) if of_module]
+        values = self._read(attributes)
+        self._types = [*map(type, values)]
+        self._is_plain = [*map(_is_plain, values)]
+        self._plain = [*compress(values, self._is_plain)]
+        watched = zip(chain.from_iterable(names), values, self._is_plain, strict=True)
+        self._has_content = [not is_plain and _has_content(name, value) for name, value, is_plain in watched]
+        self._contents = [_freeze(value, id) for value in compress(values, self._has_content)]
         self._functions = _find_functions(modules)
 
     def equal_those_of(self, modules: Sequence[nn.Module]) -> bool:
         """Return True if the modules have the same attributes, of the same values, and the same functions."""
         attributes = [*map(vars, modules)]
-        return (
-            [*map(len, attributes)] == self._counts
-            and _find_own_functions(attributes) == self._own_functions
-            and _find_functions(modules) == self._functions
-            and self._have_equal_values(attributes)
-            and [*_iterate_others(attributes, id)] == self._others
-        )
-
-    def _have_equal_values(self, attributes: Sequence[_Attributes]) -> bool:
+        if [*map(len, attributes)] != self._counts or _find_functions(modules) != self._functions:
+            return False
         try:
-            now = [*chain.from_iterable(_read(self._readers, attributes))]
+            values = self._read(attributes)
         except KeyError:  # one attribute came and another went
             return False
-        # Nearly always all are the same objects. As one list, the values of hundreds of modules are compared fast.
-        before = self._values
-        return all(map(is_, now, before)) or ([*map(type, now)] == [*map(type, before)] and now == before)
+        # Nearly always all are the same objects, which lists compare without a look at their values.
+        return (
+            [*map(type, values)] == self._types
+            and [*compress(values, self._is_plain)] == self._plain
+            and [_freeze(value, id) for value in compress(values, self._has_content)] == self._contents
+        )
 
-    def describe(self) -> list[object]:
-        """Return names, values and code; other processes have the same, if no module has a function of its own."""
-        values = [[*plain.items()] for plain in self._plain]
-        codes = sorted((name, _describe_code(function)) for name, function in self._functions.items())
-        return [values, self._own_functions, codes, self._named_others]
-
-
-def _select_plain(own: _Attributes) -> dict[str, Any]:
-    # The flag "training" is that of the moment, and models run in evaluation mode.
-    return {name: value for name, value in own.items() if type(value) in _PLAIN and name != "training"}
+    def _read(self, attributes: Sequence[_Attributes]) -> list[Any]:
+        """Return the values of all attributes that are watched."""
+        return [*chain.from_iterable([read(attributes[index]) for index, read in self._readers])]
 
 
-def _iterate_others(
-    attributes: Sequence[_Attributes], describe: Callable[[Any], object]
-) -> Iterator[tuple[int, str, object]]:
-    """Yield the public attributes that are not plain: containers by what they hold, functions by what describes them.
+def describe_settings(modules: Sequence[nn.Module]) -> list[object]:
+    """Return names, values and code; other processes have the same, if no module has a function of its own."""
+    attributes = [*map(vars, modules)]
+    settings = [
+        (index, name, _freeze(value, _name_function))
+        for index, own in enumerate(attributes)
+        for name, value in own.items()
+        if name not in _OF_TORCH and (_is_plain(value) or _has_content(name, value))
+    ]
+    own_functions = [(index, id(own["forward"])) for index, own in enumerate(attributes) if "forward" in own]
+    codes = sorted(
+        (f"{kind.__module__}.{kind.__qualname__}", _describe_code(function))
+        for kind, function in _find_functions(modules).items()
+    )
+    return [settings, own_functions, codes]
 
-    No reference to a function is kept, as it may refer to the model.
-    """
-    for index, own in enumerate(attributes):
-        for name, value in own.items():
-            if type(value) not in _PLAIN and not name.startswith("_"):
-                frozen = _freeze(value, describe)
-                if frozen is not ...:
-                    yield index, name, frozen
+
+def _make_reader(names: Sequence[str]) -> Callable[[_Attributes], tuple[Any, ...]]:
+    """Return a function that reads the attributes of these names."""
+    if len(names) == 1:  # of a single name, itemgetter returns no tuple
+        return lambda own: (own[names[0]],)
+    return itemgetter(*names)
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
+
+
+def _has_content(name: str, value: Any) -> bool:
+    """Return True for functions, and for containers to look into."""
+    is_public = not name.startswith("_") or type(value) is tuple
+    return is_public and _freeze(value, id) is not ...
 
 
 def _freeze(value: Any, describe: Callable[[Any], object], depth: int = 4) -> Any:
-    """Return what is the same while a value is; ``...`` for tensors, modules and objects, which a pass may make."""
+    """Return what is the same while a value is; ``...`` for tensors and objects, which a pass may make.
+
+    No reference to a function is kept, as it may refer to the model.
+    """
     if isinstance(value, np.generic):
         return value.dtype.str, value.item()
     if isinstance(value, (list, tuple)) and depth:
@@ -95,37 +120,16 @@ def _freeze(value: Any, describe: Callable[[Any], object], depth: int = 4) -> An
         return "set", *sorted(map(repr, value))
     if type(value) in _PLAIN:
         return value
-    return describe(value) if callable(value) and not isinstance(value, nn.Module) else ...
+    return describe(value) if callable(value) else ...
 
 
 def _name_function(function: Any) -> object:
     return getattr(function, "__qualname__", type(function).__qualname__), _describe_code(function)
 
 
-def _make_reader(names: Collection[str]) -> Callable[[_Attributes], tuple[Any, ...]]:
-    """Return a function that reads the attributes of these names."""
-    if not names:
-        return lambda _: ()
-    # A tuple comes of two names or more, so a single one is read twice.
-    return itemgetter(*names, *names) if len(names) == 1 else itemgetter(*names)
-
-
-def _read(
-    readers: Sequence[Callable[[_Attributes], tuple[Any, ...]]], attributes: Sequence[_Attributes]
-) -> list[tuple[Any, ...]]:
-    return [read(own) for read, own in zip(readers, attributes, strict=True)]
-
-
-def _find_own_functions(attributes: Sequence[_Attributes]) -> list[tuple[int, int]]:
-    """Return which modules have a forward function of their own, and its id: the function may refer to the model."""
-    return [(index, id(own["forward"])) for index, own in enumerate(attributes) if "forward" in own]
-
-
-def _find_functions(modules: Sequence[nn.Module]) -> dict[str, Any]:
+def _find_functions(modules: Sequence[nn.Module]) -> dict[type, Any]:
     """Return the forward functions of the modules' classes."""
-    return {
-        f"{kind.__module__}.{kind.__qualname__}": getattr(kind, "forward", None) for kind in set(map(type, modules))
-    }
+    return {kind: getattr(kind, "forward", None) for kind in {*map(type, modules)}}
 
 
 def _describe_code(function: Any) -> str:
@@ -133,4 +137,4 @@ def _describe_code(function: Any) -> str:
     code = getattr(function, "__code__", None)
     if code is None:
         return ""
-    return repr((code.co_code, code.co_names, [constant for constant in code.co_consts if type(constant) in _PLAIN]))
+    return repr((code.co_code, code.co_names, [constant for constant in code.co_consts if _is_plain(constant)]))

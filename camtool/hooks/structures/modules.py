@@ -50,8 +50,8 @@ class ModuleTree:
         own = [dict(children) if len(children) else {} for children in map(get_children, modules)]
         self.counts = [*map(len, own)]
         parents = [*filter(None, own)]
-        self.children: list[nn.Module | None] = [child for children in parents for child in children.values()]
-        self.names: list[str] = [name for children in parents for name in children.keys()]  # noqa: SIM118
+        self.children: list[nn.Module | None] = [*chain.from_iterable(map(dict.values, parents))]
+        self.names: list[str] = [*chain.from_iterable(parents)]
 
 
 class Structure:
@@ -292,6 +292,23 @@ class WeightStates:
             and all(map(is_, now, [reference() for reference in self._weights]))
             and self._read(now) == (self._write_counts, self._pointers)
         )
+
+    def equal_parameters_of(self, everything: WeightStates) -> bool:
+        """Return True if these are all parameters among the weights of a model, in the same states. None is read.
+
+        Args:
+            everything: The states of what :func:`list_weights` returned: parameters come first, then buffers.
+        """
+        count = len(self._weights)
+        parameters, others = everything._weights[:count], everything._weights[count:]
+        has_more = bool(others) and isinstance(others[0](), nn.Parameter)
+        if has_more or len(parameters) != count or not all(map(is_, parameters, self._weights)):
+            return False
+        places = range(count) if self._places is None else self._places
+        write_counts, pointers = everything._write_counts, everything._pointers
+        return [write_counts[place] for place in places] == self._write_counts and [
+            pointers[place] for place in places
+        ] == self._pointers
 
     def _read(self, weights: list[Tensor]) -> tuple[list[int], list[int]]:
         """Return numbers that change when weights are written to, and those that change when they get other memory."""

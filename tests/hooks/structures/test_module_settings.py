@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from camtool.hooks.model_call import run_model
 from camtool.hooks.state.guard import guard
-from camtool.hooks.structures.module_settings import ModuleSettings
-from camtool.hooks.structures.modules import read_tree
+from camtool.hooks.structures.module_settings import ModuleSettings, describe_settings
+from camtool.hooks.structures.modules import WeightStates, list_weights, read_tree
 
 
 def rename_size(net: Net) -> None:
@@ -29,6 +29,7 @@ class Net(nn.Module):
         super().__init__()
         self.conv, self.factor, self.size, self.table = nn.Conv2d(3, 2, 3), 2.0, (1, 1000), [1, {"a": 2}]
         self.act, self.gain = torch.tanh, np.float32(2)
+        self.pair, self.hidden, self.spare = ([1], 2), [nn.ReLU()], torch.ones(2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.factor * self.conv(x)
@@ -47,10 +48,14 @@ CHANGES: dict[str, Callable[[Net], object]] = {
     "another name": rename_size,
     "an item of a list": lambda net: net.table.append(2.0),
     "an item of a mapping in a list": lambda net: net.table[1].update(a=3),
+    "an item of a list in a tuple": lambda net: net.pair[0].append(2),
+    "a module in a list": lambda net: net.hidden.insert(0, nn.Sigmoid()) or net.hidden.pop(),
+    "a number instead of a tensor": lambda net: setattr(net, "spare", 2.0),
     "another function": lambda net: setattr(net, "act", torch.relu),
     "another number of NumPy": lambda net: setattr(net, "gain", np.float32(3)),
     "one less": lambda net: delattr(net, "size"),
     "a forward of its own": lambda net: setattr(net, "forward", lambda x: x),
+    "a module as a forward of its own": lambda net: vars(net).update(forward=nn.ReLU()),
     "a forward of the class": lambda _: setattr(Net, "forward", other_forward),
 }
 
@@ -59,11 +64,11 @@ CHANGES: dict[str, Callable[[Net], object]] = {
 def test_changes_are_noticed(change: Callable[[Net], object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Net, "forward", Net.forward)  # so that it is restored
     net = Net()
-    before = ModuleSettings([*net.modules()])
+    before, description = ModuleSettings([*net.modules()]), repr(describe_settings([*net.modules()]))  # hashed as text
     assert before.equal_those_of([*net.modules()])
     change(net)
     assert not before.equal_those_of([*net.modules()])
-    assert repr(before.describe()) != repr(ModuleSettings([*net.modules()]).describe())  # hashed as text
+    assert description != repr(describe_settings([*net.modules()]))
 
 
 def test_equal_values_and_the_mode_are_no_changes() -> None:
@@ -76,17 +81,55 @@ def test_equal_values_and_the_mode_are_no_changes() -> None:
     assert before.equal_those_of([*net.modules()])
 
 
+def test_what_a_pass_makes_anew_is_no_change() -> None:
+    net = Net()
+    net.state = (torch.zeros(2), torch.ones(2))  # as a recurrent model keeps it
+    net._cache = {"last": torch.zeros(2)}
+    before = ModuleSettings([*net.modules()])
+    net.state, net._cache["next"] = (torch.ones(2), torch.ones(2)), torch.ones(2)
+    assert before.equal_those_of([*net.modules()])
+
+
 def test_other_processes_have_the_same_description() -> None:
     code = """
 import torchvision
-from camtool.hooks.structures.module_settings import ModuleSettings
-print(ModuleSettings([*torchvision.models.mobilenet_v3_small(weights=None).modules()]).describe())
+from camtool.hooks.structures.module_settings import describe_settings
+print(describe_settings([*torchvision.models.mobilenet_v3_small(weights=None).modules()]))
 """
     first, second = (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         for _ in range(2)
     )
     assert first == second
+
+
+@torch.no_grad()
+def add_one(tensor: Tensor) -> None:
+    tensor += 1
+
+
+WEIGHT_CHANGES: dict[str, tuple[Callable[[nn.Sequential], object], bool]] = {
+    "none": (lambda _: None, True),
+    "values of a buffer": (lambda net: add_one(net[1].running_mean), True),
+    "values that are not compared": (lambda net: add_one(net[1].weight), True),
+    "values": (lambda net: add_one(net[0].weight), False),
+    "other memory": (lambda net: setattr(net[0].weight, "data", net[0].weight.data.clone()), False),
+    "another parameter": (lambda net: setattr(net[1], "weight", nn.Parameter(torch.ones(2))), False),
+    "a parameter more": (lambda net: net[1].register_parameter("last", nn.Parameter(torch.ones(2))), False),
+    "a parameter less": (lambda net: net[1].register_parameter("bias", None), False),
+}
+
+
+@pytest.mark.parametrize(("change", "is_equal"), WEIGHT_CHANGES.values(), ids=[*WEIGHT_CHANGES])
+def test_parameters_are_compared_with_the_states_of_all_weights(
+    change: Callable[[nn.Sequential], object],
+    is_equal: bool,
+) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2))
+    before = WeightStates(list_weights(net, buffers=False), [0])
+    change(net)
+    assert before.equal_parameters_of(WeightStates(list_weights(net))) == is_equal
+    assert before.equal_those_of(list_weights(net, buffers=False)) == is_equal
 
 
 def test_a_tree_lists_the_modules_as_torch_does() -> None:
