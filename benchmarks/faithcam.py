@@ -304,7 +304,10 @@ def _write_pages(rows: dict[str, Any]) -> None:
     file = _OUT.name
     few = ("gradcam, stretched", "gradcam", "rivalcam", "faithcam")
     write_between(README, "measured", format_table(file, rows, few, "pointing"))
-    write_between(PAGE, "measured", format_tables(file, rows, ["faithcam", *OTHERS, *PEER_ROWS], _MEASURES))
+    # The page says of the other libraries' Grad-CAM that it is the stretched one of camtool.
+    stretched = rows["gradcam, stretched"]
+    peers = [name for name in PEER_ROWS if any(rows[name][key] != stretched[key] for key in rows[name])]
+    write_between(PAGE, "measured", format_tables(file, rows, ["faithcam", *OTHERS, *peers], _MEASURES))
     write_between(_TRUST, "counted", _count_networks(rows))
 
 
