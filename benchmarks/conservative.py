@@ -29,7 +29,7 @@ from benchmarks.networks import (
     Question,
     ScenesOption,
     explain_by,
-    format_tables,
+    format_network_tables,
     read_networks,
     summarize,
     write_between,
@@ -142,7 +142,7 @@ def _measure_costs(network: Network, question: Question, turns: int) -> dict[str
 def _write_page(stored: dict[str, Any]) -> None:
     """Write the tables: each method and, below it, its wrapped twin with marks where it differs."""
     names: Sequence[str] = [name for method in METHODS for name in (method, f"conservative:{method}")]
-    write_between(_PAGE, "measured", format_tables(_OUT.name, stored["rows"], names, _MEASURES))
+    write_between(_PAGE, "measured", format_network_tables(_OUT.name, stored["rows"], names, _MEASURES))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 rows on the photos on which the defaults were tuned, too. The gains are paired: of choices over faithcam, of other
 methods over Grad-CAM. The cost is the time of an explanation divided by that of Grad-CAM, in turns, one thread. Without
 networks nothing is measured: the tables of README, ``docs/faithcam.md`` and ``docs/trust.md`` are made from the JSON
-file.
+file; ``python -m tools.note`` makes those of the choices and of the tuned photos.
 """
 
 from __future__ import annotations
@@ -303,15 +303,11 @@ def _write_pages(rows: dict[str, Any]) -> None:
     """Write the tables of README and of the pages."""
     file = _OUT.name
     few = ("gradcam, stretched", "gradcam", "rivalcam", "faithcam")
-    choices = [name for name in ABLATIONS if name != "faithcam"]
-    tuned = {
-        name: {_strip(key): entry for key, entry in row.items() if _strip(key) != key} for name, row in rows.items()
-    }
     write_between(README, "measured", format_table(file, rows, few, "pointing"))
-    write_between(PAGE, "measured", format_tables(file, rows, ["faithcam", *OTHERS, *PEER_ROWS], _MEASURES))
-    write_between(PAGE, "tuned", format_tables(file, tuned, ("faithcam", "gradcam"), _choose("cells", "pointing")))
-    titles = _choose("cells", "masks", "pointing")
-    write_between(PAGE, "choices", format_tables(file, rows, choices, titles, is_gain=True))
+    # The page says of the other libraries' Grad-CAM that it is the stretched one of camtool.
+    stretched = rows["gradcam, stretched"]
+    peers = [name for name in PEER_ROWS if any(rows[name][key] != stretched[key] for key in rows[name])]
+    write_between(PAGE, "measured", format_tables(file, rows, ["faithcam", *OTHERS, *peers], _MEASURES))
     write_between(_TRUST, "counted", _count_networks(rows))
 
 
@@ -327,14 +323,6 @@ def _count_networks(rows: dict[str, Any]) -> str:
             cells.append(f"+{ahead} -{behind} of {len(gains)}" if gains else "")
         lines.append(" | ".join([f"| `{name}`", *cells]) + " |")
     return "\n".join(lines)
-
-
-def _choose(*measures: str) -> dict[str, str]:
-    return {measure: _MEASURES[measure] for measure in measures}
-
-
-def _strip(key: str) -> str:
-    return key.removesuffix(f", {TUNED}")
 
 
 if __name__ == "__main__":

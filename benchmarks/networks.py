@@ -374,10 +374,8 @@ def format_table(file: str, rows: dict[str, Any], names: Sequence[str], measure:
     for name in names:
         entries = [rows.get(name, {}).get(key, {}).get(measure) for key in columns]
         if any(entries):
-            label = f"`{name}`" if name in METHODS else name
-            lines.append(
-                " | ".join([f"| {label}", *(_format_entry(entry, is_gain=is_gain) for entry in entries)]) + " |"
-            )
+            cells = [_format_entry(entry, is_gain=is_gain) for entry in entries]
+            lines.append(" | ".join([f"| {_format_label(name)}", *cells]) + " |")
     return "\n".join(lines)
 
 
@@ -389,6 +387,28 @@ def format_tables(
         f"**{title}**\n\n{format_table(file, rows, names, measure, is_gain=is_gain)}"
         for measure, title in titles.items()
     )
+
+
+def format_network_tables(file: str, rows: dict[str, Any], names: Sequence[str], titles: Mapping[str, str]) -> str:
+    """Return a table for each network under its title, with methods as rows and measures as columns.
+
+    It has no rows for methods that do not fit a network. For marks see :func:`format_table`.
+    """
+    head = ["| | " + " | ".join(title.lower() for title in titles.values()) + " |", "|---" * (len(titles) + 1) + "|"]
+    tables = []
+    for key in [key for key in TITLES if any(key in rows.get(name, {}) for name in names)]:
+        lines = [f"**{TITLES[key]}**", "", f"<!-- numbers: benchmarks/{file} -->", *head]
+        for name in names:
+            entries = rows.get(name, {}).get(key)
+            if entries:
+                cells = [_format_entry(entries.get(measure), is_gain=False) for measure in titles]
+                lines.append(" | ".join([f"| {_format_label(name)}", *cells]) + " |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
+
+
+def _format_label(name: str) -> str:
+    return f"`{name}`" if name in METHODS else name
 
 
 def _format_entry(entry: list[float] | None, *, is_gain: bool) -> str:

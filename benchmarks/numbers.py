@@ -2,7 +2,8 @@
 
 A table that follows a line ``<!-- numbers: benchmarks/NAME.json -->`` is compared with this file, or with several that
 are separated by spaces. Each number of a row must be in the entries of the file that name the row, rounded as it is
-printed, as a share or in percent; if no entry does, anywhere in the file. The row is named by its first cell.
+printed, as a share or in percent; if no entry does, anywhere in the file. The row is named by its first cell; several
+names, separated by commas, are rows with the same numbers.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def find_differences(page: Path, text: str) -> Iterator[Difference]:
         first = place + 3
         for number, row in enumerate(takewhile(lambda below: below.startswith("|"), lines[first:]), first + 1):
             label, *cells = [cell.strip() for cell in row.translate(_SIGNS).strip("|").split("|")]
-            yield from _compare_row(page, number, label, cells, stored)
+            for name in _split_names(label, stored):
+                yield from _compare_row(page, number, name, cells, stored)
 
 
 def find_unmarked(text: str) -> Iterator[str]:
@@ -76,6 +78,13 @@ def find_unmarked(text: str) -> Iterator[str]:
             cells = [cell for row in rows for cell in row.translate(_SIGNS).strip("|").split("|")[1:]]
             if 2 * sum(bool(_MEASURED.match(cell)) for cell in cells) > len(cells):
                 yield lines[place - 1].strip("| ").partition("|")[0].strip()
+
+
+def _split_names(label: str, stored: list[Any]) -> list[str]:
+    """Return the names of the stored rows that share a row of a page: all of its first cell, if each is stored."""
+    names = label.split(", ")
+    are_stored = all(any(True for tree in stored for _ in _list_numbers(tree, name, is_named=False)) for name in names)
+    return names if are_stored else [label]
 
 
 def _compare_row(page: Path, line: int, label: str, cells: list[str], stored: list[Any]) -> Iterator[Difference]:

@@ -106,6 +106,10 @@ def test_no_function_on_the_path_of_a_call_is_long() -> None:
         assert {name: lines for name, lines in path.count_lines().items() if lines > 40} == {}
 
 
+def test_the_pages_of_the_documentation_only_get_shorter() -> None:
+    assert refuse("docs", ceilings.count_page_lines()) == ""
+
+
 # ---------------------------------------------------------------------------------------------- how it is counted
 
 
@@ -140,6 +144,17 @@ def test_a_function_of_many_branches_is_counted(monkeypatch: pytest.MonkeyPatch,
         "functions above complexity 15": 1,
         "functions above complexity 10": 3,
     }
+
+
+def test_the_lines_of_pages_are_those_of_markdown_in_all_folders(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ceilings, "DOCS", tmp_path)
+    (tmp_path / "tutorials").mkdir()
+    (tmp_path / "index.md").write_text("# Title\n\nText.\n", encoding="utf-8")
+    (tmp_path / "tutorials" / "first.md").write_text("# First\n", encoding="utf-8")
+    (tmp_path / "conf.py").write_text("A = 1\n", encoding="utf-8")
+    assert ceilings.count_page_lines() == {"docs": {"lines": 4}}
 
 
 def test_the_path_of_a_call_has_what_runs_in_camtool_and_nothing_else() -> None:
@@ -192,6 +207,11 @@ def test_a_refusal_says_what_to_do() -> None:
         "a repeated call of explain has 720 decision points, 5 above its ceiling of 715: shorten something else on its "
         "path, which python -m benchmarks call_path --functions lists."
     )
+    (pages,) = ceilings.find_refusals("docs", {"docs": {"lines": 130}}, {"docs": {"lines": 120}})
+    assert pages == (
+        "docs has 130 lines, 10 above its ceiling of 120: say each fact once, on the page of its subject, and link to "
+        "it."
+    )
     (below,) = ceilings.find_refusals("packages", {"layers": {"code lines": 2_300}}, rows)
     assert below == (
         "camtool/layers has 2,300 code lines, 82 below its ceiling of 2,382: "
@@ -209,8 +229,10 @@ def test_the_command_lowers_what_is_too_high_and_tells_the_rest(
     (package / "maps.py").write_text("A = 1\n" * 10, encoding="utf-8")
     few = {"functions above complexity 15": 0, "functions above complexity 10": 1}
     packages = {"errors": {"code lines": 9, **few}, "maps": {"code lines": 40, **few}}
-    sections = {"sum": {"all packages": {"code lines": 49}}, "packages": packages, "calls": {}}
+    docs = {"docs": {"lines": 0}}
+    sections = {"sum": {"all packages": {"code lines": 49}}, "packages": packages, "calls": {}, "docs": docs}
     monkeypatch.setattr(ceilings, "PACKAGE", package)
+    monkeypatch.setattr(ceilings, "DOCS", tmp_path / "docs")
     monkeypatch.setattr(ceilings, "trace_calls", dict)
     monkeypatch.setattr(ceilings, "FILE", file)
     ceilings.write_ceilings(sections, file)
@@ -228,6 +250,7 @@ def test_the_command_lowers_what_is_too_high_and_tells_the_rest(
         "sum": {"all packages": {"code lines": 19}},
         "packages": lowered,
         "calls": {},
+        "docs": docs,
     }
 
 

@@ -9,7 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.networks import Bench, Network, Question, QuestionScore, explain_by, format_table, summarize
+from benchmarks.networks import (
+    Bench,
+    Network,
+    Question,
+    QuestionScore,
+    explain_by,
+    format_network_tables,
+    format_table,
+    summarize,
+)
 from camtool.demo.camnet import load_honest_model
 from camtool.hooks.folded_model import FoldedModel
 
@@ -61,6 +70,29 @@ def test_a_table_marks_what_is_beyond_two_standard_errors() -> None:
         "| third | - | 0.600 |",
     ]
     assert format_table("x.json", rows, ["other"], "cells", is_gain=True).endswith("| other | *-0.300* | **+0.200** |")
+
+
+def test_a_table_of_a_network_has_the_methods_that_fit_it() -> None:
+    rows = {
+        "gradcam": {"vit": {"cells": [0.5, 0.1, 0.0, 0.0], "masks": [0.2, 0.1, 0.0, 0.0]}},
+        "other": {"vit": {"cells": [0.3, 0.1, -0.2, 0.09]}, "mobilenet_v2": {"masks": [0.1, 0.1, -0.3, 0.2]}},
+    }
+    assert format_network_tables("x.json", rows, list(rows), {"cells": "Cells", "masks": "Masks"}).splitlines() == [
+        "**MobileNetV2**",
+        "",
+        "<!-- numbers: benchmarks/x.json -->",
+        "| | cells | masks |",
+        "|---|---|---|",
+        "| other | - | 0.100 |",
+        "",
+        "**ViT**",
+        "",
+        "<!-- numbers: benchmarks/x.json -->",
+        "| | cells | masks |",
+        "|---|---|---|",
+        "| `gradcam` | 0.500 | 0.200 |",
+        "| other | *0.300* | - |",
+    ]
 
 
 def test_scenes_are_asked_about_the_objects_that_the_network_recognizes() -> None:

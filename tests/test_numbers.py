@@ -53,6 +53,16 @@ def test_a_number_that_differs_is_told_with_its_line(
     assert differences == ([] if told is None else [told])
 
 
+def test_each_name_of_a_row_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    rows = [*STORED["rows"], STORED["rows"][0] | {"method": "xgradcam"}]
+    (tmp_path / "benchmarks" / "made.json").write_text(json.dumps({"rows": rows}))
+    monkeypatch.setattr(numbers, "_ROOT", tmp_path)
+    assert not [*numbers.find_differences(Path("made.md"), PAGE.replace("`gradcam`", "`gradcam`, `xgradcam`"))]
+    page = PAGE.replace("| `gradcam` | 0.40", "| `faithcam`, `gradcam` | 0.40")
+    assert {difference.row for difference in numbers.find_differences(Path("made.md"), page)} == {"faithcam"}
+
+
 _UNMARKED = {
     "checks.md: fault": "counts of 200 folders, in percent",
     "inputs-and-targets.md: method": "printed by tools/train_demo_captioner.py",

@@ -185,7 +185,7 @@ def test_the_page_shows_the_table_of_the_results_and_every_network() -> None:
     assert match is not None
     assert match[1] == format_table(results["methods"])
     assert [network["name"] for network in results["networks"]] == list(NETWORKS)
-    assert re.findall(r"^### (\w+):", page, re.MULTILINE) == list(NETWORKS)
+    assert re.findall(r"^\* \*\*(\w+):", page, re.MULTILINE) == list(NETWORKS)
     assert f"{results['chance']} of the 16" in page
 
 

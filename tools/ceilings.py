@@ -1,8 +1,8 @@
 """Ceilings of the code, which only fall: ``python -m tools.ceilings`` lists what passes them, ``--lower`` lowers them.
 
-``tests/ceilings.json`` has a row for each package and each single module of camtool, one for their sum, and one for
-each plain call. ``tests/test_ceilings.py`` fails where a count is above its ceiling, and where it is so far below that
-the ceiling no longer holds it.
+``tests/ceilings.json`` has a row for each package and each single module of camtool, one for their sum, one for each
+plain call, and one for the pages of the documentation. ``tests/test_ceilings.py`` fails where a count is above its
+ceiling, and where it is so far below that the ceiling no longer holds it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "tests" / "ceilings.json"
 PACKAGE = ROOT / "camtool"
+DOCS = ROOT / "docs"
 
 Rows = dict[str, dict[str, int]]
 """Name of a package or a call → quantity → count."""
@@ -42,17 +43,18 @@ _SLACK_PERCENT = 2
 # Two percent of a module of 100 lines are two lines.
 _LEAST_SLACK = 5
 
-_SUBJECTS = {"packages": "camtool/{}", "sum": "the sum of {}", "calls": "a repeated call of {}"}
+_SUBJECTS = {"packages": "camtool/{}", "sum": "the sum of {}", "calls": "a repeated call of {}", "docs": "{}"}
 _ADVICE = {
     "packages": "remove as many there, or lower another package's row in tests/ceilings.json to raise this one",
     "sum": "lower the rows of other packages by as many",
     "calls": "shorten something else on its path, which python -m benchmarks call_path --functions lists",
+    "docs": "say each fact once, on the page of its subject, and link to it",
 }
 _COMPLEXITY_ADVICE = "split them; radon cc -s -n C --show-closures camtool/{}* lists those above 10"
 
 
 def read_ceilings(file: Path) -> dict[str, Rows]:
-    """Return the rows of each section: packages, sum and calls."""
+    """Return the rows of each section: packages, sum, calls and docs."""
     sections: dict[str, Rows] = json.loads(file.read_text(encoding="utf-8"))
     return sections
 
@@ -105,6 +107,12 @@ def measure_path(path: CallPath) -> dict[str, int]:
 def sum_code_lines(packages: Rows) -> Rows:
     """Return the row of the sum of the packages' ceilings."""
     return {"all packages": {"code lines": sum(row["code lines"] for row in packages.values())}}
+
+
+def count_page_lines() -> Rows:
+    """Return the row of the Markdown lines of all pages of the documentation."""
+    pages = DOCS.rglob("*.md")
+    return {"docs": {"lines": sum(len(page.read_text(encoding="utf-8").splitlines()) for page in pages)}}
 
 
 def find_refusals(section: str, counts: Rows, ceilings: Rows) -> list[str]:
@@ -175,6 +183,7 @@ def main(
     ceilings = read_ceilings(FILE)
     calls = {name: measure_path(path) for name, path in trace_calls().items()}
     measures = [("packages", measure_code_lines()), ("packages", count_complex_functions()), ("calls", calls)]
+    measures.append(("docs", count_page_lines()))
     if lower:
         for section, counts in measures:
             ceilings[section] = lower_ceilings(counts, ceilings[section])

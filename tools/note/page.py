@@ -34,9 +34,9 @@ def render_page() -> str:
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True)
     functions: list[Callable[..., Any]] = [
-        *(mean, gain, list_networks, count_questions, span_questions, count_wired, count_turned_scenes, get_default),
+        *(mean, gain, list_networks, count_questions, span_questions, count_wired, get_default),
         *(compute_shift, describe_errors, find_largest_error, find_free_variants),
-        *(draw_gains, draw_choices, draw_tuned, draw_fading, draw_corners, draw_answers, draw_costs),
+        *(draw_gains, draw_choices, draw_tuned, draw_answers),
     ]
     return environment.get_template("note.md.jinja").render(
         {function.__name__: function for function in functions}, choices=_CHOICES, shapes=_SHAPES, networks=TITLES
@@ -100,12 +100,6 @@ def span_questions(kind: str) -> str:
 def count_wired() -> int:
     """Return the number of networks whose weights are set by hand."""
     return len(_read("wired")["networks"])
-
-
-def count_turned_scenes() -> int:
-    """Return the number of scenes of each kind of evidence that are turned."""
-    count: int = _read("border")["rows"]
-    return count
 
 
 def find_largest_error(row: str, measure: str) -> str:
@@ -178,30 +172,6 @@ def draw_tuned() -> str:
     return _draw_table("faithcam", ["photos", "single deletion", "masks", "insertion", "pointing"], body)
 
 
-def draw_fading() -> str:
-    """Return the gains in single deletion if heat fades beyond the outermost cells."""
-    gains: dict[tuple[str, str], dict[str, str]] = {}
-    for row in _read("beyond")["rows"]:
-        if row["photos"] in ("chosen on", "unseen"):
-            cell = _format_gain(row["single deletion"]["gain"], row["single deletion"]["error"])
-            gains.setdefault((row["network"], row["photos"]), {"photos": str(row["count"])})[row["method"]] = cell
-    head = ["photos", "gradcam", "faithcam"]
-    body = [
-        [f"{TITLES[network]}, {photos}", *(cells[column] for column in head)]
-        for (network, photos), cells in gains.items()
-    ]
-    return _draw_table("beyond", ["network", "photos", *(f"`{method}`" for method in head[1:])], body)
-
-
-def draw_corners() -> str:
-    """Return the average precision of maps of known evidence, stretched and by centers."""
-    body = [
-        [row["evidence"], f"{row['stretch']:.3f}", f"{row['centers']:.3f}", _format_gain(row["gain"], row["error"])]
-        for row in _read("border")["gains"]
-    ]
-    return _draw_table("border", ["evidence", "stretched", "centers", "gain"], body)
-
-
 def draw_answers() -> str:
     """Return the verdicts on networks whose weights are set by hand, and the precision on planted evidence."""
     verdicts = {row["method"]: row["verdicts"].values() for row in _read("wired")["methods"]}
@@ -213,13 +183,3 @@ def draw_answers() -> str:
         precision = f"{truth['truth']:.2f} ({truth['low']:.2f} to {truth['high']:.2f})" if truth else "refused"
         body.append([f"`{method}`", *(str(counts[verdict]) for verdict in _VERDICTS), precision])
     return _draw_table("", ["method", *_VERDICTS, "precision on planted evidence"], body)
-
-
-def draw_costs() -> str:
-    """Return the time of an explanation relative to Grad-CAM."""
-    costs = _read("faithcam")["cost"]
-    columns = ["gradcam", "rivalcam", *(f"faithcam, {depths} depths" for depths in (1, 2, 4, 6))]
-    titles = {"mobilenet_v2": "MobileNetV2", "resnet50": "ResNet-50"}
-    body = [[titles[key], *(f"{entry[column]:.2f}" for column in columns)] for key, entry in costs.items()]
-    head = ["`gradcam`", "`rivalcam`", "`faithcam`, 1 depth", "2 depths", "4 depths", "6 depths"]
-    return _draw_table("faithcam", ["network", *head], body)
