@@ -11,8 +11,7 @@ from torch import nn
 from camtool.arguments.checks import check_choice
 from camtool.arguments.explain_arguments import explain_foreign_arguments, get_module
 from camtool.attention_maps.layers import LayerSelector, ReadLayer, choose_layer, list_layers, read_layer
-from camtool.attention_maps.maps import AttentionMaps, Head, check_head
-from camtool.attention_maps.queries import Queries, Query, QueryKind, find_class_token
+from camtool.attention_maps.maps import AttentionMaps, Head, Queries, Query, QueryKind, check_head, find_class_token
 from camtool.errors import ImageError, LayerError
 from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.hooks.structures.nested_tensors import ModelInputs
