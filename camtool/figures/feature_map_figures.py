@@ -244,12 +244,13 @@ def select_layers(model: nn.Module, layers: LayerSelection) -> list[str]:
     asked = to_list(layers)
     if not asked:
         raise LayerError("layers is empty; pass one or more.")
-    if "conv" in asked and not any(isinstance(module, CONVOLUTIONS) for module in model.modules()):
+    if "conv" in asked and not any(map(has_filters, model.modules())):
         raise LayerError("layers='conv', but the model has no convolution; pass names, patterns or types of layers.")
-    return select(model, [_is_convolution if choice == "conv" else choice for choice in asked])
+    return select(model, [(lambda _, module: has_filters(module)) if choice == "conv" else choice for choice in asked])
 
 
-def _is_convolution(name: str, module: nn.Module) -> bool:
+def has_filters(module: nn.Module) -> bool:
+    """Return True for a convolution."""
     return isinstance(module, CONVOLUTIONS)
 
 
@@ -275,7 +276,7 @@ def _find_layouts(
     for name in names:
         module = find_module(model, name)
         shape = shapes[id(module)]
-        if shape is not None and shape[0] == 1 and isinstance(module, CONVOLUTIONS):
+        if shape is not None and shape[0] == 1 and has_filters(module):
             layers.append(Layer(name, Layout("channels first", shape[2:])))
             continue
         try:
