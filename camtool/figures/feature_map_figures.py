@@ -298,14 +298,8 @@ def _collect_evidence(
     forward_pass = ForwardPass(loaded.model, batch.inputs, layers)
     labels = resolve_labels(loaded.model, loaded.labels, forward_pass.class_count)
     geometry = batch.items[0].view.geometry
-    chosen = targets.resolve_targets(
-        want,
-        forward_pass.predictions[0],
-        labels,
-        geometry,
-        forward_pass.find_link().link,
-        forward_pass.find_class_vectors,
-    )
+    predictions, link = forward_pass.predictions[0], forward_pass.find_link().link
+    chosen = targets.resolve_targets(want, predictions, labels, geometry, link, forward_pass.find_class_vectors)
     if len(chosen) != 1:
         raise TargetError(f"target_class gives {len(chosen)} targets; pass one to order the channels by.")
     return gather_evidence(forward_pass, chosen), chosen[0].describe(labels)

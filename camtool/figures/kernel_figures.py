@@ -92,9 +92,8 @@ def kernels(
         weight, description = weight[:, :, middle], f"{description}, slice {middle}"
     if weight.shape[1] == 1 or (weight.shape[1] == 3 and weight.ndim == 4):
         weight = weight[: filters or _MAX_FILTERS]
-        return panels.draw_panels(
-            [_build_panel(name, f"{description}{describe_non_finite(weight)}", weight, scale)], inches, columns
-        )
+        panel = _build_panel(name, f"{description}{describe_non_finite(weight)}", weight, scale)
+        return panels.draw_panels([panel], inches, columns)
     weight = weight[: filters or _MAX_TABLE_ROWS, :inputs]
     return _draw_table(name, f"{description}{describe_non_finite(weight)}", weight, scale, inches)
 
