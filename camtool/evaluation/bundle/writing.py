@@ -12,6 +12,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo, is_zipfile
@@ -92,11 +93,7 @@ def gather_evidence(folder: Path) -> dict[str, Any]:
         "warnings": [_describe_warning(code, number) for code, number in sorted(counts.warnings.items())],
         "measurements": [
             *_measure(counts, regions),
-            *(
-                one
-                for path in find_beside(folder, LEADERBOARD)
-                for one in _read_leaderboard(folder / path, path.as_posix())
-            ),
+            *chain.from_iterable(_read_leaderboard(folder, path) for path in find_beside(folder, LEADERBOARD)),
         ],
         "audits": [_describe_audit(folder, path) for path in find_beside(folder, JSON_NAME)],
     }
@@ -253,29 +250,29 @@ class _Measurement(NamedTuple):
     chance_text: str
 
 
-def _read_leaderboard(path: Path, name: str) -> list[dict[str, Any]]:
+def _read_leaderboard(folder: Path, path: Path) -> list[dict[str, Any]]:
     """Return the metrics of an evaluation beside the run; chance is the row ``random``.
 
     Args:
-        path: The file.
-        name: Its path in the run folder.
+        folder: The run folder.
+        path: The file in it.
 
     Raises:
         CamtoolError: It is damaged.
     """
     measurements = []
     try:
-        table = parse_object(read_regular(path))
+        table = parse_object(read_regular(folder / path))
         by_name = {row["name"]: row for row in table["rows"]}
         for title, row in by_name.items():
             for metric in (key.removesuffix(" low") for key in row if key.endswith(" low")):
                 interval = row[metric], row[f"{metric} low"], row[f"{metric} high"]
                 chance = by_name.get("random", {}).get(metric)
                 text = "" if chance is None else "maps of the method random"
-                measured = _Measurement(f"{metric}, {title}", name, *interval, table["images"], chance, text)
+                measured = _Measurement(f"{metric}, {title}", path.as_posix(), *interval, table["images"], chance, text)
                 measurements.append(measured._asdict())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CamtoolError(f"{path} cannot be read: {error}; write it again with camtool evaluate.") from error
+        raise CamtoolError(f"{folder / path} cannot be read: {error}; write it again with camtool evaluate.") from error
     return measurements
 
 

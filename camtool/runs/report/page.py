@@ -122,8 +122,7 @@ def build_payload(contents: ReportContents, pictures: Sequence[RowPictures], sum
         **_encode_warnings(rows, summary),
         **_encode_pictures(pictures),
         "failures": [
-            {"image": escape_hidden(failure.image), "reason": escape_hidden(failure.reason)}
-            for failure in contents.failures
+            {name: escape_hidden(text) for name, text in asdict(failure).items()} for failure in contents.failures
         ],
     }
 
