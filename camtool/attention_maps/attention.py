@@ -424,16 +424,8 @@ def _describe_queries(
         by_query = (detections.boxes.float().cpu() * torch.tensor(scale, device="cpu")).tolist()
         boxes = np.array([item.geometry.to_photo_box(tuple(box)) for box in by_query], np.float32)
         best = int(detections.confidences.flatten(1).amax(1).argmax())
-    return Queries(
-        count=total,
-        kind=kind,
-        layout=read.layout,
-        geometry=item.geometry,
-        centers=centers,
-        class_token=find_class_token(model, read.layout) if kind == "tokens" else None,
-        boxes=boxes,
-        best=best,
-    )
+    class_token = find_class_token(model, read.layout) if kind == "tokens" else None
+    return Queries(total, kind, read.layout, item.geometry, centers, class_token, boxes, best)
 
 
 def _find_objects(model: nn.Module, output: Any) -> Detections | None:
