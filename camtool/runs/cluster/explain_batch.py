@@ -19,6 +19,8 @@ from camtool.runs.cluster.plan import Photo, open_photo
 from camtool.runs.executor import describe_failure, explain_batch, prepare_photo
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from camtool.explaining.explanation import Explanation
     from camtool.inputs.prepared_inputs import PreparedInput
     from camtool.models import Loaded, StatedPreprocessing
@@ -54,6 +56,14 @@ class ExplainBatch:
         CamtoolError: A setting does not fit.
     """
 
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        """Keep the arguments, from which a copy in another process is built."""
+        batch = super().__new__(cls)
+        batch._arguments = args, settings
+        return batch
+
     def __init__(
         self,
         model: str | Callable[[], Any] = "resnet50",
@@ -79,20 +89,6 @@ class ExplainBatch:
         check_count("threads", threads, optional=True)
         check_count("readers", readers, least=0)
         check_count("max_side", max_side, optional=True)
-        self._settings: dict[str, Any] = {
-            "model": model,
-            "method": method,
-            "target": target,
-            "weights": weights,
-            "labels": labels,
-            "device": device,
-            "batch_size": batch_size,
-            "threads": threads,
-            "readers": readers,
-            "max_side": max_side,
-            "preprocessing": preprocessing,
-            **settings,
-        }
         if threads is not None:
             torch.set_num_threads(threads)
         self.loaded = _load_model(model, weights, labels, device, preprocessing)
@@ -102,8 +98,9 @@ class ExplainBatch:
         self._batch_size, self._readers, self._max_side = batch_size, readers, max_side
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A model may be large, and need not be picklable.
-        return partial(ExplainBatch, **self._settings), ()
+        # A model may be large, and need not be picklable, so a copy is built from the same arguments.
+        args, settings = self._arguments
+        return partial(ExplainBatch, *args, **settings), ()
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Explain a batch.
