@@ -139,7 +139,7 @@ class _ChannelChoice:
         """Return the panel of the chosen channels.
 
         Args:
-            name: Name of the layer.
+            name: Name of the layer, or words for the whole model.
             maps: Activations ``(C, *grid)``.
             gradient: Gradient of the class score, of the same shape, for ``order="class"``.
             note: Text at the end of the description.
@@ -153,10 +153,8 @@ class _ChannelChoice:
         description = f"{shape}{note}{describe_non_finite(values)}"
         if self.colormap is None and values.ndim > 2 and _has_both_signs(values):
             values, reach, ends = center_on_zero(values, self.scale)
-            return Panel(name or "the model", description, values, numbers, DIVERGING, (-reach, reach), ends)
-        panel = Panel(
-            name or "the model", description, values, numbers, self.colormap or "viridis", find_limits(values)
-        )
+            return Panel(name, description, values, numbers, DIVERGING, (-reach, reach), ends)
+        panel = Panel(name, description, values, numbers, self.colormap or "viridis", find_limits(values))
         if self.scale == "shared":
             return panel
         return replace(panel, values=_scale_each(values), limits=(0.0, 1.0), ends=("low", "high"))
@@ -194,7 +192,7 @@ def _build_panels(
         maps = [(layer.layout.to_grid(layer.layout.select_view(returned[layer.name][-1]))[0], None) for layer in used]
         note = ", the strongest first" if choice.order == "strongest" else ""
     for layer, (activations, gradient) in zip(used, maps, strict=True):
-        yield choice.build_panel(layer.name, activations, gradient, note)
+        yield choice.build_panel(layer.name or "the model", activations, gradient, note)
 
 
 def _prepare(loaded: Loaded, img: Source | Inputs | Mapping[str, Any], transform: Transform | None) -> InputBatch:
