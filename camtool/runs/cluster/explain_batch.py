@@ -19,8 +19,6 @@ from camtool.runs.cluster.plan import Photo, open_photo
 from camtool.runs.executor import describe_failure, explain_batch, prepare_photo
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from camtool.explaining.explanation import Explanation
     from camtool.inputs.prepared_inputs import PreparedInput
     from camtool.models import Loaded, StatedPreprocessing
@@ -56,14 +54,6 @@ class ExplainBatch:
         CamtoolError: A setting does not fit.
     """
 
-    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
-
-    def __new__(cls, *args: Any, **settings: Any) -> Self:
-        """Keep the arguments, from which a copy in another process is built."""
-        batch = super().__new__(cls)
-        batch._arguments = args, settings
-        return batch
-
     def __init__(
         self,
         model: str | Callable[[], Any] = "resnet50",
@@ -80,6 +70,9 @@ class ExplainBatch:
         preprocessing: StatedPreprocessing | None = None,
         **settings: Any,
     ) -> None:
+        # The first statement: no other names are bound yet.
+        named = {name: value for name, value in locals().items() if name not in ("self", "settings")}
+        self._arguments = {**named, **settings}
         import torch
 
         from camtool.explaining.explainer import Explainer
@@ -99,8 +92,7 @@ class ExplainBatch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A model may be large, and need not be picklable, so a copy is built from the same arguments.
-        args, settings = self._arguments
-        return partial(ExplainBatch, *args, **settings), ()
+        return partial(ExplainBatch, **self._arguments), ()
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Explain a batch.
