@@ -233,22 +233,17 @@ class _Page:
         def convert(shown: Shown) -> dict[Any, Any]:
             return {self._named[name]: gr.update(**v) if isinstance(v, Changed) else v for name, v in shown.items()}
 
-        if inspect.isgeneratorfunction(action):
+        return self._guard(action, convert)
 
-            @wraps(action)
-            def iterate(*arguments: Any) -> Iterator[dict[Any, Any]]:
-                yield from map(convert, action(*arguments))
+    def _guard(
+        self, handler: Callable[..., Any], convert: Callable[[Any], dict[Any, Any]] = lambda updates: updates
+    ) -> Callable[..., Any]:
+        """Return an event handler whose errors become one sentence in the status line, and a trace in the log.
 
-            return self._guard(iterate)
-
-        @wraps(action)
-        def call(*arguments: Any) -> dict[Any, Any]:
-            return convert(action(*arguments))
-
-        return self._guard(call)
-
-    def _guard(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """Return an event handler whose errors become one sentence in the status line, and a trace in the log."""
+        Args:
+            handler: Returns, or yields one after the other, new values of components.
+            convert: From these to values by components.
+        """
 
         def describe(error: Exception) -> dict[Any, Any]:
             level = logging.INFO if isinstance(error, CamtoolError) else logging.ERROR
@@ -260,7 +255,7 @@ class _Page:
             @wraps(handler)
             def iterate(*arguments: Any) -> Iterator[dict[Any, Any]]:
                 try:
-                    yield from handler(*arguments)
+                    yield from map(convert, handler(*arguments))
                 except Exception as error:  # noqa: BLE001  # the log has it
                     yield describe(error)
 
@@ -269,10 +264,9 @@ class _Page:
         @wraps(handler)
         def call(*arguments: Any) -> dict[Any, Any]:
             try:
-                updates: dict[Any, Any] = handler(*arguments)
+                return convert(handler(*arguments))
             except Exception as error:  # noqa: BLE001  # the log has it
                 return describe(error)
-            return updates
 
         return call
 
