@@ -34,7 +34,7 @@ from benchmarks.paired import describe_machine
 from camtool.runs.cluster import rows
 from camtool.runs.cluster.explain_batch import ExplainBatch
 from camtool.runs.cluster.output_folder import OutputFolder
-from camtool.runs.cluster.plan import plan_shards
+from camtool.runs.cluster.plan import divide_inputs, list_inputs
 from camtool.runs.cluster.ray_engine import run_on_ray
 from camtool.runs.cluster.shard_worker import ShardWorker
 from camtool.runs.save_kinds import OutputSettings
@@ -125,7 +125,7 @@ def _measure_run(paths: list[str], settings: dict[str, Any]) -> _Cost:
     used: dict[tuple[int, float], tuple[bool, float]] = {}
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as out:
-        shards = plan_shards(paths, shard_size=_SHARD).shards
+        shards = divide_inputs(list_inputs(paths), _SHARD).shards
         for outcome in run_on_ray(shards, OutputFolder.open(out), settings):
             assert outcome.failures == 0
             _read_cpu_times(used)
@@ -189,7 +189,7 @@ def _measure_bytes(photos: Path, weights: Path | None) -> dict[str, float]:
         found["smoothgrad, 224 x 224, row in a shard of 100"] = round(len(rows.encode_parquet(columns, {})) / 100)
         for suffix in ("png", "jpg"):
             worker = ShardWorker(model, OutputFolder.open(f"{out}/{suffix}"), OutputSettings(Path(), format=suffix))
-            worker.compute_shard(plan_shards(paths[:24]).shards[0])
+            worker.compute_shard(divide_inputs(list_inputs(paths[:24])).shards[0])
             sizes = [path.stat().st_size for path in Path(out).glob(f"{suffix}/overlays/*/*")]
             found[f"overlay, {suffix}"] = round(sum(sizes) / len(sizes))
     return found
@@ -202,7 +202,7 @@ def _measure_plan(count: int = 100_000) -> dict[str, float]:
             (Path(folder) / f"{number:08}.jpg").touch()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         started = time.process_time()
-        plan = plan_shards([folder])
+        plan = divide_inputs(list_inputs([folder]))
         seconds = time.process_time() - started
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {

@@ -45,7 +45,7 @@ from camtool.methods.families.competition import (
     _smooth,
     faithcam,
 )
-from camtool.methods.families.fullgrad import fullgrad
+from camtool.methods.families.input_gradient import fullgrad
 
 RESULTS = Path(__file__).with_suffix(".json")
 

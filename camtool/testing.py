@@ -143,16 +143,8 @@ def assert_no_shortcuts(
             for place, one in enumerate(suspects, 1)
         ]
         count = f"{len(suspects)} of {format_count(len(result.findings), 'finding')}"
-        raise AssertionError(
-            "\n".join(
-                [
-                    f"{count} without the verdict 'object':",
-                    *lines,
-                    *sorted(unused),
-                    f"The first one: {picture}" if picture else absent,
-                ]
-            )
-        )
+        first = f"The first one: {picture}" if picture else absent
+        raise AssertionError("\n".join([f"{count} without the verdict 'object':", *lines, *sorted(unused), first]))
     if unused:
         warnings.warn("\n".join(sorted(unused)), stacklevel=2)
 

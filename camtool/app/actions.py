@@ -203,7 +203,7 @@ class Actions:
         Raises:
             CamtoolError: It cannot be loaded. The page stays with the former model.
         """
-        if self.workbench.models.get_state(name) != "loaded":
+        if not self.workbench.models.is_loaded(name):
             yield {"status": fragments.build_status(f"Loading {name} ...", is_busy=True)}
         try:
             self.workbench.models.get(name)

@@ -123,7 +123,7 @@ class GateRules:
         if self.host.strip("[]") not in ("0.0.0.0", "::"):  # a comparison
             return False
         hostname = socket.gethostname().lower()
-        return name in (hostname, f"{hostname}.local") or _is_address(name)
+        return name in (hostname, f"{hostname}.local") or _parse_address(name) is not None
 
 
 class _RefusedError(Exception):
@@ -374,19 +374,16 @@ class Gate:
 
 def is_local(host: str) -> bool:
     """Return True if only this machine reaches a server that is bound to this address."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    address = _parse_address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
 
 
-def _is_address(name: str) -> bool:
-    """Return True for an address in numbers. It cannot be made to lead elsewhere, as a name can."""
+def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return an address in numbers; None for a name, which can be made to lead elsewhere."""
     try:
-        ipaddress.ip_address(name)
+        return ipaddress.ip_address(text)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _get_name(pattern: re.Pattern[str], text: str) -> str:
@@ -406,9 +403,8 @@ def _get_network(scope: Scope) -> str:
     Of IPv6 it is the network, which one caller may have as a whole, except for addresses of IPv4 that are written so.
     """
     text = str((scope.get("client") or ("",))[0])
-    try:
-        address = ipaddress.ip_address(_get_name(_AUTHORITY, text) or text)
-    except ValueError:
+    address = _parse_address(_get_name(_AUTHORITY, text) or text)
+    if address is None:
         return text
     address = getattr(address, "ipv4_mapped", None) or address
     return str(address) if address.version == 4 else f"{int(address) >> 64:x}"

@@ -76,7 +76,7 @@ class _Page:
             self._build_header()
             with gr.Row(elem_id="main"):
                 with gr.Column(elem_id="stage", scale=7, min_width=320):
-                    self._named["status"] = gr.HTML(elem_id="status")
+                    self._add("status", gr.HTML)
                     with gr.Tabs(elem_id="tabs") as self._tabs:
                         self._build_tabs()
                 with gr.Column(elem_id="side", scale=3, min_width=300):
@@ -85,23 +85,25 @@ class _Page:
                     self._build_save_box()
             self._connect()
 
+    def _add(self, name: str, component: Callable[..., Any], *args: Any, **settings: Any) -> None:
+        """Add a component, whose name is also its id in the page."""
+        self._named[name] = component(*args, elem_id=name, **settings)
+
     # ----------------------------------------------------------------------------------------------------------- layout
 
     def _build_header(self) -> None:
-        models = self._actions.workbench.models
+        names = self._actions.workbench.models.names
         with gr.Row(elem_id="header"):
             gr.HTML("<h1>camtool</h1><p>What did the model look at?</p>", elem_id="brand")
-            self._named["model"] = gr.Dropdown(
-                [*models.names], value=models.names[0], label="Model", elem_id="model", filterable=True, min_width=180
-            )
+            self._add("model", gr.Dropdown, [*names], value=names[0], label="Model", filterable=True, min_width=180)
 
     def _build_tabs(self) -> None:
         with gr.Tab("Map", id="map") as self._map_tab:
             self._build_map()
         context = self._build_context()
         with gr.Tab("Two classes", id="pair") as self._pair_tab:
-            self._named["second"] = gr.Dropdown([], label="Compare with", elem_id="second", filterable=True)
-            self._named["pair"] = gr.HTML(elem_id="pair")
+            self._add("second", gr.Dropdown, [], label="Compare with", filterable=True)
+            self._add("pair", gr.HTML)
         with gr.Tab("Compare methods", id="compare"):
             self._build_comparison()
         build_panels(context)
@@ -113,22 +115,12 @@ class _Page:
         )
 
     def _build_map(self) -> None:
-        self._named["picture"] = gr.HTML(elem_id="picture", js_on_load=read_asset("picture.js"))
+        self._add("picture", gr.HTML, js_on_load=read_asset("picture.js"))
         with gr.Row(elem_id="look"):
-            self._named["view"] = gr.Radio(
-                [*VIEWS], value="overlay", label="View", show_label=False, elem_id="view", container=False
-            )
-            self._named["alpha"] = gr.Slider(
-                0, 1, value=Look().opacity, step=0.01, label="Opacity", elem_id="alpha", min_width=140
-            )
-            self._named["colormap"] = gr.Dropdown(
-                [*rendering.COLORMAPS],
-                value=rendering.DEFAULT_COLORMAP,
-                label="Colors",
-                elem_id="colormap",
-                min_width=110,
-                filterable=False,
-            )
+            self._add("view", gr.Radio, [*VIEWS], value="overlay", label="View", show_label=False, container=False)
+            self._add("alpha", gr.Slider, 0, 1, value=Look().opacity, step=0.01, label="Opacity", min_width=140)
+            names, default = [*rendering.COLORMAPS], rendering.DEFAULT_COLORMAP
+            self._add("colormap", gr.Dropdown, names, value=default, label="Colors", min_width=110, filterable=False)
 
     def _build_comparison(self) -> None:
         names = [name for _, name in list_methods()]
@@ -137,13 +129,13 @@ class _Page:
                 names, value=[*_COMPARED], multiselect=True, label="Methods", elem_id="methods", scale=5
             )
             self._compare = gr.Button("Compare", variant="primary", elem_id="compare-button", scale=1, min_width=110)
-        self._named["grid"] = gr.HTML(elem_id="grid")
+        self._add("grid", gr.HTML)
 
     def _build_image_box(self) -> None:
         with gr.Column(elem_id="image-box", elem_classes="box"):
             gr.HTML(read_asset("sources.html"), elem_id="sources", js_on_load=read_asset("sources.js"))
             self._upload = gr.UploadButton("Upload", elem_id="upload", elem_classes="out-of-sight")
-            self._named["thumbnails"] = gr.HTML(elem_id="thumbnails", js_on_load=read_asset("clicks.js"))
+            self._add("thumbnails", gr.HTML, js_on_load=read_asset("clicks.js"))
             self._folder, photos = None, self._actions.photos
             if photos:
                 label = f"Folder, {format_count(len(photos), 'photo')}"
@@ -151,31 +143,23 @@ class _Page:
 
     def _build_question_box(self) -> None:
         with gr.Column(elem_id="question-box", elem_classes="box"):
-            self._named["bars"] = gr.HTML(elem_id="bars", js_on_load=read_asset("clicks.js"))
-            self._named["class"] = gr.Dropdown([], label="Class, or e.g. dog vs wolf", elem_id="class", filterable=True)
-            self._named["method"] = gr.Dropdown(
-                list_methods(), value="gradcam", label="Method", elem_id="method", filterable=True
-            )
-            self._named["layer"] = gr.Slider(
-                0, 1, value=1, step=1, label="Layer, from early to deep", elem_id="layer", buttons=[]
-            )
-            self._named["scale"] = gr.HTML(elem_id="scale")
+            self._add("bars", gr.HTML, js_on_load=read_asset("clicks.js"))
+            self._add("class", gr.Dropdown, [], label="Class, or e.g. dog vs wolf", filterable=True)
+            self._add("method", gr.Dropdown, list_methods(), value="gradcam", label="Method", filterable=True)
+            self._add("layer", gr.Slider, 0, 1, value=1, step=1, label="Layer, from early to deep", buttons=[])
+            self._add("scale", gr.HTML)
 
     def _build_save_box(self) -> None:
         # What is in a closed accordion is not in the page yet, and the links must be.
         for kind in saving.FILE_KINDS:
-            self._named[f"download-{kind}"] = gr.DownloadButton(
-                kind, elem_id=f"download-{kind}", elem_classes="out-of-sight"
-            )
+            self._add(f"download-{kind}", gr.DownloadButton, kind, elem_classes="out-of-sight")
         with gr.Accordion("Save", open=False, elem_id="save", elem_classes="box"):
             with gr.Row(elem_id="save-row"):
                 self._saves = {
                     kind: gr.Button(kind.capitalize(), size="sm", elem_id=f"save-{kind}", min_width=80)
                     for kind in saving.FILE_KINDS
                 }
-            self._named["snippet"] = gr.Code(
-                language="python", label="The same in Python", elem_id="snippet", interactive=False
-            )
+            self._add("snippet", gr.Code, language="python", label="The same in Python", interactive=False)
 
     # ----------------------------------------------------------------------------------------------------------- events
 
@@ -249,22 +233,17 @@ class _Page:
         def convert(shown: Shown) -> dict[Any, Any]:
             return {self._named[name]: gr.update(**v) if isinstance(v, Changed) else v for name, v in shown.items()}
 
-        if inspect.isgeneratorfunction(action):
+        return self._guard(action, convert)
 
-            @wraps(action)
-            def iterate(*arguments: Any) -> Iterator[dict[Any, Any]]:
-                yield from map(convert, action(*arguments))
+    def _guard(
+        self, handler: Callable[..., Any], convert: Callable[[Any], dict[Any, Any]] = lambda updates: updates
+    ) -> Callable[..., Any]:
+        """Return an event handler whose errors become one sentence in the status line, and a trace in the log.
 
-            return self._guard(iterate)
-
-        @wraps(action)
-        def call(*arguments: Any) -> dict[Any, Any]:
-            return convert(action(*arguments))
-
-        return self._guard(call)
-
-    def _guard(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """Return an event handler whose errors become one sentence in the status line, and a trace in the log."""
+        Args:
+            handler: Returns, or yields one after the other, new values of components.
+            convert: From these to values by components.
+        """
 
         def describe(error: Exception) -> dict[Any, Any]:
             level = logging.INFO if isinstance(error, CamtoolError) else logging.ERROR
@@ -276,7 +255,7 @@ class _Page:
             @wraps(handler)
             def iterate(*arguments: Any) -> Iterator[dict[Any, Any]]:
                 try:
-                    yield from handler(*arguments)
+                    yield from map(convert, handler(*arguments))
                 except Exception as error:  # noqa: BLE001  # the log has it
                     yield describe(error)
 
@@ -285,10 +264,9 @@ class _Page:
         @wraps(handler)
         def call(*arguments: Any) -> dict[Any, Any]:
             try:
-                updates: dict[Any, Any] = handler(*arguments)
+                return convert(handler(*arguments))
             except Exception as error:  # noqa: BLE001  # the log has it
                 return describe(error)
-            return updates
 
         return call
 

@@ -182,10 +182,9 @@ class Workbench:
             return ()
 
         def rank() -> tuple[RankedClass, ...]:
-            most = self.count_classes(model)
-            top = Top(count if most is None else min(count, most))
+            most = len(self.list_labels(model)) or count  # the names of the classes may be unknown
             try:
-                predictions = camtool.predict(loaded, stored.image, top)
+                predictions = camtool.predict(loaded, stored.image, Top(min(count, most)))
             except NothingFoundError:
                 return ()
             ranked: dict[int, RankedClass] = {}
@@ -221,10 +220,6 @@ class Workbench:
         """Return False for a model that compares images with texts, or that writes answers."""
         loaded = self.models.get(model)
         return loaded.text is None and not takes_image_and_text(loaded.model)
-
-    def count_classes(self, model: str) -> int | None:
-        """Return the number of named classes; None if their names are unknown."""
-        return len(self.list_labels(model)) or None
 
     # ------------------------------------------------------------------------------------------------------ results
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from camtool.arguments.checks import check_number_tuple
 from camtool.arguments.explain_arguments import explain_foreign_arguments
-from camtool.attention_maps.queries import Queries
+from camtool.attention_maps.maps import Queries
 from camtool.errors import ImageError, TargetError
 from camtool.evidence.evidence import Evidence
 from camtool.explaining.explainer import explain

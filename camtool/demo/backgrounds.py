@@ -37,20 +37,8 @@ _TONES: tuple[tuple[Color, Color], ...] = (
 
 def choose_background(random: RandomNumbers) -> Painter:
     """Return the painter of a random background."""
-    kind = random.choose(
-        (
-            _build_photo,
-            _build_photo,
-            _build_photo,
-            _build_tinted_photo,
-            _build_tinted_photo,
-            _build_sweep,
-            _build_clouds,
-            _build_wood,
-            _build_bokeh,
-            _build_paper,
-        )
-    )
+    photos = (*[_build_photo] * 3, *[_build_tinted_photo] * 2)
+    kind = random.choose((*photos, _build_sweep, _build_clouds, _build_wood, _build_bokeh, _build_paper))
     return kind(random)
 
 

@@ -217,9 +217,7 @@ def choose_colors(random: RandomNumbers, ground: Color) -> tuple[Color, Color]:
     far = [ink for ink in _PALETTE if _compute_color_distance(ink, ground) > 0.34]
     main = random.choose(far)
     accent = random.choose((WHITE, _mix(main, WHITE, 0.62), _mix(main, INK, 0.55), random.choose(_PALETTE)))
-    return main, accent if _compute_color_distance(main, accent) > 0.25 else WHITE if _compute_color_distance(
-        main, WHITE
-    ) > 0.25 else INK
+    return main, next((ink for ink in (accent, WHITE) if _compute_color_distance(main, ink) > 0.25), INK)
 
 
 def _compute_color_distance(one: Color, other: Color) -> float:

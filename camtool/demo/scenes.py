@@ -112,9 +112,8 @@ def draw_scene(
     for index, place in zip(indices, places, strict=True):
         solid = _build_object(random, SHAPES[LABELS[index]], place, thumbnail)
         masks.append(draw_object(canvas, solid, light))
-        for cover in [
-            draw_object(canvas, solid, light) for solid in _choose_occluders(random, solid, objects, thumbnail)
-        ]:
+        for occluder in _choose_occluders(random, solid, objects, thumbnail):
+            cover = draw_object(canvas, occluder, light)
             masks = [mask & ~cover for mask in masks]
     _apply_light(canvas, random, light)
     box = _draw_watermark(canvas, RandomNumbers(seed, _MARK)) if mark else None

@@ -185,16 +185,8 @@ def write_title(axes: Axes, text: str, size: float, *, color: str = INK) -> None
 def write_above_box(axes: Axes, box: Box, text: str, size: float, *, color: str = INK) -> None:
     """Write a centered title above a box of axes from :func:`add_image_axes`."""
     left, top, wide, _ = box
-    axes.text(
-        left + wide / 2,
-        top - _TITLE_PADDING / 72,
-        text,
-        fontsize=size,
-        color=color,
-        ha="center",
-        va="baseline",
-        **_TEXT_STYLE,
-    )
+    style: dict[str, Any] = {"fontsize": size, "color": color, "ha": "center", "va": "baseline", **_TEXT_STYLE}
+    axes.text(left + wide / 2, top - _TITLE_PADDING / 72, text, **style)
 
 
 def write_row_label(axes: Axes, text: str, size: float, distance: float) -> None:

@@ -351,10 +351,9 @@ class _OverlayStyle:
         if self.scale == "each":
             return [explanation.overlay(self.alpha, self.colormap) for explanation in explanations]
         limits = _find_limits(explanations)
-        heats = [_rescale_heatmap(explanation, *limits) for explanation in explanations]
         return [
-            explanation.view.draw_overlay(heat, alpha=self.alpha, colormap=self.colormap)
-            for explanation, heat in zip(explanations, heats, strict=True)
+            entry.view.draw_overlay(_rescale_heatmap(entry, *limits), alpha=self.alpha, colormap=self.colormap)
+            for entry in explanations
         ]
 
     def build_key_of(self, explanations: Sequence[Explanation]) -> ColorKey:

@@ -139,7 +139,7 @@ class _ChannelChoice:
         """Return the panel of the chosen channels.
 
         Args:
-            name: Name of the layer.
+            name: Name of the layer, or words for the whole model.
             maps: Activations ``(C, *grid)``.
             gradient: Gradient of the class score, of the same shape, for ``order="class"``.
             note: Text at the end of the description.
@@ -153,10 +153,8 @@ class _ChannelChoice:
         description = f"{shape}{note}{describe_non_finite(values)}"
         if self.colormap is None and values.ndim > 2 and _has_both_signs(values):
             values, reach, ends = center_on_zero(values, self.scale)
-            return Panel(name or "the model", description, values, numbers, DIVERGING, (-reach, reach), ends)
-        panel = Panel(
-            name or "the model", description, values, numbers, self.colormap or "viridis", find_limits(values)
-        )
+            return Panel(name, description, values, numbers, DIVERGING, (-reach, reach), ends)
+        panel = Panel(name, description, values, numbers, self.colormap or "viridis", find_limits(values))
         if self.scale == "shared":
             return panel
         return replace(panel, values=_scale_each(values), limits=(0.0, 1.0), ends=("low", "high"))
@@ -194,7 +192,7 @@ def _build_panels(
         maps = [(layer.layout.to_grid(layer.layout.select_view(returned[layer.name][-1]))[0], None) for layer in used]
         note = ", the strongest first" if choice.order == "strongest" else ""
     for layer, (activations, gradient) in zip(used, maps, strict=True):
-        yield choice.build_panel(layer.name, activations, gradient, note)
+        yield choice.build_panel(layer.name or "the model", activations, gradient, note)
 
 
 def _prepare(loaded: Loaded, img: Source | Inputs | Mapping[str, Any], transform: Transform | None) -> InputBatch:
@@ -244,12 +242,13 @@ def select_layers(model: nn.Module, layers: LayerSelection) -> list[str]:
     asked = to_list(layers)
     if not asked:
         raise LayerError("layers is empty; pass one or more.")
-    if "conv" in asked and not any(isinstance(module, CONVOLUTIONS) for module in model.modules()):
+    if "conv" in asked and not any(map(has_filters, model.modules())):
         raise LayerError("layers='conv', but the model has no convolution; pass names, patterns or types of layers.")
-    return select(model, [_is_convolution if choice == "conv" else choice for choice in asked])
+    return select(model, [(lambda _, module: has_filters(module)) if choice == "conv" else choice for choice in asked])
 
 
-def _is_convolution(name: str, module: nn.Module) -> bool:
+def has_filters(module: nn.Module) -> bool:
+    """Return True for a convolution."""
     return isinstance(module, CONVOLUTIONS)
 
 
@@ -275,7 +274,7 @@ def _find_layouts(
     for name in names:
         module = find_module(model, name)
         shape = shapes[id(module)]
-        if shape is not None and shape[0] == 1 and isinstance(module, CONVOLUTIONS):
+        if shape is not None and shape[0] == 1 and has_filters(module):
             layers.append(Layer(name, Layout("channels first", shape[2:])))
             continue
         try:
@@ -297,14 +296,8 @@ def _collect_evidence(
     forward_pass = ForwardPass(loaded.model, batch.inputs, layers)
     labels = resolve_labels(loaded.model, loaded.labels, forward_pass.class_count)
     geometry = batch.items[0].view.geometry
-    chosen = targets.resolve_targets(
-        want,
-        forward_pass.predictions[0],
-        labels,
-        geometry,
-        forward_pass.find_link().link,
-        forward_pass.find_class_vectors,
-    )
+    predictions, link = forward_pass.predictions[0], forward_pass.find_link().link
+    chosen = targets.resolve_targets(want, predictions, labels, geometry, link, forward_pass.find_class_vectors)
     if len(chosen) != 1:
         raise TargetError(f"target_class gives {len(chosen)} targets; pass one to order the channels by.")
     return gather_evidence(forward_pass, chosen), chosen[0].describe(labels)

@@ -14,7 +14,7 @@ from camtool.arguments.explain_arguments import get_module
 from camtool.arguments.messages import add_article
 from camtool.errors import LayerError
 from camtool.figures import panels
-from camtool.figures.feature_map_figures import CONVOLUTIONS, select_layers
+from camtool.figures.feature_map_figures import has_filters, select_layers
 from camtool.figures.paper_style import (
     LINE_HEIGHT,
     SCALES,
@@ -92,9 +92,8 @@ def kernels(
         weight, description = weight[:, :, middle], f"{description}, slice {middle}"
     if weight.shape[1] == 1 or (weight.shape[1] == 3 and weight.ndim == 4):
         weight = weight[: filters or _MAX_FILTERS]
-        return panels.draw_panels(
-            [_build_panel(name, f"{description}{describe_non_finite(weight)}", weight, scale)], inches, columns
-        )
+        panel = _build_panel(name, f"{description}{describe_non_finite(weight)}", weight, scale)
+        return panels.draw_panels([panel], inches, columns)
     weight = weight[: filters or _MAX_TABLE_ROWS, :inputs]
     return _draw_table(name, f"{description}{describe_non_finite(weight)}", weight, scale, inches)
 
@@ -129,7 +128,7 @@ def kernel_pages(
     """
     module = get_module(model)
     asked = layers if isinstance(layers, (list, tuple)) else [layers]
-    names = [name for name in select_layers(module, layers) if name in asked or _has_filters(find_module(module, name))]
+    names = [name for name in select_layers(module, layers) if name in asked or has_filters(find_module(module, name))]
     if not names:
         raise LayerError(f"layers={layers!r}: none of these layers is a convolution.")
     # An invalid name raises before the first figure is drawn.
@@ -139,10 +138,6 @@ def kernel_pages(
         yield name, kernels(model, name, filters=filters, inputs=inputs, scale=scale, columns=columns, width=width)
 
 
-def _has_filters(module: nn.Module) -> bool:
-    return isinstance(module, CONVOLUTIONS)
-
-
 def _find_convolution(model: nn.Module, name: str) -> Any:
     """Return the convolution of this name.
 
@@ -150,8 +145,8 @@ def _find_convolution(model: nn.Module, name: str) -> Any:
         LayerError: The module is not a convolution.
     """
     module = find_module(model, name)
-    if not _has_filters(module):
-        others = [other for other, candidate in get_modules_by_name(model).items() if _has_filters(candidate)]
+    if not has_filters(module):
+        others = [other for other, candidate in get_modules_by_name(model).items() if has_filters(candidate)]
         some = f"; choose from {', '.join(others[:3])}" if others else ""
         raise LayerError(f"layer {name!r} is {add_article(type(module).__name__)}, which has no filters{some}.")
     return module
@@ -159,7 +154,7 @@ def _find_convolution(model: nn.Module, name: str) -> Any:
 
 def _read_filters(model: nn.Module, layer: str | nn.Module | None) -> tuple[str, NDArray[np.float32]]:
     """Return the name of a convolution and its filters, ``(F, C, *size)``."""
-    first = next((name for name, module in get_modules_by_name(model).items() if _has_filters(module)), None)
+    first = next((name for name, module in get_modules_by_name(model).items() if has_filters(module)), None)
     if first is None:
         raise LayerError("the model has no convolution, so there are no filters to draw.")
     name = first if layer is None else find_module_name(model, layer)

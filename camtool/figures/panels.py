@@ -173,12 +173,8 @@ def draw_heading(figure: PaperFigure, name: str, description: str, top: float) -
 
 
 def _fits_beside_name(name: str, description: str, width: float) -> bool:
-    return bool(
-        load_canvas().measure_text(name, HEADING_SIZE)
-        + _DESCRIPTION_GAP
-        + load_canvas().measure_text(description, TEXT_SIZE)
-        <= width
-    )
+    measure = load_canvas().measure_text
+    return bool(measure(name, HEADING_SIZE) + _DESCRIPTION_GAP + measure(description, TEXT_SIZE) <= width)
 
 
 def _break_description(description: str, width: float) -> list[str]:

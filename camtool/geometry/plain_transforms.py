@@ -92,12 +92,8 @@ class PlainTransform:
         geometry = self.resize(whole)
         height, width = geometry.size
         resized = photo.resize((width, height), _FILTERS[self.interpolation])
-        top, left = (
-            round(edge / length * pixels)
-            for edge, length, pixels in zip(
-                geometry.center_crop(self.crop).box[:2], whole.size, geometry.size, strict=True
-            )
-        )
+        edges = zip(geometry.center_crop(self.crop).box[:2], whole.size, geometry.size, strict=True)
+        top, left = (round(edge / length * pixels) for edge, length, pixels in edges)
         pixels = np.asarray(resized.crop((left, top, left + self.crop[1], top + self.crop[0])), np.float32) / 255
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         return torch.from_numpy(np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1)))

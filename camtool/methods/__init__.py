@@ -13,7 +13,6 @@ from camtool.methods.families import activation as activation
 from camtool.methods.families import attention as attention
 from camtool.methods.families import averaged_gradient as averaged_gradient
 from camtool.methods.families import competition as competition
-from camtool.methods.families import fullgrad as fullgrad
 from camtool.methods.families import gradient as gradient
 from camtool.methods.families import input_gradient as input_gradient
 from camtool.methods.families import opticam as opticam

@@ -170,12 +170,8 @@ def merge_maps(
         return function(scaled, centers)
     finest = find_finest(maps)
     places = [None] * len(maps) if centers is None else centers
-    stacked = torch.stack(
-        [
-            draw_heat(layer_maps, place, maps[finest].shape[1:], places[finest])
-            for layer_maps, place in zip(scaled, places, strict=True)
-        ]
-    )
+    grid, pairs = maps[finest].shape[1:], zip(scaled, places, strict=True)
+    stacked = torch.stack([draw_heat(layer_maps, place, grid, places[finest]) for layer_maps, place in pairs])
     if isinstance(function, Winsor):
         return function(stacked, importance() if importance else compute_means(maps))
     return function(stacked)

@@ -18,7 +18,7 @@ _FAMILIES = {
     "Attention of a transformer": ("attention",),
     "Changes to the activations": ("ablation",),
     "Masks on the image": ("scorecam", "rise", "opticam"),
-    "Gradients at the pixels": ("input_gradient", "fullgrad"),
+    "Gradients at the pixels": ("input_gradient",),
     "Words of a vision-language model": ("text_tokens",),
 }
 """Heading → the modules of :mod:`camtool.methods.families` whose methods are listed below it."""

@@ -242,9 +242,8 @@ class _AdaptiveBins:
         if counts is None:
             return None
         merged = 2 ** (math.frexp(self._width)[1] - math.frexp(before)[1])
-        places = [
-            min(number // merged - self._first, self._bins - 1) for number in numbers
-        ]  # beyond the last bin the counts are zero
+        # Beyond the last bin the counts are zero.
+        places = [min(number // merged - self._first, self._bins - 1) for number in numbers]
         return torch.zeros_like(counts).index_add_(1, torch.tensor(places, device=counts.device), counts)
 
 

@@ -206,14 +206,18 @@ def add_caption(picture: Pixels, caption: Caption) -> Pixels:
     Returns:
         ``(H + strip, max(W, 200), 3)`` uint8 RGB.
     """
+    page, letters, padding = _add_strip(picture, len(caption))
+    _draw_caption(page, (padding, len(picture) + padding), page.width - 2 * padding, caption, letters)
+    return np.asarray(page)
+
+
+def _add_strip(picture: Pixels, line_count: int) -> tuple[Image.Image, int, int]:
+    """Return a page with a picture and a strip of paper below it; the height of letters, and the space around them."""
     height, width = picture.shape[:2]
     letters = _choose_letters(height, width)
-    padding = round(_PADDING * letters)
-    strip = _compute_strip(len(caption), letters)
-    page = Image.new("RGB", (max(width, _MIN_WIDTH), height + strip), PAPER)
+    page = Image.new("RGB", (max(width, _MIN_WIDTH), height + _compute_strip(line_count, letters)), PAPER)
     page.paste(Image.fromarray(picture), (0, 0))
-    _draw_caption(page, (padding, height + padding), page.width - 2 * padding, caption, letters)
-    return np.asarray(page)
+    return page, letters, round(_PADDING * letters)
 
 
 def add_legend(
@@ -236,13 +240,10 @@ def add_legend(
     Returns:
         ``(H + strip, max(W, 200), 3)`` uint8 RGB.
     """
-    height, width = picture.shape[:2]
-    letters = _choose_letters(height, width)
-    padding, line = round(_PADDING * letters), round(_LINE_HEIGHT * letters)
     texts = ["little to most heat", *(["not seen by the model"] if has_unseen else [])]
     texts += ["hottest cell as drawn", "pixels it depends on"] if has_places else []
-    page = Image.new("RGB", (max(width, _MIN_WIDTH), height + _compute_strip(len(texts), letters)), PAPER)
-    page.paste(Image.fromarray(picture), (0, 0))
+    page, letters, padding = _add_strip(picture, len(texts))
+    line = round(_LINE_HEIGHT * letters)
     # On a narrow picture the words need the space more than the bar.
     widest = max(load_font_for(text, letters).getlength(text) for text in texts)
     length = max(letters, min(_LEGEND_WIDTH * letters, int(page.width - 2 * padding - 4 - widest)))
@@ -251,7 +252,7 @@ def add_legend(
     swatches = [bar, *([np.full_like(bar, UNSEEN_GRAY)] if has_unseen else [])]
     swatches += [_draw_mark(bar.shape, draw) for draw in (draw_ring, draw_cross)] if has_places else []
     for number, (swatch, text) in enumerate(zip(swatches, texts, strict=True)):
-        top = height + padding + number * line + (line - letters) // 2
+        top = len(picture) + padding + number * line + (line - letters) // 2
         page.paste(Image.fromarray(swatch), (padding, top))
         left = 2 * padding + swatch.shape[1]
         draw_text(page, (left, top + letters / 2), text, letters, INK, anchor="lm", max_width=page.width - left - 2)

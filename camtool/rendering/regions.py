@@ -306,15 +306,7 @@ def _draw_outlines(photo: NDArray[Any], lines: Sequence[Floats], color: Color, w
     fixed = [np.rint(np.clip(line, margin, last - margin) * 2**_SUBPIXEL_BITS).astype(np.int32) for line in lines]
     for shade, thickness in ((halo_color, full_width), (color, width)):
         for points in fixed:
-            cv2.polylines(
-                canvas,
-                [points],
-                isClosed=True,
-                color=shade,
-                thickness=thickness,
-                lineType=cv2.LINE_AA,
-                shift=_SUBPIXEL_BITS,
-            )
+            cv2.polylines(canvas, [points], True, shade, thickness, cv2.LINE_AA, _SUBPIXEL_BITS)
     return canvas
 
 

@@ -43,9 +43,7 @@ def load_font(size: int) -> Font:
     Args:
         size: Height of the letters, in pixels.
     """
-    from PIL import ImageFont
-
-    return ImageFont.load_default(size)
+    return _load_named("", size)
 
 
 def load_font_for(text: str, size: int) -> Font:

@@ -23,17 +23,17 @@ from camtool.hooks.chunks import iterate_chunks
 from camtool.methods import MethodFunction
 from camtool.models import find_input_size, to_loaded
 from camtool.progress import Stage, show_progress
-from camtool.slides.opening import open_slide
-from camtool.slides.readers import Pixels, SlideReader, read_scaled
+from camtool.slides.readers import Pixels, SlideReader, open_slide, read_scaled
 from camtool.slides.slide_explanation import SlideExplanation, TileFailure, TileRow
-from camtool.slides.stitching import Stitcher, place_on_tile
 from camtool.slides.tiling import (
     Background,
+    Stitcher,
     Tile,
     TileGrid,
     check_background,
     choose_scale,
     find_seen_part,
+    place_on_tile,
     select_tissue,
 )
 

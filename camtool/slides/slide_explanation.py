@@ -26,9 +26,8 @@ from camtool.rendering import image_writing, overlay
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap
 from camtool.rendering.image_writing import open_atomically
 from camtool.rendering.written_files import replace_files, replace_infinite
-from camtool.slides.opening import open_slide
-from camtool.slides.readers import Pixels, SlideReader, read_scaled
-from camtool.slides.stitching import allocate_on_disk
+from camtool.slides.readers import Pixels, SlideReader, open_slide, read_scaled
+from camtool.slides.tiling import allocate_on_disk
 
 _TILE = 256
 _ROWS = 512

@@ -26,7 +26,6 @@ from camtool.explaining.explanation import Explanation
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.hooks.chunks import iterate_chunks
-from camtool.hooks.structures.caches import cached_property
 from camtool.progress import Stage
 from camtool.rendering import overlay, regions
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap
@@ -308,11 +307,7 @@ class VideoExplanation:
         check_integer("frame", frame)
         if not 0 <= frame < self.frame_count:
             raise CamtoolError(f"frame {frame} does not exist; the video has frames 0 to {self.frame_count - 1}.")
-        return max(0, bisect_right(self._frames, frame) - 1)
-
-    @cached_property
-    def _frames(self) -> list[int]:
-        return [row.frame for row in self.rows]
+        return max(0, bisect_right(self.rows, frame, key=lambda row: row.frame) - 1)
 
     def _read_map(self, index: int) -> Map | None:
         """Return the raw map of a row, averaged with those of its neighbors that have its class and size."""

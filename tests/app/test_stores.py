@@ -239,18 +239,18 @@ def test_one_model_loads_while_another_does() -> None:
     assert store.get("a").name == "a"
 
 
-def test_the_states_of_a_model_in_words() -> None:
+def test_a_model_is_in_memory_once_it_is_loaded() -> None:
     seen = []
 
     def load(name: str) -> Loaded:
-        seen.append(store.describe(name))
+        seen.append(store.is_loaded(name))
         return build_loaded(name)
 
     store = ModelStore(["a"], load)
-    seen.append(store.describe("a"))
+    seen.append(store.is_loaded("a"))
     store.get("a")
-    seen.append(store.describe("a"))
-    assert seen == ["a is not loaded yet.", "Loading a ...", "a is loaded."]
+    seen.append(store.is_loaded("a"))
+    assert seen == [False, False, True]
 
 
 def test_a_failure_is_one_sentence_and_the_next_try_may_succeed(caplog: pytest.LogCaptureFixture) -> None:
@@ -264,11 +264,11 @@ def test_a_failure_is_one_sentence_and_the_next_try_may_succeed(caplog: pytest.L
     store = ModelStore(["a"], load)
     with pytest.raises(ModelError, match=r"^model 'a' cannot be loaded: OSError: no route\.$"):
         store.get("a")
-    assert store.describe("a") == "a cannot be loaded: OSError: no route."
+    assert not store.is_loaded("a")
     assert "Traceback" in caplog.text
     fails.clear()
     assert store.get("a").name == "a"
-    assert store.get_state("a") == "loaded"
+    assert store.is_loaded("a")
 
 
 def test_names_that_are_not_on_the_list_are_refused() -> None:
@@ -278,14 +278,14 @@ def test_names_that_are_not_on_the_list_are_refused() -> None:
         with pytest.raises(ModelError, match="not on the list"):
             store.get(name)
     with pytest.raises(ModelError, match="Did you mean 'resnet18'"):
-        store.describe("resnet81")
+        store.is_loaded("resnet81")
 
 
 def test_the_model_used_least_recently_makes_room() -> None:
     store = ModelStore(["a", "b", "c"], build_loaded, max_loaded=2)
     for name in ("a", "b", "a", "c"):
         store.get(name)
-    assert [store.get_state(name) for name in "abc"] == ["loaded", "not loaded", "loaded"]
+    assert [store.is_loaded(name) for name in "abc"] == [True, False, True]
 
 
 def test_pixels_decide_the_key_and_not_the_object() -> None:

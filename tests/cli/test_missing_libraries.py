@@ -16,7 +16,7 @@ from camtool.evaluation.watch import callbacks
 from camtool.models import load
 from camtool.models.sources.hugging_face import _read_transform
 from camtool.rendering.colormaps import get_palette
-from camtool.slides.opening import open_slide
+from camtool.slides.readers import open_slide
 
 MODEL = ("--model", "demo")
 

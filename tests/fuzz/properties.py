@@ -37,7 +37,7 @@ from camtool.errors import CamtoolError, ImageError, ModelError
 from camtool.inputs.image_files import read_image
 from camtool.models import Preprocessing, build_preprocessing, read_state
 from camtool.models.preprocessing import read_transform_beside
-from camtool.slides.opening import open_slide
+from camtool.slides.readers import open_slide
 from camtool.videos.reading import VideoReader
 from tests.helpers.medical_files import build_dicom, encode_dicom, encode_nifti
 from tests.slides.slide_files import write_ome_slide, write_slide

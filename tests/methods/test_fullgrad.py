@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.methods import METHODS
-from camtool.methods.families.fullgrad import compute_full_gradients
+from camtool.methods.families.input_gradient import compute_full_gradients
 from camtool.targets import ClassScore, Target
 
 

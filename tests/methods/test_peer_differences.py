@@ -24,7 +24,7 @@ from camtool.evidence.rescoring import run_forward, run_tail
 from camtool.maps import resize, scale_min_max
 from camtool.methods import METHODS, WRAPPERS, Method, find_method
 from camtool.methods.families.activation import compute_first_component
-from camtool.methods.families.fullgrad import compute_full_gradients
+from camtool.methods.families.input_gradient import compute_full_gradients
 from camtool.methods.merges import ScaledMax, merge_maps
 from camtool.targets import ClassScore, Finer, resolve_targets
 from tests.helpers.nets import Apply

@@ -17,9 +17,8 @@ import camtool
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError
 from camtool.slides import explaining
-from camtool.slides.opening import open_slide
-from camtool.slides.stitching import place_on_tile
-from camtool.slides.tiling import TileGrid, choose_scale
+from camtool.slides.readers import open_slide
+from camtool.slides.tiling import TileGrid, choose_scale, place_on_tile
 from tests.slides.slide_files import Planted, halve, plant_objects, write_slide
 from tests.slides.test_readers import damage_tile, draw_noise
 

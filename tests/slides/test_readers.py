@@ -14,10 +14,7 @@ import tifffile
 from camtool.errors import CamtoolError, ImageError
 from camtool.inputs.image_files import read_image
 from camtool.slides import readers
-from camtool.slides.opening import open_slide
-from camtool.slides.openslide_reader import OpenSlideReader
-from camtool.slides.readers import find_downsample, read_scaled
-from camtool.slides.tiff_reader import TiffReader
+from camtool.slides.readers import OpenSlideReader, TiffReader, find_downsample, open_slide, read_scaled
 from camtool.slides.tiling import TileGrid
 from tests.helpers.missing_extras import needs
 from tests.slides.slide_files import write_ome_slide, write_slide

@@ -119,15 +119,9 @@ def _build_legend(by_class: NDArray[np.float64], output: ModelOutput) -> tuple[S
     shares = {index: share for index, share in enumerate(by_class.tolist()) if share}
     is_background = {index: _is_background(index, output) for index in shares}
     order = sorted(shares, key=lambda index: (is_background[index], -shares[index]))
-    return tuple(
-        Segment(
-            index,
-            output.get_label(index),
-            _BACKGROUND_COLOR if is_background[index] else get_color(number),
-            shares[index],
-        )
-        for number, index in enumerate(order)
-    )
+    colors = [_BACKGROUND_COLOR if is_background[index] else get_color(number) for number, index in enumerate(order)]
+    pairs = zip(order, colors, strict=True)
+    return tuple(Segment(index, output.get_label(index), color, shares[index]) for index, color in pairs)
 
 
 def _is_background(index: int, output: ModelOutput) -> bool:

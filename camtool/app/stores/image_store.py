@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from PIL import Image
@@ -121,12 +122,7 @@ class ImageFolder:
 
     def list_names(self) -> list[str]:
         """List the images by their paths in the folder, sorted, 5000 at most."""
-        names: list[str] = []
-        for name in self._iterate_names():
-            names.append(name)
-            if len(names) == _MAX_FILES:
-                break
-        return sorted(names)
+        return sorted(islice(self._iterate_names(), _MAX_FILES))
 
     def find(self, name: str) -> Path:
         """Return the path of an image of the folder.

@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 from camtool.app.sentences import to_sentence
 from camtool.arguments.messages import suggest_names
@@ -20,8 +20,6 @@ from camtool.models import Loaded
 
 DEMO = "demo"
 """Name of the bundled model, with which the page starts if no other is given."""
-
-State: TypeAlias = Literal["not loaded", "loading", "loaded", "failed"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +43,6 @@ class ModelStore:
         self._load, self._max_loaded = load, max_loaded
         self.on_drop: Callable[[str], None] = lambda name: None
         self._loaded: OrderedDict[str, Loaded] = OrderedDict()
-        self._states: dict[str, State] = {}
-        self._reasons: dict[str, str] = {}
         self._lock = threading.Lock()
         self._name_locks: Mapping[str, threading.Lock] = {name: threading.Lock() for name in self.names}
 
@@ -62,32 +58,17 @@ class ModelStore:
                 if name in self._loaded:
                     self._loaded.move_to_end(name)
                     return self._loaded[name]
-                self._states[name] = "loading"
             return self._load_now(name)
 
-    def get_state(self, name: str) -> State:
-        """Return whether a model is loaded.
+    def is_loaded(self, name: str) -> bool:
+        """Return True if a model is in memory.
 
         Raises:
             ModelError: The name is not on the list.
         """
         self._check(name)
         with self._lock:
-            return self._states.get(name, "not loaded")
-
-    def describe(self, name: str) -> str:
-        """Return the state of a model in one sentence.
-
-        Raises:
-            ModelError: The name is not on the list.
-        """
-        state = self.get_state(name)
-        return {
-            "not loaded": f"{name} is not loaded yet.",
-            "loading": f"Loading {name} ...",
-            "loaded": f"{name} is loaded.",
-            "failed": f"{name} cannot be loaded: {self._reasons.get(name, '')}",
-        }[state]
+            return name in self._loaded
 
     def _check(self, name: str) -> None:
         if name not in self._name_locks:
@@ -96,20 +77,16 @@ class ModelStore:
     def _load_now(self, name: str) -> Loaded:
         try:
             loaded = self._load(name)
-        except BaseException as error:
-            with self._lock:
-                self._states[name], self._reasons[name] = "failed", to_sentence(error)
-            if isinstance(error, CamtoolError) or not isinstance(error, Exception):
-                raise
+        except CamtoolError:
+            raise
+        except Exception as error:
             _log.exception("model %s cannot be loaded", name)
             raise ModelError(f"model {name!r} cannot be loaded: {to_sentence(error)}") from error
         dropped = []
         with self._lock:
-            self._states[name] = "loaded"
             self._loaded[name] = loaded
             while len(self._loaded) > self._max_loaded:
                 dropped.append(self._loaded.popitem(last=False)[0])
-                self._states[dropped[-1]] = "not loaded"
         for other in dropped:
             self.on_drop(other)
         return loaded

@@ -12,8 +12,9 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path, PureWindowsPath
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo, is_zipfile
 
 import numpy as np
@@ -92,11 +93,7 @@ def gather_evidence(folder: Path) -> dict[str, Any]:
         "warnings": [_describe_warning(code, number) for code, number in sorted(counts.warnings.items())],
         "measurements": [
             *_measure(counts, regions),
-            *(
-                one
-                for path in find_beside(folder, LEADERBOARD)
-                for one in _read_leaderboard(folder / path, path.as_posix())
-            ),
+            *chain.from_iterable(_read_leaderboard(folder, path) for path in find_beside(folder, LEADERBOARD)),
         ],
         "audits": [_describe_audit(folder, path) for path in find_beside(folder, JSON_NAME)],
     }
@@ -213,12 +210,12 @@ def _measure(counts: _Counts, regions: Iterable[str]) -> Iterator[dict[str, Any]
         share = compute_share(sum(counts.correct), len(counts.correct))
         baseline = max(counts.true_labels.values()) / len(counts.correct)
         text = "share of the most frequent true class"
-        yield _describe_measurement("accuracy", share, len(counts.correct), baseline, text)
+        yield _Measurement("accuracy", None, *share, len(counts.correct), baseline, text)._asdict()
     areas = {f"heat in {name}": area for name, area in map(_measure_area, regions)}
     for (name, method), values in counts.shares.items():
         area = areas.get(name)
         text = "" if area is None else "share of the photo that the region covers"
-        yield _describe_measurement(f"{name}, {method}", _compute_mean(values), len(values), area, text)
+        yield _Measurement(f"{name}, {method}", None, *_compute_mean(values), len(values), area, text)._asdict()
 
 
 def _measure_area(region: str) -> tuple[str, float | None]:
@@ -240,52 +237,42 @@ def _compute_mean(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def _describe_measurement(
-    name: str,
-    interval: Sequence[float | None],
-    photos: int,
-    chance: float | None,
-    chance_text: str,
-    file: str | None = None,
-) -> dict[str, Any]:
-    """Return a measurement as values of JSON; ``file`` is that of an evaluation beside the run, if any."""
-    mean, low, high = interval
-    return {
-        "name": name,
-        "file": file,
-        "mean": mean,
-        "low": low,
-        "high": high,
-        "photos": photos,
-        "chance": chance,
-        "chance_text": chance_text,
-    }
+class _Measurement(NamedTuple):
+    """A measurement, whose fields are values of JSON; ``file`` is that of an evaluation beside the run, if any."""
+
+    name: str
+    file: str | None
+    mean: float
+    low: float
+    high: float
+    photos: int
+    chance: float | None
+    chance_text: str
 
 
-def _read_leaderboard(path: Path, name: str) -> list[dict[str, Any]]:
+def _read_leaderboard(folder: Path, path: Path) -> list[dict[str, Any]]:
     """Return the metrics of an evaluation beside the run; chance is the row ``random``.
 
     Args:
-        path: The file.
-        name: Its path in the run folder.
+        folder: The run folder.
+        path: The file in it.
 
     Raises:
         CamtoolError: It is damaged.
     """
     measurements = []
     try:
-        table = parse_object(read_regular(path))
+        table = parse_object(read_regular(folder / path))
         by_name = {row["name"]: row for row in table["rows"]}
         for title, row in by_name.items():
             for metric in (key.removesuffix(" low") for key in row if key.endswith(" low")):
-                interval = [row[metric], row[f"{metric} low"], row[f"{metric} high"]]
+                interval = row[metric], row[f"{metric} low"], row[f"{metric} high"]
                 chance = by_name.get("random", {}).get(metric)
                 text = "" if chance is None else "maps of the method random"
-                measurements.append(
-                    _describe_measurement(f"{metric}, {title}", interval, table["images"], chance, text, name)
-                )
+                measured = _Measurement(f"{metric}, {title}", path.as_posix(), *interval, table["images"], chance, text)
+                measurements.append(measured._asdict())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CamtoolError(f"{path} cannot be read: {error}; write it again with camtool evaluate.") from error
+        raise CamtoolError(f"{folder / path} cannot be read: {error}; write it again with camtool evaluate.") from error
     return measurements
 
 

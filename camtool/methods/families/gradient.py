@@ -228,10 +228,8 @@ def liftcam(evidence: Evidence) -> Tensor:
     Raises:
         MethodError: The tail is neither affine nor homogeneous, and captum is not installed or cannot explain it.
     """
-    contributions, change = (
-        evidence.gradients * evidence.activations,
-        evidence.scores - _score_zero_activations(evidence),
-    )
+    contributions = evidence.gradients * evidence.activations
+    change = evidence.scores - _score_zero_activations(evidence)
     if not _is_complete(contributions, change):
         contributions = compute_deeplift_contributions(evidence)
         if not _is_complete(contributions, change):

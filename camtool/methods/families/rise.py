@@ -262,9 +262,8 @@ def _prepare_random_masks(inputs: Tensor, masks: _Masks) -> MakeVariants:
     # Rounded up, so that the cells cover the input.
     cell = [-(-length // cells) for length in size]
     generator = torch.Generator().manual_seed(masks.seed)
-    grids = (torch.rand(samples, *[cells] * len(size), generator=generator, device="cpu") < masks.keep).to(
-        upcast(inputs)
-    )
+    uniform = torch.rand(samples, *[cells] * len(size), generator=generator, device="cpu")
+    grids = (uniform < masks.keep).to(upcast(inputs))
     fractions = torch.rand(samples, len(size), generator=generator, dtype=torch.float64, device="cpu")
     shifts = (fractions * torch.tensor(cell, device="cpu")).long().tolist()
 

@@ -99,14 +99,9 @@ def raw_attention(evidence: Evidence) -> Tensor:
     def read_rows(call: AttentionCall) -> None:
         if tuple(call.matrix.shape[-2:]) == shape:
             mean = upcast(call.matrix).mean(1)
-            by_call.append(
-                torch.stack(
-                    [
-                        mean[image, [position - 1 for position in positions]].mean(0)
-                        for positions, image in zip(by_row, evidence.images, strict=True)
-                    ]
-                )
-            )
+            rows = zip(by_row, evidence.images, strict=True)
+            read = [mean[image, [position - 1 for position in positions]].mean(0) for positions, image in rows]
+            by_call.append(torch.stack(read))
 
     evidence.forward_pass.visit_attention(read_rows)
     if not by_call:

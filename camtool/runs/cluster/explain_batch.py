@@ -70,6 +70,9 @@ class ExplainBatch:
         preprocessing: StatedPreprocessing | None = None,
         **settings: Any,
     ) -> None:
+        # The first statement: no other names are bound yet.
+        named = {name: value for name, value in locals().items() if name not in ("self", "settings")}
+        self._arguments = {**named, **settings}
         import torch
 
         from camtool.explaining.explainer import Explainer
@@ -79,20 +82,6 @@ class ExplainBatch:
         check_count("threads", threads, optional=True)
         check_count("readers", readers, least=0)
         check_count("max_side", max_side, optional=True)
-        self._settings: dict[str, Any] = {
-            "model": model,
-            "method": method,
-            "target": target,
-            "weights": weights,
-            "labels": labels,
-            "device": device,
-            "batch_size": batch_size,
-            "threads": threads,
-            "readers": readers,
-            "max_side": max_side,
-            "preprocessing": preprocessing,
-            **settings,
-        }
         if threads is not None:
             torch.set_num_threads(threads)
         self.loaded = _load_model(model, weights, labels, device, preprocessing)
@@ -102,8 +91,8 @@ class ExplainBatch:
         self._batch_size, self._readers, self._max_side = batch_size, readers, max_side
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A model may be large, and need not be picklable.
-        return partial(ExplainBatch, **self._settings), ()
+        # A model may be large, and need not be picklable, so a copy is built from the same arguments.
+        return partial(ExplainBatch, **self._arguments), ()
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Explain a batch.

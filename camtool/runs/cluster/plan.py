@@ -297,23 +297,6 @@ class ClusterInputs:
             )
 
 
-def plan_shards(
-    paths: Sequence[str],
-    *,
-    recursive: bool = False,
-    shard_size: int = 1000,
-    out: Path | None = None,
-    image_column: str | None = None,
-) -> ClusterPlan:
-    """Divide the input into shards, as :func:`list_inputs` and :func:`divide_inputs` do.
-
-    Raises:
-        ImageError: A path does not exist, or holds no image.
-        CamtoolError: A library is missing.
-    """
-    return divide_inputs(list_inputs(paths, recursive=recursive, out=out, image_column=image_column), shard_size)
-
-
 def list_inputs(
     paths: Sequence[str], *, recursive: bool = False, out: Path | None = None, image_column: str | None = None
 ) -> ClusterInputs:

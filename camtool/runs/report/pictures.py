@@ -28,7 +28,7 @@ from camtool.geometry.crop_and_resize import Geometry
 from camtool.inputs.image_files import read_image
 from camtool.inputs.tiff import is_tiff
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
-from camtool.rendering.image_writing import encode_image, open_atomically
+from camtool.rendering.image_writing import open_atomically, write_image
 from camtool.rendering.views import Photo
 from camtool.runs.process_settings import release_memory
 from camtool.runs.report.columns import ReportRow, StoredHeatmap
@@ -206,8 +206,7 @@ def _write_reduced(source: Path, target: Path, max_side: int) -> Path | None:
     except (ImageError, MemoryError):
         return None
     release_memory(_read_header(source)[1])
-    with open_atomically(target) as stream:
-        stream.write(encode_image(pixels, ".webp", quality=80))
+    write_image(target, pixels, quality=80)
     os.utime(target, ns=(modified, modified))
     return target
 
@@ -296,9 +295,7 @@ def _draw_overlay(settings: PictureSettings, heatmap: StoredHeatmap, photo: Path
         overlay = view.draw_overlay(view.place_map(cells.astype(np.float32), centers))
     except (CamtoolError, MemoryError):
         return None
-    with open_atomically(target) as stream:
-        stream.write(encode_image(overlay, ".webp", quality=80))
-    return target
+    return write_image(target, overlay, quality=80)
 
 
 def _draw_heatmap(heatmap: StoredHeatmap, folder: Path) -> Path | None:

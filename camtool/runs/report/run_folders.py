@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,7 +88,7 @@ def build_row(fields: Mapping[str, Any], folder: Path) -> ReportRow | None:
         true_label=_read_text(fields, "true_label"),
         correct=correct if isinstance(correct, bool) else None,
         warnings=_read_warnings(fields),
-        box=_read_box(box),
+        box=_read_numbers(box, 4),
         pictures=_find_pictures(fields.get("files"), folder),
         heat_in=_read_shares(fields.get("heat_in")),
         sufficient=read_number(fields.get("sufficient")),
@@ -148,9 +149,11 @@ def _read_warnings(fields: Mapping[str, Any]) -> tuple[RowWarning, ...]:
     return tuple(RowWarning(str(text), code if code is None else str(code)) for text, code in zip(texts, known))  # noqa: B905
 
 
-def _read_box(value: object) -> tuple[float, ...] | None:
-    numbers = [read_number(entry) for entry in value] if isinstance(value, list) else []
-    return tuple(edge for edge in numbers if edge is not None) if len(numbers) == 4 and None not in numbers else None
+def _read_numbers(value: object, count: int) -> tuple[float, ...] | None:
+    """Return a list of so many numbers; None for anything else."""
+    entries = value if isinstance(value, list) and len(value) == count else []
+    numbers = tuple(number for number in map(read_number, entries) if number is not None)
+    return numbers if len(numbers) == count else None
 
 
 def _read_shares(value: object) -> dict[str, float]:
@@ -271,16 +274,12 @@ def _build_row(fields: Mapping[str, Any], shard: Path) -> ReportRow:
 
 
 def _add_heatmap(row: ReportRow, fields: Mapping[str, Any]) -> ReportRow:
-    from dataclasses import replace
-
     data, height, width = (fields.get(name) for name in ("heatmap", "heatmap_height", "heatmap_width"))
     if not isinstance(data, bytes) or not isinstance(height, int) or not isinstance(width, int):
         return row
-    numbers = fields.get("heatmap_place")
-    known = [read_number(entry) for entry in numbers] if isinstance(numbers, list) else []
-    place = tuple(number for number in known if number is not None)
+    place = _read_numbers(fields.get("heatmap_place"), _PLACE)
     rows, columns = fields.get("image_height"), fields.get("image_width")
     stored = StoredHeatmap(data, height, width)
-    if len(place) == _PLACE and isinstance(rows, int) and isinstance(columns, int) and min(rows, columns) > 0:
+    if place is not None and isinstance(rows, int) and isinstance(columns, int) and min(rows, columns) > 0:
         stored = replace(stored, place=place, photo_size=(rows, columns))
     return replace(row, heatmap=stored)

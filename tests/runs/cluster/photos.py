@@ -10,6 +10,12 @@ from typing import Any
 from PIL import Image
 
 from camtool.demo.scenes import draw_scene
+from camtool.runs.cluster.plan import ClusterPlan, divide_inputs, list_inputs
+
+
+def plan_shards(paths: list[str], *, shard_size: int = 1000, **options: Any) -> ClusterPlan:
+    """Divide the input into shards, as a cluster run does."""
+    return divide_inputs(list_inputs(paths, **options), shard_size)
 
 
 def write_scenes(folder: Path, count: int, *, broken: tuple[int, ...] = ()) -> Path:

@@ -12,13 +12,13 @@ from PIL import Image
 import camtool
 from camtool.rendering import image_writing
 from camtool.runs.cluster.output_folder import MAX_ATTEMPTS, OutputFolder
-from camtool.runs.cluster.plan import FileList, Shard, plan_shards
+from camtool.runs.cluster.plan import FileList, Shard
 from camtool.runs.cluster.shard_worker import ShardWorker
 from camtool.runs.run_folder.description import describe_run, encode_description, list_versions
 from camtool.runs.run_folder.hashes import hash_weights
 from camtool.runs.save_kinds import OutputSettings
 from camtool.runs.true_labels import TrueClass
-from tests.runs.cluster.photos import read_shards, write_scenes
+from tests.runs.cluster.photos import plan_shards, read_shards, write_scenes
 
 pytest.importorskip("pyarrow")
 fsspec = pytest.importorskip("fsspec")

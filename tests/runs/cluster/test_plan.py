@@ -9,8 +9,8 @@ import pytest
 
 import camtool
 from camtool.runs.cluster import plan
-from camtool.runs.cluster.plan import open_photo, plan_shards
-from tests.runs.cluster.photos import write_scenes, write_tar
+from camtool.runs.cluster.plan import open_photo
+from tests.runs.cluster.photos import plan_shards, write_scenes, write_tar
 
 pa = pytest.importorskip("pyarrow")
 fsspec = pytest.importorskip("fsspec")

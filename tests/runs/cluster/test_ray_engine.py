@@ -18,10 +18,9 @@ from camtool.runs.cluster import cluster_run
 from camtool.runs.cluster.cluster_run import ClusterRun
 from camtool.runs.cluster.explain_batch import ExplainBatch
 from camtool.runs.cluster.output_folder import OutputFolder
-from camtool.runs.cluster.plan import plan_shards
 from camtool.runs.cluster.ray_engine import Resources, run_on_ray
 from camtool.runs.cluster.rows import build_rows, decode_heatmap
-from tests.runs.cluster.photos import read_shards, write_scenes, write_tar
+from tests.runs.cluster.photos import plan_shards, read_shards, write_scenes, write_tar
 from tests.runs.cluster.test_same_as_local import compute_here
 
 pytest.importorskip("ray.data")

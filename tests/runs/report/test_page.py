@@ -14,7 +14,7 @@ import pytest
 
 from camtool.runs.report import page, write_report
 from camtool.runs.report.columns import COLUMNS, ReportContents, ReportFailure, ReportRow, RowWarning
-from camtool.runs.report.payload import summarize
+from camtool.runs.report.page import summarize
 from tests.runs.report.folders import read_payload, write_run
 
 HOSTILE = "</script><script>x()</script><img src=x onerror=x()>\u2028\"'&<!--\udcff\u202e"
