@@ -264,7 +264,9 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 TITLES = {"read": "centers read from the graph", "stretched": "no rule reads them: stretched over the image"}
 """Value of ``centers`` → name of the row."""
 
-UNCLEAR = ("within two standard errors", "differ")
+UNCERTAIN = "within two standard errors"
+
+UNCLEAR = (UNCERTAIN, "differ")
 """What :func:`_judge` returns for a network that does not agree."""
 
 KINDS = ("agree", *UNCLEAR, "sees the whole image")
@@ -272,7 +274,7 @@ KINDS = ("agree", *UNCLEAR, "sees the whole image")
 
 
 def format_table(result: Mapping[str, Any]) -> str:
-    """Return the number of networks of each kind, and those that do not agree, in Markdown."""
+    """Return the number of networks of each kind, and those that differ or have no places, in Markdown."""
     mark = f"<!-- numbers: benchmarks/{RESULTS.name} -->"
     lines = [mark, f"| centers | networks | {' | '.join(KINDS)} | mean difference |", "|---" * (len(KINDS) + 3) + "|"]
     for row in result["agreement"]:
@@ -281,7 +283,7 @@ def format_table(result: Mapping[str, Any]) -> str:
         lines.append("| " + " | ".join(map(str, [*cells, mean])) + " |")
     lines += ["", mark, "| network | centers | difference, down | right | spread | why |", "|---" * 6 + "|"]
     for row in result["networks"]:
-        if "difference" in row and row["kind"] != "agree":
+        if "difference" in row and row["kind"] not in ("agree", UNCERTAIN):
             (down, right), errors = row["difference"], row["error"]
             cells = [f"{down:+.2f} +- {errors[0]:.2f}", f"{right:+.2f} +- {errors[1]:.2f}", f"{max(row['spread']):.2f}"]
             lines.append(f"| {row['name']} | {row['centers']} | {' | '.join(cells)} | {_explain(row)} |")
@@ -292,10 +294,9 @@ def _explain(row: Mapping[str, Any]) -> str:
     """Return why a network does not agree, or cannot be compared."""
     if row.get("larger", {}).get("kind") == "agree":
         return "border: agrees on an image twice as large"
-    reasons = {"within two standard errors": "uncertain", "differ": "not explained"}
-    if row["centers"] == "stretched":
-        reasons["differ"] = "no rule reads its centers"
-    return reasons.get(row["kind"], str(row["kind"]))
+    if row["kind"] != "differ":
+        return str(row["kind"])
+    return "no rule reads its centers" if row["centers"] == "stretched" else "not explained"
 
 
 def write_results(result: Mapping[str, Any]) -> None:
