@@ -15,7 +15,6 @@ from camtool.figures.explanation_figures import comparison as comparison
 from camtool.figures.explanation_figures import gallery as gallery
 from camtool.figures.explanation_figures import layers_sweep as layers_sweep
 from camtool.figures.explanation_figures import methods_grid as methods_grid
-from camtool.figures.explanation_figures import places as places
 from camtool.figures.explanation_figures import questions_grid as questions_grid
 from camtool.figures.feature_map_figures import feature_maps as feature_maps
 from camtool.figures.feature_map_figures import feature_pages as feature_pages

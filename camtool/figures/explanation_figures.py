@@ -35,7 +35,6 @@ from camtool.recorder import LayerSelection, select
 from camtool.rendering import overlay
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.targets import Group, Top, Within
-from camtool.trust.checks.check_report import CheckReport
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -128,34 +127,6 @@ def comparison(
     captions = _choose_titles(titles, shown, describe_differences(shown))
     cells = [_build_plain_cell(shown[0]), *map(GridCell, style.draw_overlays(shown), captions)]
     return _draw_rows(cells, columns, _choose_width(shown, _CAPTIONED_WIDTH), width, style.build_key_of(shown))
-
-
-def places(
-    explanation: Explanation,
-    report: CheckReport | None = None,
-    *,
-    width: Width = "single",
-    alpha: float | None = None,
-    colormap: Colormap = DEFAULT_COLORMAP,
-) -> Figure:
-    """Draw where the hottest cell of a map is drawn and where the pixels lie on which it depends.
-
-        report = result.check()
-        if "heat-elsewhere" in report.codes:
-            camtool.figures.places(result, report)
-
-    Args:
-        explanation: An explanation of a photo.
-        report: What its ``check()`` returned; by default the warning of ``explain(..., verify="places")`` is drawn.
-        width: As for :func:`gallery`; so are the others.
-        alpha: Opacity of the color at full heat.
-        colormap: Color map.
-
-    Raises:
-        CamtoolError: There is no finding ``"heat-elsewhere"``, or an argument is invalid.
-    """
-    pixels = explanation.places_overlay(report, alpha, colormap)
-    return draw_grid([GridRow([GridCell(pixels, _describe_target(explanation))])], to_inches(width))
 
 
 def methods_grid(

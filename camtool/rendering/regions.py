@@ -367,12 +367,10 @@ def draw_cross(canvas: Pixels, center: Floats, radius: float) -> None:
 def _draw_arrow(canvas: Pixels, start: Floats, end: Floats, radius: float) -> None:
     import cv2
 
-    way = (end - start) / np.linalg.norm(end - start)
-    side = np.array([-way[1], way[0]])
-    barbs = [end - radius * (0.8 * way + sign * 0.6 * side) for sign in (-1, 1)]
+    tip = radius / np.linalg.norm(end - start)
     for shade, thickness in ((_INK, 0.46), (_DRAWN_COLOR, 0.18)):
-        for tail in (start, *barbs):
-            cv2.line(canvas, _to_fixed(tail), _to_fixed(end), shade, *_fit_stroke(radius * thickness))
+        stroke = _fit_stroke(radius * thickness)
+        cv2.arrowedLine(canvas, _to_fixed(start), _to_fixed(end), shade, *stroke, float(tip))
 
 
 def _to_fixed(point: Floats) -> tuple[int, int]:
