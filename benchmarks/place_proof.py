@@ -139,8 +139,8 @@ def examine(result: camtool.Explanation) -> Tested | None:
     """
     kept: list[Tested] = []
 
-    def judge(response: Any, drawn: Any) -> list[Any]:
-        findings = [*real(response, drawn)]
+    def judge(response: Any, drawn: Any, places: Any) -> list[Any]:
+        findings = [*real(response, drawn, places)]
         distance = float(np.linalg.norm((response.center - drawn.center) / drawn.strides))
         spread = float(np.linalg.norm(response.spread / drawn.strides))
         numbers = {"distance": distance, "spread": spread, "beyond": distance - spread}

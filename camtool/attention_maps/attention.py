@@ -133,8 +133,8 @@ def choose_layer(model: nn.Module, layers: Sequence[AttentionLayer], layer: Laye
     names = list(dict.fromkeys(layers[index].name for index in inside))
     if len(names) != 1:
         known = _shorten(names or list(dict.fromkeys(candidate.name for candidate in layers)))
-        came = "holds several attention layers" if names else "runs no attention to the image"
-        raise LayerError(f"layer={name!r} {came}; choose one of {known}, or a number from 0 to {len(layers) - 1}.")
+        reason = "holds several attention layers" if names else "runs no attention to the image"
+        raise LayerError(f"layer={name!r} {reason}; choose one of {known}, or a number from 0 to {len(layers) - 1}.")
     return inside[-1]
 
 

@@ -76,7 +76,7 @@ class Observation:
         repeat: Makes an observation of some of the images, named by their indices and each as often as it is named,
             with a graph from some of the layers to the output; ``None`` if that takes another forward pass.
         missing_graph: Why no graph leads from the layers to the output, if that is known.
-        weights: The states of all weights of the model, if whatever ran it has compared them for this pass.
+        weights: The states of all weights of the model, if an engine compared them for this pass.
     """
 
     output: Any

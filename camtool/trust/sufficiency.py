@@ -133,7 +133,7 @@ class _Search:
         return part, not kept
 
     def _split_untried(self, untried: list[int], *, is_first_round: bool) -> list[list[int]]:
-        """Return the units to try next, in chunks that the passes of a round suffice for."""
+        """Return the units to try next, in at most as many chunks as one round has passes."""
         count = len(untried)
         if not is_first_round:  # in the first one nothing is known but the map
             count = min(count, max(_FEWEST_TRIED, math.ceil(_TRIED_SHARE * count)))

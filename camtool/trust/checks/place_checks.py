@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -54,9 +53,7 @@ def check_place(context: CheckContext) -> Iterator[Finding]:
         response = found[cell]
         centers = evidence.find_centers() or CellCenters.stretch(raw.shape, response.shares.shape)
         drawn = _Drawn.place(centers, cell)
-        for finding in _judge(response, drawn):
-            is_elsewhere = finding.code == "heat-elsewhere"
-            yield replace(finding, places=_find_on_photo(drawn, response, context)) if is_elsewhere else finding
+        yield from _judge(response, drawn, _find_on_photo(drawn, response, context))
 
 
 def _find_layer(context: CheckContext) -> Evidence | None:
@@ -83,7 +80,7 @@ class _Drawn(NamedTuple):
         return cls(np.array([axis.offset for axis in centers.axes]) + strides * cell, np.abs(strides))
 
 
-def _judge(response: CellResponse, drawn: _Drawn) -> Iterator[Finding]:
+def _judge(response: CellResponse, drawn: _Drawn, places: HeatPlaces | None) -> Iterator[Finding]:
     steps = (response.center - drawn.center) / drawn.strides
     distance, spread = float(np.linalg.norm(steps)), float(np.linalg.norm(response.spread / drawn.strides))
     numbers = {"distance": distance, "spread": spread}
@@ -109,6 +106,7 @@ def _judge(response: CellResponse, drawn: _Drawn) -> Iterator[Finding]:
             f"The pixels on which the hottest cell depends lie {distance:.1f} cells {_describe_direction(steps)} "
             "from where it is drawn.",
             numbers,
+            places,
         )
 
 
