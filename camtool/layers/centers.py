@@ -521,10 +521,10 @@ def _pad(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
     if grid is None:
         return None
     pairs = get_saved_integers(node, "pad") or get_saved_integers(node, "padding")
+    if not any(pairs):
+        return grid
     pads = dict(enumerate(zip(pairs[::2], pairs[1::2], strict=True), 1))
     old = tuple(length - sum(pads.get(len(shape) - dim, (0, 0))) for dim, length in enumerate(shape))
-    if old == shape:
-        return grid
     is_last = old[-len(grid.size) :] != grid.size  # the channels are
     if is_last and old[1:-1] != grid.size:
         _refuse()

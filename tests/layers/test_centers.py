@@ -85,6 +85,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "TensorFlow's same padding": lambda: nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), average(3, 2), average(3, 1, 1)),
     "padding on one side": lambda: nn.Sequential(nn.ZeroPad2d((3, 0, 1, 0)), average(3, 2)),
     "negative padding": lambda: nn.Sequential(nn.ZeroPad2d((-3, 0, -1, 0)), average(3, 2)),
+    "padding that shifts": lambda: nn.Sequential(nn.ZeroPad2d((-1, 1, -3, 3)), average(3, 2)),
     "reflection": lambda: nn.Sequential(nn.ReflectionPad2d((2, 1, 2, 1)), average(4, 2)),
     "crop": lambda: nn.Sequential(average(3, 2, 1), Apply(lambda x: x[:, :, 2:-1, 3:])),
     "subsampling": lambda: nn.Sequential(average(3, 1, 1), Apply(lambda x: x[..., 1::2, ::2])),
