@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from camtool.app.web_page import runtime
+from camtool.app.web_page import building as runtime
 from camtool.cli import doctor_command
 from camtool.errors import Forgive, raise_interrupt
 from camtool.evaluation.audit.split import read_capture_time
