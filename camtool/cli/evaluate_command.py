@@ -13,7 +13,7 @@ from camtool.cli import terminal
 from camtool.cli.options import map_options, model_options, photo_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, Overwrite, PrintOptions
-from camtool.cli.options.truth_options import IMAGE_FOLDER, read_classes
+from camtool.cli.options.photo_options import IMAGE_FOLDER, read_classes
 from camtool.cli.progress.run_progress import FileProgress
 from camtool.errors import CamtoolError
 

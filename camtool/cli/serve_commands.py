@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -17,11 +17,8 @@ from camtool.arguments.libraries import import_library
 from camtool.cli import terminal
 from camtool.cli.options import model_options
 from camtool.cli.options.option_classes import takes_options
-from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
+from camtool.cli.stopping import exit_at_stop
 from camtool.errors import CamtoolError
-
-if TYPE_CHECKING:
-    from camtool.app.server import AppServer
 
 _AUTH_BYTES = 4096
 
@@ -109,7 +106,9 @@ def serve_app(
         logging.getLogger("httpx").setLevel(logging.WARNING)
     if exposure:
         terminal.err.print(f"[bold yellow]Warning:[/] {terminal.escape(exposure)}", soft_wrap=True)
-    _serve(server)
+    with exit_at_stop(), server:
+        terminal.print_line(f"The page is at [bold]{terminal.escape(server.url)}[/]. Stop it with Ctrl-C.")
+        server.wait()
 
 
 @takes_options
@@ -168,21 +167,6 @@ def _match_weights(names: Sequence[str], weights: Sequence[Path] | None) -> dict
     if len(weights or ()) > len(names):
         raise CamtoolError("--weights comes more often than --model; give the name of each model with its file.")
     return {name: None if file is None else str(file) for name, file in zip_longest(names, weights or ())}
-
-
-def _serve(server: AppServer) -> None:
-    """Serve the page until the user stops the process.
-
-    Raises:
-        typer.Exit: The user did, with the code of the signal.
-    """
-    try:
-        with stop_at_sigterm(), server:
-            terminal.print_line(f"The page is at [bold]{terminal.escape(server.url)}[/]. Stop it with Ctrl-C.")
-            server.wait()
-    except KeyboardInterrupt as stop:
-        # By convention 128 plus the number of the signal.
-        raise typer.Exit(143 if isinstance(stop, Terminated) else 130) from None
 
 
 def _read_auth(text: str | None, file: Path | None) -> tuple[str, str] | None:

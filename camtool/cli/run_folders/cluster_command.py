@@ -15,12 +15,12 @@ import typer
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options import model_options
-from camtool.cli.options.truth_options import read_true_classes
+from camtool.cli.options.photo_options import read_true_classes
 from camtool.cli.progress import run_summary
 from camtool.cli.progress.run_progress import build_countdown
-from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
-from camtool.cli.run_folders.local_run import describe_undrawable_labels, select_photos
+from camtool.cli.run_folders.run_command import describe_undrawable_labels, select_photos
 from camtool.cli.run_folders.run_options import ClusterOptions, RunRequest, is_given
+from camtool.cli.stopping import catch_stop
 from camtool.cli.terminal import escape, print_line
 from camtool.runs.run_folder.description import describe_command
 
@@ -139,20 +139,17 @@ class _Follower:
         for outcome in self._run.read_outcomes(self._earlier):
             self._earlier_failures += outcome.failures
             self._count(outcome)
-        started, stop_code = time.perf_counter(), 0
+        started = time.perf_counter()
         outcomes, bar = self._run.start(), build_countdown(is_quiet=self._quiet or self._as_json)
-        try:
-            with stop_at_sigterm(), closing(outcomes), bar as progress:
-                task = progress.add_task("Starting Ray", total=self._todo)
-                for outcome in outcomes:
-                    self._add(outcome)
-                    progress.update(task, advance=1, description=f"Explaining, {self._photos} photos done; shards")
-        except KeyboardInterrupt as stop:
-            # By convention 128 plus the number of the signal.
-            stop_code = 143 if isinstance(stop, Terminated) else 130
+        with catch_stop() as stop, closing(outcomes), bar as progress:
+            task = progress.add_task("Starting Ray", total=self._todo)
+            for outcome in outcomes:
+                self._add(outcome)
+                progress.update(task, advance=1, description=f"Explaining, {self._photos} photos done; shards")
+        if stop.code:
             self._add_unreported()
-        self._print_summary(time.perf_counter() - started, interrupted=stop_code > 0)
-        return stop_code or (1 if self._failures + self._earlier_failures else 0)
+        self._print_summary(time.perf_counter() - started, interrupted=stop.code > 0)
+        return stop.code or (1 if self._failures + self._earlier_failures else 0)
 
     def _add_unreported(self) -> None:
         """Count shards that workers wrote and the engine had not reported when the run was stopped."""
@@ -184,27 +181,20 @@ class _Follower:
             terminal.print_json(self._build_json_summary(seconds, interrupted=interrupted))
             return
         if not self._quiet:
-            if interrupted:
-                print_line(
-                    f"[yellow]Stopped[/] after {self._finished} of {format_count(self._todo, 'shard')}. "
-                    "The same command continues."
-                )
-            self._print_explained(seconds)
-            if self._has_classes:
-                run_summary.print_accuracy(self._right, self._wrong, only_wrong=self._run.only_wrong)
-            for note in self._notes:
-                print_line(f"[yellow]{escape(note)}[/]")
-            for skipped in self._run.plan.skipped[:_MAX_REASONS]:
-                print_line(f"[yellow]Skipped:[/] {escape(str(skipped.path))} is {escape(skipped.reason)}")
-        failures = self._failures + self._earlier_failures
-        if failures:
-            terminal.err.print(f"[bold red]{format_count(failures, 'photo')} could not be explained:[/]")
-            for reason in self._reasons:
-                terminal.err.print(f"  {escape(reason)}", soft_wrap=True)
-            if failures > len(self._reasons):
-                terminal.err.print(f"  and {failures - len(self._reasons)} more, in the column failure")
+            self._print_results(seconds, interrupted=interrupted)
+        run_summary.print_failures(self._failures + self._earlier_failures, self._reasons)
         if self._earlier_failures and not self._quiet:
             terminal.err.print("Those of earlier starts were not tried again; remove a shard to compute it again.")
+
+    def _print_results(self, seconds: float, *, interrupted: bool) -> None:
+        if interrupted:
+            run_summary.print_stopped(self._finished, self._todo, "shard")
+        self._print_explained(seconds)
+        if self._has_classes:
+            run_summary.print_accuracy(self._right, self._wrong, only_wrong=self._run.only_wrong)
+        run_summary.print_notes(self._notes)
+        for skipped in self._run.plan.skipped[:_MAX_REASONS]:
+            print_line(f"[yellow]Skipped:[/] {escape(str(skipped.path))} is {escape(skipped.reason)}")
 
     def _print_explained(self, seconds: float) -> None:
         earlier = len(self._earlier)

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from camtool.cli.options import (
-    config_files,
-    map_options,
-    model_options,
-    output_options,
-    photo_options,
-    truth_options,
-)
+from camtool.cli.options import map_options, model_options, option_classes, output_options, photo_options
 from camtool.errors import CamtoolError
 from camtool.runs.save_kinds import OutputSettings
 
@@ -41,7 +34,7 @@ class RunOptions:
 
     photos: photo_options.PhotoOptions
     model: model_options.ModelOptions
-    truth: truth_options.TruthOptions
+    truth: photo_options.TruthOptions
     preprocessing: model_options.PreprocessingOptions
     pixels: photo_options.PixelOptions
     map: map_options.MapOptions
@@ -50,7 +43,7 @@ class RunOptions:
     printed: output_options.PrintOptions
     batch_size: model_options.BatchSize = 8
     engine: model_options.EngineOption = "eager"
-    config: config_files.Config = None
+    config: option_classes.Config = None
 
 
 @dataclass(frozen=True)

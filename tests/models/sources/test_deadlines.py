@@ -15,7 +15,7 @@ import pytest
 from torch import nn
 
 from camtool.app.web_page import building as runtime
-from camtool.cli import doctor_command
+from camtool.cli import demo_and_doctor_commands
 from camtool.errors import Forgive, raise_interrupt
 from camtool.evaluation.audit.split import read_capture_time
 from camtool.inputs.formats.dicom_series import are_of_one_series
@@ -135,7 +135,7 @@ def test_of_a_model(let_time_run_out, monkeypatch: pytest.MonkeyPatch, replaced:
         ("PIL.Image.Image.save", lambda path: encode_image(PICTURE)),
         ("camtool.runs.run_folder.hashes.hash_file", lambda path: hash_photo(path)),
         ("socket.create_connection", lambda path: _check_reachable("127.0.0.1:9")),
-        ("camtool.explain", lambda path: doctor_command._test_device("cpu")),
+        ("camtool.explain", lambda path: demo_and_doctor_commands._test_device("cpu")),
         ("PIL.Image.open", lambda path: read_capture_time(path)),
         ("camtool.inputs.formats.dicom_series._read_place", lambda path: are_of_one_series(path, path)),
     ],
