@@ -22,7 +22,7 @@ from camtool.cli.stopping import exit_at_stop
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from camtool.evaluation.audit import Audit
     from camtool.evaluation.diff import CamDiff
@@ -101,7 +101,7 @@ def audit_model(
         check_choice("--fail-on", fail_on, ["finding"], error=CamtoolError)
     plan = photo_options.plan_folder(folder, out, recursive=recursive or truth is not None, limit=None)
     # Tables and masks are read before the model, which may take long, and for all photos, as names may be ambiguous.
-    columns = _read_columns(metadata or _find_truth_table(truth), plan)
+    columns = _read_columns(_find_table(metadata, truth), plan)
     regions = _find_masks(masks, plan)
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
     classes, loaded = photo_options.read_classes(truth, plan, loaded)
@@ -113,7 +113,7 @@ def audit_model(
             loaded,
             photos,
             _select(classes, rows),
-            columns and {name: _select(values, rows) for name, values in columns.items()},
+            _select_columns(columns, rows),
             group=group,
             passes=passes,
             level=level,
@@ -127,19 +127,20 @@ def audit_model(
             engine=engine,
             seed=seed,
         )
-    lines = [] if result.findings else [_NO_SHORTCUT.format(result.level)]
+    lines = _describe_absence(result, _NO_SHORTCUT)
     if result.untested:
         lines = [f"Nothing was tested: {terminal.escape(result.untested)}"]
     _write_result(result, out, printed, lines, "Pictures, and what was not tested", unread=result.unread)
-    has_failed = fail_on is not None and (result.suspects or result.untested)
-    raise typer.Exit(1 if has_failed or result.unread else 0)
+    has_failed = fail_on is not None and bool(result.suspects or result.untested)
+    raise typer.Exit(int(has_failed or result.unread > 0))
 
 
-def _find_truth_table(truth: str | None) -> Path | None:
-    """Return the file of ``--truth``; None for a folder, and for a file that is missing, which is refused later."""
-    if truth is None or truth == photo_options.IMAGE_FOLDER:
-        return None
-    return Path(truth) if Path(truth).is_file() else None
+def _find_table(metadata: Path | None, truth: str | None) -> Path | None:
+    """Return the file of the columns, or that of ``--truth``; a file that is missing is refused later."""
+    if metadata is not None:
+        return metadata
+    is_table = truth not in (None, photo_options.IMAGE_FOLDER) and Path(str(truth)).is_file()
+    return Path(str(truth)) if is_table else None
 
 
 def _read_columns(table: Path | None, plan: Plan) -> dict[str, list[str | None]] | None:
@@ -150,6 +151,10 @@ def _read_columns(table: Path | None, plan: Plan) -> dict[str, list[str | None]]
 
 def _select(values: Sequence[Any] | None, rows: Sequence[int]) -> list[Any] | None:
     return None if values is None else [values[row] for row in rows]
+
+
+def _select_columns(columns: Mapping[str, list[Any]] | None, rows: Sequence[int]) -> dict[str, list[Any]] | None:
+    return None if columns is None else {name: [values[row] for row in rows] for name, values in columns.items()}
 
 
 def choose_evenly(classes: Sequence[int], limit: int | None) -> list[int]:
@@ -220,20 +225,16 @@ def compare_models(
         pictures: Photos on the page, the most changed ones.
         method: Method of the maps; for quantized models e.g. reciprocam.
     """
-    from camtool.arguments.checks import check_choice
     from camtool.evaluation.audit.state import replace_state
     from camtool.evaluation.diff import diff
 
-    events = map_options.split_names(fail_on or [])
-    for event in events:
-        check_choice("--fail-on", event, ("moved", "answers"), error=CamtoolError)
+    events = _read_events(fail_on)
     # Which folders are there decides about the classes, so the first photos are taken after that.
     first = None if truth == photo_options.IMAGE_FOLDER else limit
     plan = photo_options.plan_folder(folder, out, recursive=recursive or truth is not None, limit=first)
-    before, after = (
-        _load(name, value, model, device, naming, preparing, is_quiet=printed.hides_progress)
-        for name, value in (("OLD", old), ("NEW", new))
-    )
+    settings: Any = (model, device, naming, preparing)
+    before = _load("OLD", old, *settings, is_quiet=printed.hides_progress)
+    after = _load("NEW", new, *settings, is_quiet=printed.hides_progress)
     classes, before = photo_options.read_classes(truth, plan, before)
     if after.labels is None:
         after = replace(after, labels=before.labels)
@@ -254,14 +255,27 @@ def compare_models(
             batch_size=batch_size,
             seed=seed,
         )
-    lines = [] if result.findings else [_NOT_THE_SAME.format(result.level)]
-    lines.append("; ".join(f"{name.lower()}: {text}" for name, text in result.list_facts()))
+    facts = "; ".join(f"{name.lower()}: {text}" for name, text in result.list_facts())
+    lines = [*_describe_absence(result, _NOT_THE_SAME), facts]
     _write_result(result, out, printed, lines, "Both maps of the most changed photos")
     unread = len(photos) - len(result.images)
-    if unread:
-        terminal.print_notice(f"{format_count(unread, 'photo')} could not be read, see {out / 'diff.md'}.")
+    _print_unread(unread, out / "diff.md")
     happened = {"moved": result.findings, "answers": result.other_answers}
-    raise typer.Exit(1 if unread or any(happened[event] for event in events) else 0)
+    raise typer.Exit(int(unread > 0 or any(happened[event] for event in events)))
+
+
+def _read_events(fail_on: list[str] | None) -> list[str]:
+    """Return what ``--fail-on`` names.
+
+    Raises:
+        CamtoolError: It is none of the events.
+    """
+    from camtool.arguments.checks import check_choice
+
+    events = map_options.split_names(fail_on or [])
+    for event in events:
+        check_choice("--fail-on", event, ("moved", "answers"), error=CamtoolError)
+    return events
 
 
 def _load(
@@ -295,6 +309,17 @@ def _load(
 # ------------------------------------------------------------------------------------------------- their results
 
 
+def _describe_absence(result: Audit | CamDiff, sentence: str) -> list[str]:
+    """Return the sentence that no finding proves nothing, with the level; nothing if there are findings."""
+    return [] if result.findings else [sentence.format(result.level)]
+
+
+def _print_unread(count: int, listed: Path) -> None:
+    """Print how many photos could not be read, and which file lists them."""
+    if count:
+        terminal.print_notice(f"{format_count(count, 'photo')} could not be read, see {listed}.")
+
+
 def _write_result(
     result: Audit | CamDiff, out: Path, printed: PrintOptions, lines: Sequence[str], page: str, *, unread: int = 0
 ) -> None:
@@ -313,9 +338,7 @@ def _write_result(
     if printed.as_json:
         terminal.print_json(json.loads(result.to_json()))
         return
-    if unread:
-        listed = next(out.glob("*.md"))
-        terminal.print_notice(f"{format_count(unread, 'photo')} could not be read, see {listed}.")
+    _print_unread(unread, next(out.glob("*.md")))
     if printed.quiet:
         return
     for note in result.notes:

@@ -234,21 +234,23 @@ def _test_device(device: str) -> str | None:
 
 
 def _print_result(result: Mapping[str, Any]) -> None:
-    engines = {name: by and terminal.escape(by) for name, by in result["engines"].items()}
     caches = {name: f"{_format_size(cache['bytes'])} in {cache['path']}" for name, cache in result["caches"].items()}
-    tests = {
-        device: reason and f"[bold red]failed:[/] {terminal.escape(reason)}"
-        for device, reason in result["self_test"].items()
-    }
     _print_section("Versions", result["versions"])
     _print_section("Devices", result["devices"])
-    _print_section("Engines", {name: by or f"[yellow]needs[/] {_ENGINE_NEEDS[name]}" for name, by in engines.items()})
+    _print_section("Engines", {name: _describe_engine(name, by) for name, by in result["engines"].items()})
     _print_section("Extras", _describe_extras(result["extras"]))
     _print_section("Caches", {name: terminal.escape(text) for name, text in caches.items()})
     _print_section("Torch", result["torch"])
-    _print_section(
-        "Self-test", {device: text or f"[green]the heat is on the {_LABEL}[/]" for device, text in tests.items()}
-    )
+    _print_section("Self-test", {device: _describe_test(reason) for device, reason in result["self_test"].items()})
+
+
+def _describe_engine(name: str, version: str | None) -> str:
+    return terminal.escape(version) if version else f"[yellow]needs[/] {_ENGINE_NEEDS[name]}"
+
+
+def _describe_test(reason: str | None) -> str:
+    is_fine = f"[green]the heat is on the {_LABEL}[/]"
+    return f"[bold red]failed:[/] {terminal.escape(reason)}" if reason else is_fine
 
 
 def _print_section(title: str, rows: Mapping[str, str]) -> None:

@@ -189,19 +189,21 @@ def _order_labels(path: Path, labels: dict[Any, Any]) -> list[Any]:
     Raises:
         CamtoolError: The indices are not those from 0 on.
     """
-    by_index = labels
-    if all(isinstance(value, int) for value in labels.values()):
-        by_index = {index: name for name, index in labels.items()}  # class_to_idx of torchvision
-    names = {str(index): name for index, name in by_index.items()}
+    is_from_names = all(isinstance(value, int) for value in labels.values())  # class_to_idx of torchvision
+    pairs = [(index, name) for name, index in labels.items()] if is_from_names else labels.items()
+    names = {str(index): name for index, name in pairs}
     order = [str(index) for index in range(len(labels))]
     if names.keys() != {*order}:
         raise CamtoolError(
             f"--labels {path} holds a dictionary whose indices are not 0 to {len(labels) - 1}; give a list of names, "
             '{"0": "cat", "1": "dog"}, or {"cat": 0, "dog": 1}.'
         )
-    # Keras writes an identifier and a name.
-    ordered = [names[index] for index in order]
-    return [name[-1] if isinstance(name, (list, tuple)) and name else name for name in ordered]
+    return [_get_name(names[index]) for index in order]
+
+
+def _get_name(label: Any) -> Any:
+    """Return a label; of a pair as Keras writes it, an identifier and a name, the name."""
+    return label[-1] if isinstance(label, (list, tuple)) and label else label
 
 
 ChannelOrder: TypeAlias = Literal["rgb", "bgr", "gray"]
@@ -242,6 +244,15 @@ class PreprocessingOptions:
         """
         from camtool.models import StatedPreprocessing, scale_statistics
 
+        self._check_combination()
+        means = _parse_numbers("--mean", self.mean, self.channels)
+        stds = _parse_numbers("--std", self.std, self.channels)
+        if means is not None and stds is not None:
+            scale_statistics(means, stds)
+        size = None if self.size is None else parse_image_size(self.size)
+        return StatedPreprocessing(self.transform, size, means, stds, self.channels, self.fit)
+
+    def _check_combination(self) -> None:
         given = [f"--{name}" for name in ("size", "fit", "mean", "std", "channels") if getattr(self, name) is not None]
         if self.transform is not None and given:
             raise CamtoolError(
@@ -250,12 +261,6 @@ class PreprocessingOptions:
             )
         if (self.mean is None) != (self.std is None):
             raise CamtoolError(f"{'--mean' if self.std is None else '--std'} is given alone; give --mean and --std.")
-        means = _parse_numbers("--mean", self.mean, self.channels)
-        stds = _parse_numbers("--std", self.std, self.channels)
-        if means is not None and stds is not None:
-            scale_statistics(means, stds)
-        size = None if self.size is None else parse_image_size(self.size)
-        return StatedPreprocessing(self.transform, size, means, stds, self.channels, self.fit)
 
 
 def _parse_numbers(option: str, text: str | None, channels: ChannelOrder | None) -> list[float] | None:

@@ -126,14 +126,16 @@ def _convert_value(name: str, value: Any, *, is_flag: bool, is_list: bool) -> An
         return value
     if isinstance(value, dict) and name == "option":
         value = [f"{key}={json.dumps(entry, default=str)}" for key, entry in value.items()]
-    values = value if isinstance(value, list) else [value]
-    for entry in values:
-        if isinstance(entry, bool):
-            raise CamtoolError(f"--config: {name} has the value {entry}; write a word such as 'no' in quotes.")
-        if not isinstance(entry, str | int | float):
-            raise CamtoolError(f"--config: {name} takes a value or a list of values, got {type(entry).__name__}.")
-    texts = [str(entry) for entry in values]
+    texts = [_to_text(name, entry) for entry in (value if isinstance(value, list) else [value])]
     return texts if is_list else ",".join(texts)
+
+
+def _to_text(name: str, entry: Any) -> str:
+    if isinstance(entry, bool):
+        raise CamtoolError(f"--config: {name} has the value {entry}; write a word such as 'no' in quotes.")
+    if not isinstance(entry, str | int | float):
+        raise CamtoolError(f"--config: {name} takes a value or a list of values, got {type(entry).__name__}.")
+    return str(entry)
 
 
 def _check_names_once(path: Path, node: Any) -> None:
@@ -210,8 +212,7 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     def call(**values: Any) -> None:
         command(**{name: _collect(name, hint, values) for name, hint in hints.items() if name != "return"})
 
-    infos = [option.annotation.__metadata__[0] for option in parameters if hasattr(option.annotation, "__metadata__")]
-    folded = [panel for panel in _FOLDED if any(info.hidden and info.rich_help_panel == panel for info in infos)]
+    folded = _list_folded(parameters)
     if folded:
         text = f"Show all options, also those of: {', '.join(folded)}."
         info = typer.Option("--help-all", is_eager=True, expose_value=False, callback=_show_all, help=text)
@@ -220,6 +221,12 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {option.name: option.annotation for option in parameters}
     return call
+
+
+def _list_folded(parameters: Sequence[Parameter]) -> list[str]:
+    """Return the headings whose options the help leaves out."""
+    infos = [option.annotation.__metadata__[0] for option in parameters if hasattr(option.annotation, "__metadata__")]
+    return [panel for panel in _FOLDED if any(info.hidden and info.rich_help_panel == panel for info in infos)]
 
 
 def _read_helps(documented: Any) -> dict[str, str]:

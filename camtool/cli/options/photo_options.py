@@ -238,17 +238,30 @@ def _read_folders(plan: Plan, loaded: Loaded, class_count: int | None) -> tuple[
     from camtool.runs.true_labels import TrueClass, TrueClasses
 
     photos = [Path(job.source) for job in plan.jobs]
+    root = _find_root(plan, photos)
+    classes = find_classes(photos, loaded.labels, root, class_count)
+    names = sorted({photo.relative_to(root).parts[0] for photo in photos})
+    if loaded.labels is None and not all(map(str.isdecimal, names)):
+        loaded = replace(loaded, labels=names)
+    known = {index: TrueClass(index, _get_label(loaded, index)) for index in {*classes}}
+    by_photo = {job.source: known[index] for job, index in zip(plan.jobs, classes, strict=True)}
+    return TrueClasses(root, by_photo, 0), loaded
+
+
+def _find_root(plan: Plan, photos: list[Path]) -> Path:
+    """Return the folder that all photos are in.
+
+    Raises:
+        CamtoolError: There are several.
+    """
     root = next((Path(folder) for folder in plan.folders), photos[0].parent)
     if len(plan.folders) > 1 or not all(photo.is_relative_to(root) for photo in photos):
         raise CamtoolError("--truth imagefolder needs one folder with a folder for each class; give it as PATH alone.")
-    classes = find_classes(photos, loaded.labels, root, class_count)
-    names = sorted({photo.relative_to(root).parts[0] for photo in photos})
-    if loaded.labels is None and not all(name.isdecimal() for name in names):
-        loaded = replace(loaded, labels=names)
-    labels = loaded.labels
-    known = {index: TrueClass(index, f"class {index}" if labels is None else labels[index]) for index in {*classes}}
-    by_photo = {job.source: known[index] for job, index in zip(plan.jobs, classes, strict=True)}
-    return TrueClasses(root, by_photo, 0), loaded
+    return root
+
+
+def _get_label(loaded: Loaded, index: int) -> str:
+    return f"class {index}" if loaded.labels is None else loaded.labels[index]
 
 
 def read_classes(truth: str | None, plan: Plan, loaded: Loaded) -> tuple[list[int] | None, Loaded]:

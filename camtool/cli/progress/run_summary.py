@@ -24,6 +24,7 @@ from camtool.runs.text_escapes import escape_hidden
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from camtool.cli.options.output_options import PrintOptions
     from camtool.explaining.explainer import Explainer
     from camtool.runs.job_list import Plan
     from camtool.runs.manifest import ManifestLine
@@ -79,9 +80,8 @@ class RunReport:
     Args:
         plan: The photos.
         output: What is written where.
-        quiet: Print errors only.
-        verbose: Print a line for each photo as well.
-        as_json: Print the summary as JSON, and nothing else.
+        printed: What is printed.
+        verbose: Print a line for each photo as well; None for a terminal alone, where the user watches.
         has_sheet: Draw the overlays on contact sheets at the end.
         notes: What to tell about the request, e.g. photos without a true class.
     """
@@ -90,15 +90,16 @@ class RunReport:
         self,
         plan: Plan,
         output: OutputSettings,
+        printed: PrintOptions,
         *,
-        quiet: bool,
-        verbose: bool,
-        as_json: bool,
+        verbose: bool | None,
         has_sheet: bool = False,
         notes: Sequence[str] = (),
     ) -> None:
         self._jobs, self._skipped, self._output = plan.jobs, plan.skipped, output
-        self._quiet, self._verbose, self._as_json = quiet, verbose, as_json
+        self._printed = printed
+        by_default = terminal.out.is_terminal and not printed.quiet
+        self._verbose = not printed.as_json and (by_default if verbose is None else verbose)
         self._has_sheet, self._notes = has_sheet, notes
         self._failed: list[Failure] = []
         self._recorded = 0
@@ -120,7 +121,7 @@ class RunReport:
         from camtool.runs.result_writer import Success
 
         started = time.perf_counter()
-        progress = RunProgress(len(self._jobs), batch_size, is_quiet=self._quiet or self._as_json)
+        progress = RunProgress(len(self._jobs), batch_size, is_quiet=self._printed.hides_progress)
         outcomes = run_jobs(
             explainer,
             self._jobs,
@@ -167,7 +168,7 @@ class RunReport:
             return
         from camtool.runs.run_folder.sheets import write_sheets
 
-        with terminal.show_activity("Drawing the contact sheet", is_quiet=self._quiet or self._as_json):
+        with terminal.show_activity("Drawing the contact sheet", is_quiet=self._printed.hides_progress):
             images = (str(job.source) for job in self._jobs)
             self._sheets = write_sheets(self._output.folder, images, has_captions=self._output.has_captions)
 
@@ -192,14 +193,14 @@ class RunReport:
 
     def _print_summary(self, seconds: float, *, interrupted: bool) -> None:
         totals = self._sum_up()
-        if self._as_json:
+        if self._printed.as_json:
             summary = self._build_json_summary(totals, seconds, interrupted=interrupted)
             terminal.print_json(summary)
             return
-        if not self._quiet:
+        if not self._printed.quiet:
             self._print_results(totals, seconds, interrupted=interrupted)
         print_failures(len(self._failed), [failure.reason for failure in self._failed])
-        if any(failure.is_recorded for failure in self._failed) and not self._quiet:
+        if any(failure.is_recorded for failure in self._failed) and not self._printed.quiet:
             terminal.err.print("Those of earlier starts were not tried again; --retry-failed does.", soft_wrap=True)
 
     def _print_results(self, totals: _Totals, seconds: float, *, interrupted: bool) -> None:

@@ -124,7 +124,7 @@ class _Follower:
 
     def __init__(self, run: ClusterRun, notes: list[str], *, has_classes: bool, request: RunRequest) -> None:
         self._run, self._notes, self._has_classes = run, notes, has_classes
-        self._quiet, self._as_json = request.options.printed.quiet, request.options.printed.as_json
+        self._printed = request.options.printed
         self._photos, self._rows, self._failures, self._earlier_failures = 0, 0, 0, 0
         self._right, self._wrong = 0, 0
         self._reasons: list[str] = []
@@ -140,7 +140,7 @@ class _Follower:
             self._earlier_failures += outcome.failures
             self._count(outcome)
         started = time.perf_counter()
-        outcomes, bar = self._run.start(), build_countdown(is_quiet=self._quiet or self._as_json)
+        outcomes, bar = self._run.start(), build_countdown(is_quiet=self._printed.hides_progress)
         with catch_stop() as stop, closing(outcomes), bar as progress:
             task = progress.add_task("Starting Ray", total=self._todo)
             for outcome in outcomes:
@@ -166,7 +166,7 @@ class _Follower:
         self._rows += outcome.rows
         self._failures += outcome.failures
         self._count(outcome)
-        is_silent = self._quiet or self._as_json or terminal.err.is_terminal
+        is_silent = self._printed.hides_progress or terminal.err.is_terminal
         if not is_silent and time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             terminal.err.print(f"{self._finished} of {format_count(self._todo, 'shard')}, {self._photos} photos")
@@ -177,13 +177,13 @@ class _Follower:
         self._reasons += outcome.reasons[: _MAX_REASONS - len(self._reasons)]
 
     def _print_summary(self, seconds: float, *, interrupted: bool) -> None:
-        if self._as_json:
+        if self._printed.as_json:
             terminal.print_json(self._build_json_summary(seconds, interrupted=interrupted))
             return
-        if not self._quiet:
+        if not self._printed.quiet:
             self._print_results(seconds, interrupted=interrupted)
         run_summary.print_failures(self._failures + self._earlier_failures, self._reasons)
-        if self._earlier_failures and not self._quiet:
+        if self._earlier_failures and not self._printed.quiet:
             terminal.err.print("Those of earlier starts were not tried again; remove a shard to compute it again.")
 
     def _print_results(self, seconds: float, *, interrupted: bool) -> None:

@@ -11,7 +11,6 @@ import typer
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options.option_classes import takes_options
-from camtool.cli.options.output_options import PrintOptions
 from camtool.cli.options.photo_options import read_true_classes
 from camtool.cli.progress import run_summary
 from camtool.cli.run_folders import run_options, stored_run_commands
@@ -56,7 +55,6 @@ def _run_here(context: typer.Context, request: run_options.RunRequest, local: ru
         CamtoolError: The request cannot be served.
     """
     from camtool.explaining.explainer import Explainer
-    from camtool.runs import job_list
     from camtool.runs.run_folder import description, sheets
     from camtool.runs.run_folder.replay import Replayer
     from camtool.runs.run_folder.run_folder import RunStart
@@ -65,12 +63,9 @@ def _run_here(context: typer.Context, request: run_options.RunRequest, local: ru
     options, out = request.options, request.output.folder
     if local.sheet:
         sheets.check_sheets(out)
-    printed, is_quiet = options.printed, options.printed.hides_progress
+    is_quiet = options.printed.hides_progress
     # Photos are listed before the model is loaded, which may take minutes.
-    with terminal.show_activity("Listing photos", is_quiet=is_quiet):
-        photos = options.photos
-        is_deep = photos.recursive or options.truth.has_folders
-        listed = job_list.plan_run(photos.paths, recursive=is_deep, out=out, as_volumes=local.volume)
+    listed = _list_photos(request, local)
     folders = [region for region in request.output.regions.values() if isinstance(region, Path)]
     masks = {folder: match_masks(folder, listed, f"--region {folder}") for folder in folders}
     if not is_quiet:
@@ -95,18 +90,21 @@ def _run_here(context: typer.Context, request: run_options.RunRequest, local: ru
         listed=frozenset(str(job.source) for job in listed.jobs),
     )
     report = run_summary.RunReport(
-        planned,
-        output,
-        quiet=printed.quiet,
-        verbose=_shows_lines(local.verbose, printed),
-        as_json=printed.as_json,
-        has_sheet=local.sheet,
-        notes=notes,
+        planned, output, options.printed, verbose=local.verbose, has_sheet=local.sheet, notes=notes
     )
     code = report.follow_run(explainer, request.targets, options.batch_size, local.workers, start)
     if local.page:
         stored_run_commands.write_after_run(out, is_stopped=code not in (0, 1), quiet=is_quiet)
     return code
+
+
+def _list_photos(request: run_options.RunRequest, local: run_options.LocalOptions) -> Plan:
+    from camtool.runs.job_list import plan_run
+
+    photos = request.options.photos
+    with terminal.show_activity("Listing photos", is_quiet=request.options.printed.hides_progress):
+        is_deep = photos.recursive or request.options.truth.has_folders
+        return plan_run(photos.paths, recursive=is_deep, out=request.output.folder, as_volumes=local.volume)
 
 
 def _tell_series(plan: Plan, *, is_joined: bool) -> None:
@@ -144,10 +142,3 @@ def describe_undrawable_labels(loaded: Loaded) -> list[str]:
         return []
     note = f"No font of this system has all letters of {format_count(len(texts), 'label')}, e.g. {texts[0]!r}; captions"
     return [f"{note} show the index. Install a font of this script, e.g. one of the Noto fonts."]
-
-
-def _shows_lines(verbose: bool | None, printed: PrintOptions) -> bool:
-    """Return True if a line for each photo is printed: by default on a terminal, where the user watches."""
-    if printed.as_json:
-        return False
-    return verbose if verbose is not None else terminal.out.is_terminal and not printed.quiet

@@ -147,13 +147,8 @@ def read_request(context: typer.Context, options: RunOptions, local: LocalOption
 
 def _read_output(context: typer.Context, options: RunOptions, local: LocalOptions | None) -> OutputSettings:
     """Return what is written, and check that what options ask for is written at all."""
-    output, pictures, has_kinds = options.output, options.pictures, is_given(context, "save")
-    as_arrays = output.format == "npz"
-    kinds = output_options.parse_kinds("npz" if as_arrays and not has_kinds else output.save, output.format)
-    if local is None:
-        _check_cluster_kinds(kinds, needs_overlays=pictures.caption and not has_kinds)
-    elif local.sufficient and "sufficient" not in kinds:
-        kinds = [*kinds, "sufficient"]
+    output, pictures = options.output, options.pictures
+    kinds = _read_kinds(options, local, has_kinds=is_given(context, "save"))
     has_sheet = local is not None and local.sheet
     output_options.check_overlays_are_saved(kinds, caption=pictures.caption, sheet=has_sheet, legend=pictures.legend)
     if options.truth.only_wrong and options.truth.labels_csv is None:
@@ -161,7 +156,7 @@ def _read_output(context: typer.Context, options: RunOptions, local: LocalOption
     return OutputSettings(
         folder=output.out,
         kinds=kinds,
-        format="png" if as_arrays else output.format,
+        format="png" if output.format == "npz" else output.format,
         alpha=pictures.alpha,
         colormap=output_options.choose_colormap(pictures.colormap),
         enlarge=pictures.enlarge,
@@ -171,6 +166,18 @@ def _read_output(context: typer.Context, options: RunOptions, local: LocalOption
         regions=output_options.parse_regions(local.region if local else None, pictures.max_side),
         has_legend=pictures.legend,
     )
+
+
+def _read_kinds(options: RunOptions, local: LocalOptions | None, *, has_kinds: bool) -> list[str]:
+    """Return the kinds of files: those that the user named, or that other options ask for."""
+    output = options.output
+    asked = "npz" if output.format == "npz" and not has_kinds else output.save
+    kinds = output_options.parse_kinds(asked, output.format)
+    if local is None:
+        _check_cluster_kinds(kinds, needs_overlays=options.pictures.caption and not has_kinds)
+    elif local.sufficient and "sufficient" not in kinds:
+        return [*kinds, "sufficient"]
+    return kinds
 
 
 def _check_cluster_kinds(kinds: list[str], *, needs_overlays: bool) -> None:

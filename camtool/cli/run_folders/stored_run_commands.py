@@ -194,19 +194,26 @@ def _build_options(command: Any, values: Mapping[str, Any]) -> Iterator[str]:
     for name, value in values.items():
         if name not in known:
             raise CamtoolError(f"this version of camtool has no option --{name.replace('_', '-')}, which the run used.")
-        parameter = known[name]
-        if parameter.param_type_name == "argument" or value is None:
-            continue
-        if parameter.is_flag:
-            yield from (parameter.opts if value else parameter.secondary_opts)[:1]
-        elif parameter.multiple:
-            yield from (f"{parameter.opts[0]}={entry}" for entry in (value if isinstance(value, list) else [value]))
-        elif isinstance(value, list) and len(value) == parameter.nargs > 1:
-            yield from (parameter.opts[0], *map(str, value))
-        elif isinstance(value, (list, dict)):
-            raise CamtoolError(f"{parameter.opts[0]} of the run is damaged: {value}.")
-        else:
-            yield f"{parameter.opts[0]}={value}"
+        if known[name].param_type_name != "argument" and value is not None:
+            yield from _write_option(known[name], value)
+
+
+def _write_option(option: Any, value: Any) -> list[str]:
+    """Return the arguments of the command line that give an option a value.
+
+    Raises:
+        CamtoolError: It takes no such value.
+    """
+    name = option.opts[0]
+    if option.is_flag:
+        return (option.opts if value else option.secondary_opts)[:1]
+    if option.multiple:
+        return [f"{name}={entry}" for entry in (value if isinstance(value, list) else [value])]
+    if isinstance(value, list) and len(value) == option.nargs > 1:
+        return [name, *map(str, value)]
+    if isinstance(value, (list, dict)):
+        raise CamtoolError(f"{name} of the run is damaged: {value}.")
+    return [f"{name}={value}"]
 
 
 def _print_result(replayer: Replayer) -> None:
