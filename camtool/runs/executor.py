@@ -39,7 +39,7 @@ from camtool.runs.process_settings import release_memory
 from camtool.runs.result_writer import Failure, ResultWriter, Success, describe_error
 from camtool.runs.run_folder.hashes import hash_file, hash_photo
 from camtool.runs.run_folder.photo_records import PhotoRecord
-from camtool.runs.run_folder.run_folder import RunFolder, RunStart, open_run_folder
+from camtool.runs.run_folder.run_folder import Batch, RunFolder, RunStart, open_run_folder
 from camtool.runs.save_kinds import OutputSettings
 from camtool.warning_codes import MapWarning
 
@@ -123,10 +123,7 @@ def explain_batch(
         TargetError: The model has no such class.
         MethodError: The method can serve none of the photos, and ``strict`` is set.
     """
-    readable = [photo for photo in photos if not isinstance(photo, str)]
-    results = _try_explaining(explainer, readable, target)
-    if not isinstance(results, list):  # a batch that fails is explained photo by photo
-        results = [_explain_one(explainer, photo, target) for photo in readable]
+    results = _explain_readable(explainer, [photo for photo in photos if not isinstance(photo, str)], target)
     refusals = [result for result in results if isinstance(result, MethodError)]
     if strict and refusals and len(refusals) == len(results):
         raise refusals[0]
@@ -137,10 +134,13 @@ def explain_batch(
     ]
 
 
-def _explain_one(explainer: Explainer[Any], photo: PreparedInput, target: Any) -> Any:
-    """Return the explanations of one photo, or why there are none."""
-    results = _try_explaining(explainer, [photo], target)
-    return results[0] if isinstance(results, list) else results
+def _explain_readable(explainer: Explainer[Any], photos: Sequence[PreparedInput], target: Any) -> list[Any]:
+    """Return the explanations of each photo, or why there are none. A batch that fails is explained photo by photo."""
+    results = _try_explaining(explainer, photos, target)
+    if isinstance(results, list):
+        return results
+    alone = [_try_explaining(explainer, [photo], target) for photo in photos]
+    return [result[0] if isinstance(result, list) else result for result in alone]
 
 
 def _try_explaining(
@@ -297,17 +297,7 @@ def run_jobs(
         )
         written = threads.map_ahead(partial(_write_results, writer, output.folder), explained, batch_size)
         for batch in folder.batches:
-            if batch.is_complete:
-                yield from map(_restore_outcome, batch.jobs, folder.read_batch(batch))
-                continue
-            kept = folder.begin_batch(batch)
-            for outcome, results in islice(written, len(batch.jobs)):
-                earlier = kept.get(str(outcome.job.source))
-                if earlier is None:
-                    folder.add(str(outcome.job.source), results)
-                    yield outcome
-                else:
-                    yield _restore_outcome(outcome.job, earlier)
+            yield from _record_batch(folder, batch, written)
         release_memory()  # the report reads photos again
 
 
@@ -424,6 +414,23 @@ def _choose_engine(explainer: Explainer[Any], jobs: Sequence[Job], target: Any, 
 
 
 # ---------------------------------------------------------------------------------------------------------- records
+
+
+def _record_batch(
+    folder: RunFolder, batch: Batch, written: Iterator[tuple[Success | Failure, dict[str, Any]]]
+) -> Iterator[Success | Failure]:
+    """Record what was written of a batch, and yield its outcomes, also those of earlier starts."""
+    if batch.is_complete:
+        yield from map(_restore_outcome, batch.jobs, folder.read_batch(batch))
+        return
+    kept = folder.begin_batch(batch)
+    for outcome, results in islice(written, len(batch.jobs)):
+        earlier = kept.get(str(outcome.job.source))
+        if earlier is None:
+            folder.add(str(outcome.job.source), results)
+            yield outcome
+        else:
+            yield _restore_outcome(outcome.job, earlier)
 
 
 def _write_results(

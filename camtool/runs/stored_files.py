@@ -89,17 +89,29 @@ def build_check(hint: Any) -> Callable[[Any], bool]:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value: True
-    if hint is bool:
-        return lambda value: isinstance(value, bool)
     if origin is None:
-        allowed = (int, float) if hint is float else hint
-        return lambda value: isinstance(value, allowed) and not isinstance(value, bool)
+        return _build_plain_check(hint)
     if origin is UnionType:
         checks = [build_check(argument) for argument in arguments]
         return lambda value: any(check(value) for check in checks)
     if origin is dict:
         check = build_check(arguments[1])
         return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+    return _build_list_check(arguments, has_length=origin is tuple and arguments[-1] is not ...)
+
+
+def _build_plain_check(kind: type) -> Callable[[Any], bool]:
+    if kind is bool:
+        return lambda value: isinstance(value, bool)
+    allowed = (int, float) if kind is float else kind
+    return lambda value: isinstance(value, allowed) and not isinstance(value, bool)
+
+
+def _build_list_check(arguments: tuple[Any, ...], *, has_length: bool) -> Callable[[Any], bool]:
     check = build_check(arguments[0])
-    length = len(arguments) if origin is tuple and arguments[-1] is not ... else None
-    return lambda value: isinstance(value, (list, tuple)) and length in (None, len(value)) and all(map(check, value))
+
+    def is_list(value: Any) -> bool:
+        is_as_long = isinstance(value, (list, tuple)) and (not has_length or len(value) == len(arguments))
+        return is_as_long and all(map(check, value))
+
+    return is_list

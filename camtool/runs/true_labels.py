@@ -132,13 +132,14 @@ def read_metadata(path: Path, plan: Plan) -> dict[str, list[str | None]]:
     if image is None:
         columns_found = f"the columns {', '.join(map(repr, names))}" if rows else "no rows"
         raise CamtoolError(f"{place} has {columns_found}; it needs a column 'image' with paths or names of photos.")
-    by_photo = _join_rows(match_photos(plan, [row[names[image]] or "" for row in rows], place), rows, place)
+    by_photo = _join_rows(plan, rows, names[image], place)
+    known = [by_photo.get(job.source, {}) for job in plan.jobs]
     columns = [name for name in names if name not in (names[image], _LABEL, _INDEX)]
-    return {column: [by_photo.get(job.source, {}).get(column) or None for job in plan.jobs] for column in columns}
+    return {column: [row.get(column) or None for row in known] for column in columns}
 
 
 def _join_rows(
-    photos: Sequence[Path | str | None], rows: Sequence[dict[str, str]], place: str
+    plan: Plan, rows: Sequence[dict[str, str]], image_column: str, place: str
 ) -> dict[Path | str, dict[str, str]]:
     """Return the row of each photo that has one.
 
@@ -146,6 +147,7 @@ def _join_rows(
         CamtoolError: Two rows about a photo differ, or none is about one.
     """
     by_photo: dict[Path | str, dict[str, str]] = {}
+    photos = match_photos(plan, [row[image_column] or "" for row in rows], place)
     for photo, row in zip(photos, rows, strict=True):
         if photo is not None and by_photo.setdefault(photo, row) != row:
             raise CamtoolError(f"{place} has two different rows about {photo}; leave one there.")
@@ -254,21 +256,24 @@ class _ClassFinder:
 
     def _find_index(self, text: str) -> int:
         named = [] if self._is_index else self._by_name.get(_fold(text), [])
-        number = int(text) if text.isascii() and text.isdecimal() else None
-        if number is not None and (not named or named == [number]):
-            if self._count is not None and number >= self._count:
-                raise _RowError(f"class {number} does not exist: the model has {self._count}, 0 to {self._count - 1}.")
-            return number
-        if number is not None:
+        if text.isascii() and text.isdecimal():
+            return self._check_number(int(text), text, named)
+        if not named:
+            raise self._build_unknown_error(text)
+        if len(named) > 1:
+            raise _RowError(f"label {text!r} names the classes {', '.join(map(str, named))}; give one of the indices.")
+        return named[0]
+
+    def _check_number(self, number: int, text: str, named: Sequence[int]) -> int:
+        """Return the index that a number means, which is also the name of these classes."""
+        if named and [*named] != [number]:
             raise _RowError(
                 f"label {text!r} is the name of class {named[0]} and the index of another; give indices in a column "
                 "'index' instead of 'label'."
             )
-        if len(named) == 1:
-            return named[0]
-        if named:
-            raise _RowError(f"label {text!r} names the classes {', '.join(map(str, named))}; give one of the indices.")
-        raise self._build_unknown_error(text)
+        if self._count is not None and number >= self._count:
+            raise _RowError(f"class {number} does not exist: the model has {self._count}, 0 to {self._count - 1}.")
+        return number
 
     def _build_unknown_error(self, text: str) -> _RowError:
         if self._is_index:

@@ -247,7 +247,7 @@ def find_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     Parts that one of the descriptions lacks as a whole are not compared.
     """
     parts = [name for name in now if name in then]
-    old, new = (dict(_flatten({name: description[name] for name in parts})) for description in (then, now))
+    old, new = (dict(flatten({name: description[name] for name in parts})) for description in (then, now))
     if not _has_relative_path(now):
         old.pop("directory", None), new.pop("directory", None)
     names = [*new, *(name for name in old if name not in new)]
@@ -320,13 +320,13 @@ def check_directory(description: Mapping[str, Any]) -> None:
         raise CamtoolError(f"the paths of the run are relative to {directory!r}; start the command there.")
 
 
-def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each value that is no mapping, with its dotted name."""
     if not isinstance(value, Mapping):
         yield name, value
         return
     for key, entry in value.items():
-        yield from _flatten(entry, f"{name}.{key}" if name else str(key))
+        yield from flatten(entry, f"{name}.{key}" if name else str(key))
 
 
 def _has_relative_path(description: Mapping[str, Any]) -> bool:

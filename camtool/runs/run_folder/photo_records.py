@@ -7,7 +7,7 @@ file says about the batch.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -148,20 +148,20 @@ def _parse_record(line: bytes) -> PhotoRecord:
     if unknown:
         raise ValueError(f"camtool writes no {min(unknown)!r}")
     record = build_checked(PhotoRecord, values)
-    rows = [parse_row(row) for row in record.explanations or ()]
     if record.batch < 0 or not record.image or not is_encodable(record.image):
         raise ValueError("its batch or its image is invalid")
+    rows = [parse_row(row) for row in record.explanations or ()]
     if any(row.image != record.image for row in rows) or (rows and record.failure is not None):
         raise ValueError("its explanations are of another photo")
-    _check_files(record)
-    if any(name not in record.files for row in rows for name in row.files.values()):
-        raise ValueError("a file of an explanation is not listed")
+    _check_files(record, {name for row in rows for name in row.files.values()})
     return record
 
 
-def _check_files(record: PhotoRecord) -> None:
+def _check_files(record: PhotoRecord, of_explanations: Collection[str]) -> None:
     if not all(name and is_inside(name) for name in (record.stem, *record.files)):
         raise ValueError("a path leads out of the folder")
     for facts in record.files.values():
         if not isinstance(facts.get("bytes"), int) or not isinstance(facts.get("sha256"), str):
             raise ValueError("a file has no size or no hash")
+    if not record.files.keys() >= {*of_explanations}:
+        raise ValueError("a file of an explanation is not listed")

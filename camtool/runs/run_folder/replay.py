@@ -137,13 +137,16 @@ class Replayer:
                 pass
         self.changes = find_changes({**self.description, "command": {}}, {**description, "command": {}})
         made = {record.image: record for record in read_records(output.folder / PHOTOS)}
+        self.explanations = [*self._compare_photos(stored, made)]
+
+    def _compare_photos(
+        self, stored: Sequence[PhotoRecord], made: Mapping[str, PhotoRecord]
+    ) -> Iterator[ReplayedExplanation]:
         changed = {record.image for record in stored if made[record.image].sha256 != record.sha256}
-        self.explanations = [
-            replayed
-            for record in stored
-            if self.image in (None, record.image)
-            for replayed in _compare(self.folder, record, made[record.image], _describe_photos(record, stored, changed))
-        ]
+        for record in stored:
+            if self.image in (None, record.image):
+                photos = _describe_photos(record, stored, changed)
+                yield from _compare(self.folder, record, made[record.image], photos)
 
     def _read_stored(self) -> Iterator[PhotoRecord]:
         journal = check_records(self.folder / JOURNAL, skip_damaged=True)

@@ -61,15 +61,20 @@ def plan_new_photos(jobs: Sequence[Job], recorded: Sequence[PhotoRecord], batch_
     of a recorded one.
     """
     known = {record.image for record in recorded}
-    taken = {fold_path(Path(record.stem)) for record in recorded}
     new = [job for job in jobs if str(job.source) not in known]
-    wanted = [job.stem if fold_path(job.stem) not in taken else job.stem.with_name(job.name) for job in new]
-    stems = file_names.make_distinct([*(record.stem for record in recorded), *(stem.as_posix() for stem in wanted)])
+    stems = _choose_stems(new, [record.stem for record in recorded])
     first = recorded[-1].batch + 1 if recorded else 0
     return [
         PhotoRecord(str(job.source), stem, first + number // batch_size)
-        for number, (job, stem) in enumerate(zip(new, stems[len(recorded) :], strict=True))
+        for number, (job, stem) in enumerate(zip(new, stems, strict=True))
     ]
+
+
+def _choose_stems(jobs: Sequence[Job], recorded: Sequence[str]) -> list[str]:
+    """Return the names of results of new photos: none is that of a recorded one."""
+    taken = {fold_path(Path(stem)) for stem in recorded}
+    wanted = [job.stem if fold_path(job.stem) not in taken else job.stem.with_name(job.name) for job in jobs]
+    return file_names.make_distinct([*recorded, *(stem.as_posix() for stem in wanted)])[len(recorded) :]
 
 
 @dataclass(frozen=True)
@@ -298,22 +303,18 @@ def open_run_folder(folder: Path, jobs: Sequence[Job], batch_size: int, start: R
             open_regular(folder / name).close()
     try:
         with hold_lock(folder / _LOCK), cleaning.replace_old_run(folder, is_asked=start.overwrite) as discard_old_run:
-            opened = _open(folder, jobs, batch_size, start, discard_old_run)
+            opened, is_refused = _open(folder, jobs, batch_size, start, discard_old_run), False
             try:
                 yield opened
             except CamtoolError:
+                is_refused = True
+                raise
+            finally:
                 opened.close()
                 _publish(folder)
                 # A request that cannot be served at all must not keep the user from correcting it.
-                if not any(record.is_done for record in read_records(folder / PHOTOS)):
+                if is_refused and not any(record.is_done for record in read_records(folder / PHOTOS)):
                     cleaning.remove_run(folder)
-                raise
-            except BaseException:
-                opened.close()
-                _publish(folder)
-                raise
-            opened.close()
-            _publish(folder)
     except LockedError as error:
         raise CamtoolError(
             f"out {str(folder)!r}: another run writes to this folder ({error}); wait for it to end, or give another "
@@ -334,13 +335,18 @@ def _open(
     _check_free(folder, new, start)
     if read_description(folder) is None:
         write_description(folder, start.description or {})
-    if new or start.plan:
-        kept = () if start.plan else read_records(folder / PHOTOS)
-        _write_lines(folder / PHOTOS, map(encode_record, chain(kept, start.plan, new)))
+    _write_plan(folder, new, start.plan)
     started = (folder / DESCRIPTION).stat().st_mtime_ns
     state = FolderState(folder, started, was_killed, start.retry_failed)
     batches = [*find_batches(read_records(folder / PHOTOS), jobs, start.listed, state)]
     return RunFolder(folder, batches, state, discard_old_run)
+
+
+def _write_plan(folder: Path, new: Sequence[PhotoRecord], plan: Sequence[PhotoRecord]) -> None:
+    """Add new photos to the list of the folder, or replace the list by a plan."""
+    kept = () if plan else read_records(folder / PHOTOS)
+    if new or plan:
+        _write_lines(folder / PHOTOS, map(encode_record, chain(kept, plan, new)))
 
 
 def _check_no_cluster_run(folder: Path) -> None:
