@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,13 +34,13 @@ from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.runs.job_list import Job
-from camtool.runs.manifest import parse_row, to_row
 from camtool.runs.process_settings import release_memory
 from camtool.runs.result_writer import Failure, ResultWriter, Success, describe_error
 from camtool.runs.run_folder.hashes import hash_file, hash_photo
 from camtool.runs.run_folder.photo_records import PhotoRecord
 from camtool.runs.run_folder.run_folder import Batch, RunFolder, RunStart, open_run_folder
 from camtool.runs.save_kinds import OutputSettings
+from camtool.runs.stored_files import parse_row, to_row
 from camtool.warning_codes import MapWarning
 
 if TYPE_CHECKING:
@@ -189,11 +189,11 @@ class Workers:
     """A ``with`` block with threads. Functions of torch that run in them use one thread each.
 
     Args:
-        count: The number of threads; with 0 everything runs in the thread of the caller.
+        count: The number of threads, by default that of the cores; with 0 everything runs in the thread of the caller.
     """
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int | None) -> None:
+        self._count = count_workers() if count is None else count
         self._pool: ThreadPoolExecutor | None = None
         self._torch_threads = torch.get_num_threads()
 
@@ -276,12 +276,12 @@ def run_jobs(
     start = start or RunStart()
     with (
         open_run_folder(output.folder, jobs, batch_size, start) as folder,
-        Workers(count_workers() if workers is None else workers) as threads,
+        Workers(workers) as threads,
     ):
         writer = ResultWriter(output)
         pending = [batch for batch in folder.batches if not batch.is_complete]
         prepare = partial(_read_photo, explainer, output.max_side)
-        prepared = threads.map_ahead(prepare, (job for batch in pending for job in batch.jobs), batch_size)
+        prepared = threads.map_ahead(prepare, chain.from_iterable(batch.jobs for batch in pending), batch_size)
         first_explained = _reserve_complete(folder, writer) if pending else None
         if first_explained is not None and start.uses_engine:
             _choose_engine(explainer, folder.get_batch(first_explained).jobs, target, output.max_side)

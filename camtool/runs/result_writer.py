@@ -19,9 +19,9 @@ from camtool.rendering.regions import PhotoRegion
 from camtool.rendering.written_files import check_inside
 from camtool.runs import file_names
 from camtool.runs.job_list import Job, fold_path
-from camtool.runs.manifest import ManifestLine, build_line, is_correct
 from camtool.runs.run_folder.sheets import build_caption
 from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
+from camtool.runs.stored_files import ManifestLine, build_line, is_correct
 from camtool.runs.true_labels import TrueClass
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)

@@ -124,10 +124,11 @@ def read_metadata(path: Path, plan: Plan) -> dict[str, list[str | None]]:
     place = f"--metadata {path}"
     try:
         text, delimiter = _open_table(path)
-        rows = [*csv.DictReader(text, delimiter=delimiter)]
+        reader = csv.DictReader(text, delimiter=delimiter)
+        rows = [*reader]
     except (UnicodeDecodeError, csv.Error) as error:
         raise CamtoolError(f"{place} is no text; give a CSV file with a column image.") from error
-    names = [name for name in rows[0] if name is not None] if rows else []
+    names = [*dict.fromkeys(reader.fieldnames or ())] if rows else []
     image = find_image_column(names)
     if image is None:
         columns_found = f"the columns {', '.join(map(repr, names))}" if rows else "no rows"

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from camtool.cli.options.output_options import PrintOptions
     from camtool.explaining.explainer import Explainer
     from camtool.runs.job_list import Plan
-    from camtool.runs.manifest import ManifestLine
     from camtool.runs.result_writer import Failure, Success
     from camtool.runs.run_folder.run_folder import RunStart
     from camtool.runs.save_kinds import OutputSettings
+    from camtool.runs.stored_files import ManifestLine
 
 
 _MAX_SKIPPED_SHOWN = 5

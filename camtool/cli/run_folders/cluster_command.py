@@ -44,10 +44,9 @@ def run_on_cluster(context: typer.Context, request: RunRequest, cluster: Cluster
     """
     # Ray would report to its makers how it is used; workers of a cluster that runs already follow its own setting.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    from camtool.runs.cluster.cluster_run import ClusterRun
-    from camtool.runs.cluster.output_folder import OutputFolder
+    from camtool.runs.cluster.cluster_run import ClusterRun, Resources
     from camtool.runs.cluster.plan import divide_inputs
-    from camtool.runs.cluster.ray_engine import Resources
+    from camtool.runs.cluster.remote_files import OutputFolder
 
     options, is_quiet = request.options, request.options.printed.hides_progress
     folder = OutputFolder.find(to_uri(request.output.folder))

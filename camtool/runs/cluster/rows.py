@@ -12,7 +12,7 @@ import numpy.typing as npt
 from camtool import maps
 from camtool.geometry.cell_centers import CellCenters
 from camtool.runs.cluster.remote_files import import_library
-from camtool.runs.manifest import build_line
+from camtool.runs.stored_files import build_line
 
 if TYPE_CHECKING:
     from camtool.explaining.explanation import Explanation
@@ -46,7 +46,7 @@ COLUMNS: Mapping[str, str] = {
 }
 """Name → type of pyarrow. One row per photo, target and method; a photo that failed has one row.
 
-The columns of a :class:`camtool.runs.manifest.ManifestLine` have its values; ``path`` is its ``image``, and
+The columns of a :class:`camtool.runs.stored_files.ManifestLine` have its values; ``path`` is its ``image``, and
 ``class_index`` its ``index``. ``heatmap`` is the map at the layer's size in [0, 1], times 255 as uint8, row-major,
 compressed by zlib. ``heatmap_place`` says where it lies: top, left, bottom and right of the model's input in pixels of
 the image; height and width of the input; and in its pixels the center of the first row of cells, the distance of rows,

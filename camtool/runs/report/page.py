@@ -29,7 +29,9 @@ from camtool.rendering.image_writing import open_atomically
 from camtool.runs.report import run_folders
 from camtool.runs.report.columns import Column, ReportContents, ReportRow, RowWarning, list_columns
 from camtool.runs.report.pictures import PictureSettings, Progress, RowPictures, prepare_pictures
+from camtool.runs.run_folder.cleaning import FAILURES
 from camtool.runs.run_folder.description import flatten
+from camtool.runs.stored_files import MANIFEST
 from camtool.runs.text_escapes import escape_hidden
 from camtool.warning_codes import WARNING_KINDS
 
@@ -204,7 +206,7 @@ def _encode_pictures(pictures: Sequence[RowPictures]) -> Mapping[str, Any]:
         "tileRatio": round(min(max(typical, _MIN_RATIO), _MAX_RATIO), 3),
         "photos": _encode_texts([row.photo for row in pictures]),
         "thumbnails": [_encode_thumbnail(row) for row in pictures],
-        "pictures": [[[kind, url] for kind, url in row.pictures] for row in pictures],
+        "pictures": [[*map(list, row.pictures)] for row in pictures],
         "ratios": [None if row.ratio is None else round(row.ratio, 4) for row in pictures],
         "placed": [int(row.is_placed) for row in pictures],
     }
@@ -422,14 +424,13 @@ def _read_contents(source: Path, max_rows: int) -> ReportContents:
         folders = [path.name for path in source.parent.iterdir() if path.is_dir()] if source.parent.is_dir() else []
         near = suggest_names(source.name, folders)
         raise CamtoolError(f"run {str(source)!r}: no such folder.{near}")
-    if any((source / name).is_file() for name in (run_folders.EXPLANATIONS, run_folders.FAILURES)):
+    if any((source / name).is_file() for name in (MANIFEST, FAILURES)):
         return run_folders.read_run_folder(source, max_rows=max_rows)
     if shards := run_folders.list_shards(source):
         run = run_folders.read_run_description(source.parent if source.is_file() else source)
         return replace(run_folders.read_shards(shards, max_rows=max_rows), run=run)
     raise CamtoolError(
-        f"run {str(source)!r} holds neither {run_folders.EXPLANATIONS} nor Parquet files; give the output folder of "
-        "camtool run."
+        f"run {str(source)!r} holds neither {MANIFEST} nor Parquet files; give the output folder of camtool run."
     )
 
 

@@ -17,11 +17,10 @@ from camtool.errors import CamtoolError
 from camtool.rendering.written_files import check_inside, resolve
 from camtool.runs import file_names
 from camtool.runs.file_names import is_inside
-from camtool.runs.manifest import MANIFEST, parse_row
 from camtool.runs.run_folder.description import DESCRIPTION, list_methods, read_description
 from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, PhotoRecord, check_records
 from camtool.runs.save_kinds import list_endings
-from camtool.runs.stored_files import parse_object
+from camtool.runs.stored_files import MANIFEST, parse_object, parse_row
 
 FAILURES = "failures.jsonl"
 """Name of the file in the output folder with one JSON line for each photo that failed."""

@@ -16,8 +16,7 @@ from typing import Any
 from camtool.arguments.regular_files import iterate_lines
 from camtool.errors import CamtoolError
 from camtool.runs.file_names import is_encodable, is_inside
-from camtool.runs.manifest import parse_row
-from camtool.runs.stored_files import build_checked, parse_object
+from camtool.runs.stored_files import build_checked, parse_object, parse_row
 from camtool.runs.text_escapes import to_json
 
 PHOTOS = "photos.jsonl"
@@ -150,11 +149,16 @@ def _parse_record(line: bytes) -> PhotoRecord:
     record = build_checked(PhotoRecord, values)
     if record.batch < 0 or not record.image or not is_encodable(record.image):
         raise ValueError("its batch or its image is invalid")
+    _check_files(record, _list_files(record))
+    return record
+
+
+def _list_files(record: PhotoRecord) -> set[str]:
+    """Return the files that the explanations of a record name."""
     rows = [parse_row(row) for row in record.explanations or ()]
     if any(row.image != record.image for row in rows) or (rows and record.failure is not None):
         raise ValueError("its explanations are of another photo")
-    _check_files(record, {name for row in rows for name in row.files.values()})
-    return record
+    return {name for row in rows for name in row.files.values()}
 
 
 def _check_files(record: PhotoRecord, of_explanations: Collection[str]) -> None:

@@ -14,6 +14,7 @@ from camtool.errors import CamtoolError, ImageError
 from camtool.explaining.explainer import Explainer
 from camtool.rendering.written_files import resolve
 from camtool.runs.job_list import Job, parse_source
+from camtool.runs.run_folder import photo_records
 from camtool.runs.run_folder.description import (
     DESCRIPTION,
     check_directory,
@@ -22,14 +23,7 @@ from camtool.runs.run_folder.description import (
     read_description,
 )
 from camtool.runs.run_folder.hashes import hash_photo
-from camtool.runs.run_folder.photo_records import (
-    JOURNAL,
-    PHOTOS,
-    PhotoRecord,
-    check_records,
-    merge_records,
-    read_records,
-)
+from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, PhotoRecord
 from camtool.runs.run_folder.run_folder import RunStart
 from camtool.runs.save_kinds import OutputSettings
 
@@ -136,7 +130,7 @@ class Replayer:
             for _ in outcomes:
                 pass
         self.changes = find_changes({**self.description, "command": {}}, {**description, "command": {}})
-        made = {record.image: record for record in read_records(output.folder / PHOTOS)}
+        made = {record.image: record for record in photo_records.read_records(output.folder / PHOTOS)}
         self.explanations = [*self._compare_photos(stored, made)]
 
     def _compare_photos(
@@ -149,8 +143,8 @@ class Replayer:
                 yield from _compare(self.folder, record, made[record.image], photos)
 
     def _read_stored(self) -> Iterator[PhotoRecord]:
-        journal = check_records(self.folder / JOURNAL, skip_damaged=True)
-        return merge_records(check_records(self.folder / PHOTOS), journal)
+        journal = photo_records.check_records(self.folder / JOURNAL, skip_damaged=True)
+        return photo_records.merge_records(photo_records.check_records(self.folder / PHOTOS), journal)
 
     def _select_batches(self) -> Iterator[PhotoRecord]:
         """Yield all photos of the batches that hold a photo to replay."""

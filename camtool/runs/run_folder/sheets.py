@@ -13,8 +13,7 @@ from camtool.arguments.messages import format_percent
 from camtool.arguments.regular_files import iterate_lines, open_regular
 from camtool.errors import CamtoolError
 from camtool.runs.file_names import is_inside
-from camtool.runs.manifest import MANIFEST, ManifestLine
-from camtool.runs.stored_files import parse_object
+from camtool.runs.stored_files import MANIFEST, ManifestLine, parse_object
 from camtool.runs.text_escapes import escape_hidden
 
 if TYPE_CHECKING:
