@@ -13,6 +13,7 @@ from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from camtool.arguments.messages import suggest_names
@@ -112,7 +113,7 @@ def _print_version(is_asked: bool) -> None:
 @app.callback()
 def _camtool(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """See, and check, what an image model looks at.

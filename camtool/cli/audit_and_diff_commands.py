@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
@@ -38,38 +39,36 @@ _GOES_ON = "Stopped; the same command goes on from here."
 _NO_SHORTCUT = "No finding at q ≤ {:g}, which does not mean that there is no shortcut."
 _NOT_THE_SAME = "No finding at q ≤ {:g}, which does not mean that the models look at the same."
 
-Passes = Annotated[int, typer.Option(metavar="N", min=1, help="Most forward passes.")]
-Level = Annotated[float, typer.Option(metavar="Q", help="Largest q of a finding.")]
-Controls = Annotated[int, typer.Option(metavar="N", min=1, help="Control regions in each image.")]
+Passes = Annotated[int, Option(metavar="N", min=1, help="Most forward passes.")]
+Level = Annotated[float, Option(metavar="Q", help="Largest q of a finding.")]
+Controls = Annotated[int, Option(metavar="N", min=1, help="Control regions in each image.")]
 
 
 @takes_options
 def audit_model(
     *,
-    folder: Annotated[str, typer.Argument(metavar="FOLDER")],
+    folder: Annotated[str, Argument(metavar="FOLDER")],
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
     preparing: model_options.PreprocessingOptions,
     truth: photo_options.Classes = None,
     metadata: Annotated[Path | None, model_options.build_file_option()] = None,
-    group: Annotated[str | None, typer.Option(metavar="COLUMN")] = None,
-    masks: Annotated[Path | None, typer.Option(metavar="FOLDER", exists=True)] = None,
+    group: Annotated[str | None, Option(metavar="COLUMN")] = None,
+    masks: Annotated[Path | None, Option(metavar="FOLDER", exists=True)] = None,
     passes: Passes = 20_000,
     level: Level = 0.02,
     controls: Controls = 19,
     kind: Annotated[
         list[str] | None,
-        typer.Option(
-            "--kind", "--kinds", metavar="NAME", show_default="all but concept, which takes several times as long"
-        ),
+        Option("--kind", "--kinds", metavar="NAME", show_default="all but concept, which takes several times as long"),
     ] = None,
-    method: Annotated[str, typer.Option(metavar="NAME")] = "faithcam",
+    method: Annotated[str, Option(metavar="NAME")] = "faithcam",
     recursive: photo_options.Recursive = False,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1)] = None,
+    limit: Annotated[int | None, Option(metavar="N", min=1)] = None,
     verdicts: Annotated[
         Path | None, model_options.build_file_option(show_default="verdicts.json in the folder for the results")
     ] = None,
-    fail_on: Annotated[str | None, typer.Option(metavar="WHAT")] = None,
+    fail_on: Annotated[str | None, Option(metavar="WHAT")] = None,
     out: Out = Path("audit"),
     overwrite: Overwrite = False,
     engine: model_options.EngineOption = "eager",
@@ -185,24 +184,24 @@ def _find_masks(masks: Path | None, plan: Plan) -> list[Path | None] | None:
 @takes_options
 def compare_models(
     *,
-    old: Annotated[str, typer.Argument(metavar="OLD", help=_MODEL_HELP)],
-    new: Annotated[str, typer.Argument(metavar="NEW")],
-    folder: Annotated[str, typer.Argument(metavar="FOLDER")],
+    old: Annotated[str, Argument(metavar="OLD", help=_MODEL_HELP)],
+    new: Annotated[str, Argument(metavar="NEW")],
+    folder: Annotated[str, Argument(metavar="FOLDER")],
     recursive: photo_options.Recursive = False,
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help=model_options.MODEL_HELP, rich_help_panel="Model", show_default="OLD or NEW"),
+        Option(metavar="NAME", help=model_options.MODEL_HELP, rich_help_panel="Model", show_default="OLD or NEW"),
     ] = None,
-    device: Annotated[model_options.Device, typer.Option(rich_help_panel="Model")] = "auto",
+    device: Annotated[model_options.Device, Option(rich_help_panel="Model")] = "auto",
     naming: model_options.LabelOptions,
     preparing: model_options.PreprocessingOptions,
     truth: photo_options.Classes = None,
-    fail_on: Annotated[list[str] | None, typer.Option(metavar="EVENT")] = None,
+    fail_on: Annotated[list[str] | None, Option(metavar="EVENT")] = None,
     passes: Passes = 20_000,
     level: Level = 0.02,
-    controls: Annotated[int, typer.Option(metavar="N", min=1)] = 19,
-    pictures: Annotated[int, typer.Option(metavar="N", min=0)] = 60,
-    method: Annotated[str, typer.Option(metavar="NAME")] = "faithcam",
+    controls: Annotated[int, Option(metavar="N", min=1)] = 19,
+    pictures: Annotated[int, Option(metavar="N", min=0)] = 60,
+    method: Annotated[str, Option(metavar="NAME")] = "faithcam",
     limit: photo_options.Limit = None,
     out: Out = Path("diff"),
     overwrite: Overwrite = False,

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from packaging.requirements import Requirement
 from rich.table import Table
+from typer import Option
 
 from camtool.cli import terminal
 from camtool.cli.options.option_classes import takes_options
@@ -27,7 +28,7 @@ def show_demo(
     *,
     printed: PrintOptions,
     out: Out = Path("demo"),
-    scenes: Annotated[int, typer.Option(metavar="N", min=1)] = 12,
+    scenes: Annotated[int, Option(metavar="N", min=1)] = 12,
 ) -> None:
     """Show camtool at work, offline, on generated scenes whose right answer is known.
 

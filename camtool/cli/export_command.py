@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from camtool.cli import terminal
 from camtool.cli.options import map_options, model_options
@@ -21,15 +21,15 @@ from camtool.errors import CamtoolError
 def export_model(
     *,
     loading: model_options.ModelArgument,
-    path: Annotated[Path, typer.Argument(metavar="FILE")],
+    path: Annotated[Path, Argument(metavar="FILE")],
     map_: map_options.MethodOptions,
     preparing: model_options.PreprocessingOptions,
-    fixed_batch: Annotated[bool, typer.Option("--fixed-batch")] = False,
-    resize: Annotated[bool, typer.Option("--resize")] = False,
-    sample: Annotated[list[Path] | None, typer.Option(exists=True)] = None,
-    runtime: Annotated[Path | None, typer.Option(exists=True, file_okay=False)] = None,
-    half: Annotated[bool, typer.Option("--half")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", "--force")] = False,
+    fixed_batch: Annotated[bool, Option("--fixed-batch")] = False,
+    resize: Annotated[bool, Option("--resize")] = False,
+    sample: Annotated[list[Path] | None, Option(exists=True)] = None,
+    runtime: Annotated[Path | None, Option(exists=True, file_okay=False)] = None,
+    half: Annotated[bool, Option("--half")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", "--force")] = False,
     printed: PrintOptions,
 ) -> None:
     """Write a model with its explanation into one file, or a page, which runs without camtool and without torch.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from camtool.cli import terminal
 from camtool.cli.options import model_options
@@ -24,12 +24,12 @@ _MAX_LAYERS = 16
 @takes_options
 def list_layers(
     *,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=model_options.MODEL_HELP)],
+    model: Annotated[str, Argument(metavar="MODEL", help=model_options.MODEL_HELP)],
     weights: Annotated[
-        str | None, typer.Option(metavar="FILE", help=model_options.WEIGHTS_HELP, show_default="random weights")
+        str | None, Option(metavar="FILE", help=model_options.WEIGHTS_HELP, show_default="random weights")
     ] = None,
-    size: Annotated[str | None, typer.Option(metavar="SIZE", show_default="what the model is made for")] = None,
-    everything: Annotated[bool, typer.Option("--all")] = False,
+    size: Annotated[str | None, Option(metavar="SIZE", show_default="what the model is made for")] = None,
+    everything: Annotated[bool, Option("--all")] = False,
     printed: JsonOption,
 ) -> None:
     """List the layers that a map can be computed at, and mark the default one.
@@ -90,7 +90,7 @@ def _find_candidates(name: str, module: nn.Module, height: int, width: int) -> C
 @takes_options
 def list_methods(
     *,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False)] = None,
+    name: Annotated[str | None, Argument(metavar="[NAME]", show_default=False)] = None,
     printed: JsonOption,
 ) -> None:
     """List the methods by family, or describe one of them in full.

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import typer
+from typer import Argument, Option
 
 from camtool.arguments.libraries import import_library
 from camtool.cli import terminal
@@ -24,7 +24,7 @@ _AUTH_BYTES = 4096
 
 _Weights = Annotated[
     list[Path] | None,
-    typer.Option(metavar="FILE", help="File of weights of the first --model; repeat for the second, and so on."),
+    Option(metavar="FILE", help="File of weights of the first --model; repeat for the second, and so on."),
 ]
 
 
@@ -45,26 +45,26 @@ class SafetyOptions:
 
     panel: ClassVar[str] = "Safety"
 
-    host: Annotated[str, typer.Option(metavar="ADDRESS")] = "127.0.0.1"
-    allow_host: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None
-    auth: Annotated[str | None, typer.Option(metavar="USER:PASSWORD", envvar="CAMTOOL_AUTH")] = None
-    auth_file: Annotated[Path | None, typer.Option(metavar="FILE")] = None
-    max_pixels: Annotated[int, typer.Option(metavar="N", min=1)] = 40_000_000
-    max_upload: Annotated[float, typer.Option(metavar="MB", min=0.001)] = 50
-    max_disk: Annotated[float, typer.Option(metavar="MB", min=0.001)] = 1000
-    max_memory: Annotated[float, typer.Option(metavar="MB", min=1)] = 2000
+    host: Annotated[str, Option(metavar="ADDRESS")] = "127.0.0.1"
+    allow_host: Annotated[list[str] | None, Option(metavar="NAME")] = None
+    auth: Annotated[str | None, Option(metavar="USER:PASSWORD", envvar="CAMTOOL_AUTH")] = None
+    auth_file: Annotated[Path | None, Option(metavar="FILE")] = None
+    max_pixels: Annotated[int, Option(metavar="N", min=1)] = 40_000_000
+    max_upload: Annotated[float, Option(metavar="MB", min=0.001)] = 50
+    max_disk: Annotated[float, Option(metavar="MB", min=0.001)] = 1000
+    max_memory: Annotated[float, Option(metavar="MB", min=1)] = 2000
 
 
 @takes_options
 def serve_app(
     *,
-    folder: Annotated[Path | None, typer.Argument(metavar="FOLDER")] = None,
-    model: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
+    folder: Annotated[Path | None, Argument(metavar="FOLDER")] = None,
+    model: Annotated[list[str] | None, Option(metavar="NAME")] = None,
     weights: _Weights = None,
     device: model_options.Device = "auto",
     engine: model_options.EngineOption = "eager",
     port: Annotated[
-        int | None, typer.Option(metavar="N", min=0, max=65535, show_default="the first free one from 7860 on")
+        int | None, Option(metavar="N", min=0, max=65535, show_default="the first free one from 7860 on")
     ] = None,
     safety: SafetyOptions,
 ) -> None:
@@ -114,8 +114,8 @@ def serve_app(
 @takes_options
 def serve_tools(
     *,
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...")],
-    model: Annotated[list[str] | None, typer.Option(metavar="NAME", show_default="demo")] = None,
+    folders: Annotated[list[Path], Argument(metavar="FOLDER...")],
+    model: Annotated[list[str] | None, Option(metavar="NAME", show_default="demo")] = None,
     weights: _Weights = None,
     device: model_options.Device = "auto",
 ) -> None:

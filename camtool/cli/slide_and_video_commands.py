@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
+from typer import Argument, Option
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
@@ -93,19 +94,17 @@ Background: TypeAlias = Literal["bright", "dark", "none"]
 @takes_options
 def explain_slides(
     *,
-    slides: Annotated[list[str], typer.Argument(metavar="SLIDE")],
-    target: Annotated[str, typer.Option(metavar="CLASS")],
+    slides: Annotated[list[str], Argument(metavar="SLIDE")],
+    target: Annotated[str, Option(metavar="CLASS")],
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
     map_: map_options.MethodOptions,
-    mpp: Annotated[float | None, typer.Option(metavar="X", show_default="that of the finest level")] = None,
-    level: Annotated[int | None, typer.Option(metavar="N")] = None,
-    tile: Annotated[
-        int | None, typer.Option(metavar="PIXELS", min=8, show_default="what fills the model's input")
-    ] = None,
-    overlap: Annotated[float, typer.Option(metavar="X", min=0, max=0.9)] = 0.25,
+    mpp: Annotated[float | None, Option(metavar="X", show_default="that of the finest level")] = None,
+    level: Annotated[int | None, Option(metavar="N")] = None,
+    tile: Annotated[int | None, Option(metavar="PIXELS", min=8, show_default="what fills the model's input")] = None,
+    overlap: Annotated[float, Option(metavar="X", min=0, max=0.9)] = 0.25,
     background: Background = "bright",
-    min_tissue: Annotated[float, typer.Option(metavar="X", min=0, max=1)] = 0.05,
+    min_tissue: Annotated[float, Option(metavar="X", min=0, max=1)] = 0.05,
     batch_size: model_options.BatchSize = 32,
     engine: model_options.EngineOption = "eager",
     out: Out = Path("out"),
@@ -151,16 +150,16 @@ def explain_slides(
 @takes_options
 def explain_videos(
     *,
-    videos: Annotated[list[str], typer.Argument(metavar="VIDEO")],
-    target: Annotated[str | None, typer.Option(metavar="CLASS", show_default="each frame's top class")] = None,
+    videos: Annotated[list[str], Argument(metavar="VIDEO")],
+    target: Annotated[str | None, Option(metavar="CLASS", show_default="each frame's top class")] = None,
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
     map_: map_options.MethodOptions,
-    every: Annotated[int, typer.Option(metavar="N", min=1)] = 1,
-    fps: Annotated[float | None, typer.Option(metavar="X")] = None,
-    smooth: Annotated[int, typer.Option(metavar="N", min=1)] = 1,
+    every: Annotated[int, Option(metavar="N", min=1)] = 1,
+    fps: Annotated[float | None, Option(metavar="X")] = None,
+    smooth: Annotated[int, Option(metavar="N", min=1)] = 1,
     window: Annotated[
-        int | None, typer.Option(metavar="N", min=1, show_default="16 for a model of clips, none for others")
+        int | None, Option(metavar="N", min=1, show_default="16 for a model of clips, none for others")
     ] = None,
     batch_size: model_options.BatchSize = 8,
     engine: model_options.EngineOption = "eager",

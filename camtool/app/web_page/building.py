@@ -118,10 +118,7 @@ def export_page(
             be got, or the path exists.
     """
     path, loaded = Path(path), to_loaded(model)
-    if path.suffix not in ("", ".html"):
-        raise CamtoolError(f"path: a page is a folder or an .html file, got {path}; a model alone: camtool.export.")
-    if path.exists():
-        raise CamtoolError(f"path: {path} exists; give another name, or delete it first.")
+    _check_path(path)
     check_format(Path(_MODEL))
     _check_transform(loaded)
     found = find_runtime(None if runtime is None else Path(runtime))
@@ -149,6 +146,13 @@ def export_page(
             Path(made, _PAGE).write_text(text, encoding="utf-8")
             shutil.move(made, path)
     return path
+
+
+def _check_path(path: Path) -> None:
+    if path.suffix not in ("", ".html"):
+        raise CamtoolError(f"path: a page is a folder or an .html file, got {path}; a model alone: camtool.export.")
+    if path.exists():
+        raise CamtoolError(f"path: {path} exists; give another name, or delete it first.")
 
 
 def _read_description(path: Path) -> dict[str, Any]:

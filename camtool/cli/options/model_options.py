@@ -12,7 +12,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
-import typer
+from typer import Argument, Option
 
 from camtool.arguments.messages import add_article
 from camtool.arguments.regular_files import read_regular
@@ -44,10 +44,10 @@ MODEL_HELP = (
 )
 
 WEIGHTS_HELP = "File of weights: .safetensors, .pt or .pth."
-BatchSize = Annotated[int, typer.Option(metavar="N", min=1, help="Images in a batch.", rich_help_panel="Model")]
+BatchSize = Annotated[int, Option(metavar="N", min=1, help="Images in a batch.", rich_help_panel="Model")]
 EngineOption = Annotated[
     Engine,
-    typer.Option(
+    Option(
         metavar="NAME",
         help=f"How the model runs: {', '.join(get_args(Engine))}. See docs/engines.md.",
         rich_help_panel="Model",
@@ -57,7 +57,7 @@ EngineOption = Annotated[
 
 def build_file_option(**settings: Any) -> Any:
     """Return the option of a file, which must exist."""
-    return typer.Option(metavar="FILE", exists=True, dir_okay=False, **settings)
+    return Option(metavar="FILE", exists=True, dir_okay=False, **settings)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class LabelOptions:
 
     panel: ClassVar[str] = "Labels"
 
-    labels: Annotated[str | None, typer.Option(metavar="NAMES")] = None
+    labels: Annotated[str | None, Option(metavar="NAMES")] = None
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class ModelOptions:
 
     panel: ClassVar[str] = "Model"
 
-    model: Annotated[str, typer.Option(metavar="NAME", help=MODEL_HELP)] = "resnet50"
+    model: Annotated[str, Option(metavar="NAME", help=MODEL_HELP)] = "resnet50"
     weights: Annotated[
-        str | None, typer.Option(metavar="FILE", help=WEIGHTS_HELP, show_default="the pretrained ones, downloaded")
+        str | None, Option(metavar="FILE", help=WEIGHTS_HELP, show_default="the pretrained ones, downloaded")
     ] = None
     device: Device = "auto"
 
@@ -124,7 +124,7 @@ class ModelOptions:
 class ModelArgument(ModelOptions):
     """The same with the model as an argument."""
 
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = field()
+    model: Annotated[str, Argument(metavar="MODEL", help=MODEL_HELP)] = field()
 
 
 def announce_user_code(model: str, transform: str | None = None) -> None:
@@ -229,11 +229,11 @@ class PreprocessingOptions:
 
     panel: ClassVar[str] = "Preprocessing"
 
-    transform: Annotated[str | None, typer.Option(metavar="NAME")] = None
-    size: Annotated[str | None, typer.Option(metavar="SIZE")] = None
+    transform: Annotated[str | None, Option(metavar="NAME")] = None
+    size: Annotated[str | None, Option(metavar="SIZE")] = None
     fit: Fit | None = None
-    mean: Annotated[str | None, typer.Option(metavar="NUMBERS")] = None
-    std: Annotated[str | None, typer.Option(metavar="NUMBERS")] = None
+    mean: Annotated[str | None, Option(metavar="NUMBERS")] = None
+    std: Annotated[str | None, Option(metavar="NUMBERS")] = None
     channels: ChannelOrder | None = None
 
     def parse(self) -> StatedPreprocessing:

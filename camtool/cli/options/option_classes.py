@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer import Option
 from typer.models import OptionInfo, ParameterInfo
 
 from camtool.arguments.messages import suggest_names
@@ -177,7 +178,7 @@ def _apply_config(context: typer.Context, path: Path | None) -> Path | None:
 
 Config = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--config",
         metavar="FILE",
         callback=_apply_config,
@@ -215,7 +216,7 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     folded = _list_folded(parameters)
     if folded:
         text = f"Show all options, also those of: {', '.join(folded)}."
-        info = typer.Option("--help-all", is_eager=True, expose_value=False, callback=_show_all, help=text)
+        info = Option("--help-all", is_eager=True, expose_value=False, callback=_show_all, help=text)
         parameters += _iterate_options("help_all", Annotated[bool, info], False, None, {})
     call.__doc__ = _LIST_OF_ARGUMENTS.split(cleandoc(command.__doc__ or ""))[0]
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -252,7 +253,7 @@ def _iterate_options(
             yield from _iterate_options(field.name, hints[field.name], value, getattr(hint, "panel", None), helps)
         return
     if name in helps and not hasattr(hint, "__metadata__"):
-        hint = Annotated[hint, typer.Option()]
+        hint = Annotated[hint, Option()]
     metadata = getattr(hint, "__metadata__", ())
     if metadata and isinstance(metadata[0], ParameterInfo):
         hint = Annotated[hint.__origin__, _complete_info(name, metadata[0], panel, helps)]

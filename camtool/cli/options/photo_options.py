@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-import typer
+from typer import Argument, Option
 
 from camtool.arguments.messages import suggest_names
 from camtool.cli.options.model_options import LabelOptions
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from camtool.runs.job_list import Plan
     from camtool.runs.true_labels import TrueClasses
 
-Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="Explain the first N photos only.")]
+Limit = Annotated[int | None, Option(metavar="N", min=1, help="Explain the first N photos only.")]
 
-Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")]
+Recursive = Annotated[bool, Option("--recursive", "-r", help="Read subfolders too.")]
 
-Seed = Annotated[int, typer.Option(metavar="N", help="Seed of all that is random.")]
+Seed = Annotated[int, Option(metavar="N", help="Seed of all that is random.")]
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class PhotoOptions:
 
     panel: ClassVar[str] = "Photos"
 
-    paths: Annotated[list[str], typer.Argument(metavar="PATH")]
+    paths: Annotated[list[str], Argument(metavar="PATH")]
     recursive: Recursive = False
     limit: Limit = None
-    shuffle: Annotated[bool, typer.Option("--shuffle")] = False
-    seed: Annotated[int, typer.Option(metavar="N")] = 0
+    shuffle: Annotated[bool, Option("--shuffle")] = False
+    seed: Annotated[int, Option(metavar="N")] = 0
 
 
 def check_no_model_names(paths: list[str]) -> None:
@@ -123,13 +123,13 @@ class PixelOptions:
 
     panel: ClassVar[str] = "Scientific formats"
 
-    bands: Annotated[str | None, typer.Option(metavar="N,N,N")] = None
-    window: Annotated[str | None, typer.Option(metavar="CENTER,WIDTH")] = None
-    percentiles: Annotated[str | None, typer.Option(metavar="LOW,HIGH")] = None
-    slice: Annotated[str | None, typer.Option(metavar="N")] = None
-    axis: Annotated[Axis | None, typer.Option(metavar="AXIS")] = None
-    frame: Annotated[int | None, typer.Option(metavar="N")] = None
-    max_pixels: Annotated[int, typer.Option(metavar="N", min=1, rich_help_panel="Photos")] = DEFAULT_MAX_PIXELS
+    bands: Annotated[str | None, Option(metavar="N,N,N")] = None
+    window: Annotated[str | None, Option(metavar="CENTER,WIDTH")] = None
+    percentiles: Annotated[str | None, Option(metavar="LOW,HIGH")] = None
+    slice: Annotated[str | None, Option(metavar="N")] = None
+    axis: Annotated[Axis | None, Option(metavar="AXIS")] = None
+    frame: Annotated[int | None, Option(metavar="N")] = None
+    max_pixels: Annotated[int, Option(metavar="N", min=1, rich_help_panel="Photos")] = DEFAULT_MAX_PIXELS
 
     def parse(self) -> dict[str, Any]:
         """Return the options of :func:`camtool.open_image` that were given, and the limits of runs.
@@ -178,7 +178,7 @@ _TRUTH = (
     "image and label."
 )
 
-Classes = Annotated[str | None, typer.Option(metavar="TRUTH", help=f"{_TRUTH} Without it the answers are the classes.")]
+Classes = Annotated[str | None, Option(metavar="TRUTH", help=f"{_TRUTH} Without it the answers are the classes.")]
 
 
 @dataclass(frozen=True)
@@ -190,9 +190,9 @@ class TruthOptions(LabelOptions):
     """
 
     labels_csv: Annotated[
-        str | None, typer.Option("--truth", "--labels-csv", metavar="TRUTH", help=f"{_TRUTH} Adds right or wrong.")
+        str | None, Option("--truth", "--labels-csv", metavar="TRUTH", help=f"{_TRUTH} Adds right or wrong.")
     ] = None
-    only_wrong: Annotated[bool, typer.Option("--only-wrong")] = False
+    only_wrong: Annotated[bool, Option("--only-wrong")] = False
 
     @property
     def has_folders(self) -> bool:

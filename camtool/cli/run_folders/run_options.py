@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
+from typer import Option
 
 from camtool.cli.options import map_options, model_options, option_classes, output_options, photo_options
 from camtool.errors import CamtoolError
@@ -65,16 +66,14 @@ class LocalOptions:
 
     panel: ClassVar[str] = "Output"
 
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", min=0, show_default="the cores", rich_help_panel="Model")
-    ] = None
-    volume: Annotated[bool, typer.Option("--volume", rich_help_panel="Scientific formats")] = False
-    region: Annotated[list[str] | None, typer.Option(metavar="[NAME=]REGION")] = None
-    sufficient: Annotated[bool, typer.Option("--sufficient")] = False
-    sheet: Annotated[bool, typer.Option("--sheet")] = False
-    page: Annotated[bool, typer.Option("--report/--no-report")] = True
-    retry_failed: Annotated[bool, typer.Option("--retry-failed")] = False
-    verbose: Annotated[bool | None, typer.Option("--verbose/--no-verbose", "-v", show_default="on a terminal")] = None
+    workers: Annotated[int | None, Option(metavar="N", min=0, show_default="the cores", rich_help_panel="Model")] = None
+    volume: Annotated[bool, Option("--volume", rich_help_panel="Scientific formats")] = False
+    region: Annotated[list[str] | None, Option(metavar="[NAME=]REGION")] = None
+    sufficient: Annotated[bool, Option("--sufficient")] = False
+    sheet: Annotated[bool, Option("--sheet")] = False
+    page: Annotated[bool, Option("--report/--no-report")] = True
+    retry_failed: Annotated[bool, Option("--retry-failed")] = False
+    verbose: Annotated[bool | None, Option("--verbose/--no-verbose", "-v", show_default="on a terminal")] = None
 
 
 @dataclass(frozen=True)
@@ -208,9 +207,9 @@ class ClusterOptions:
 
     panel: ClassVar[str] = "Cluster"
 
-    address: Annotated[str | None, typer.Option(metavar="ADDRESS", show_default="RAY_ADDRESS, or this machine")] = None
-    gpus_per_worker: Annotated[float | None, typer.Option(metavar="X", min=0, show_default="1 if there are any")] = None
-    cpus_per_worker: Annotated[int | None, typer.Option(metavar="N", min=1, show_default="1")] = None
-    cluster_workers: Annotated[int | None, typer.Option(metavar="N", min=1, show_default="as many as fit now")] = None
-    shard_size: Annotated[int, typer.Option(metavar="N", min=1)] = 1000
-    image_column: Annotated[str | None, typer.Option(metavar="NAME", show_default="found by type")] = None
+    address: Annotated[str | None, Option(metavar="ADDRESS", show_default="RAY_ADDRESS, or this machine")] = None
+    gpus_per_worker: Annotated[float | None, Option(metavar="X", min=0, show_default="1 if there are any")] = None
+    cpus_per_worker: Annotated[int | None, Option(metavar="N", min=1, show_default="1")] = None
+    cluster_workers: Annotated[int | None, Option(metavar="N", min=1, show_default="as many as fit now")] = None
+    shard_size: Annotated[int, Option(metavar="N", min=1)] = 1000
+    image_column: Annotated[str | None, Option(metavar="NAME", show_default="found by type")] = None

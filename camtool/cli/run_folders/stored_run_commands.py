@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
 @takes_options
 def report(
     *,
-    run: Annotated[Path, typer.Argument(metavar="RUN")],
+    run: Annotated[Path, Argument(metavar="RUN")],
     photos: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", show_default="where the run found them", exists=True, file_okay=False),
+        Option(metavar="FOLDER", show_default="where the run found them", exists=True, file_okay=False),
     ] = None,
-    copy_photos: Annotated[bool, typer.Option("--copy-photos")] = False,
-    bundle: Annotated[Path | None, typer.Option(metavar="FILE.zip", show_default=False)] = None,
+    copy_photos: Annotated[bool, Option("--copy-photos")] = False,
+    bundle: Annotated[Path | None, Option(metavar="FILE.zip", show_default=False)] = None,
     printed: PrintOptions,
 ) -> None:
     """Write index.html in the folder of a run: a page with all explanations, to open in a browser.
@@ -113,11 +114,11 @@ def _write(
 def replay(
     *,
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(metavar="RUN", exists=True)],
-    image: Annotated[str | None, typer.Argument(metavar="IMAGE", show_default="all")] = None,
-    allow_code: Annotated[bool, typer.Option("--allow-code")] = False,
-    model: Annotated[str | None, typer.Option(metavar="NAME")] = None,
-    transform: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    run: Annotated[Path, Argument(metavar="RUN", exists=True)],
+    image: Annotated[str | None, Argument(metavar="IMAGE", show_default="all")] = None,
+    allow_code: Annotated[bool, Option("--allow-code")] = False,
+    model: Annotated[str | None, Option(metavar="NAME")] = None,
+    transform: Annotated[str | None, Option(metavar="NAME")] = None,
     printed: PrintOptions,
 ) -> None:
     """Make the explanations of a run again, and tell whether they are bit-identical.
