@@ -157,12 +157,12 @@ def _select_columns(columns: Mapping[str, list[Any]] | None, rows: Sequence[int]
 
 
 def choose_evenly(classes: Sequence[int], limit: int | None) -> list[int]:
-    """Return the places of the first photos of each class, as many of each as possible, in their order."""
+    """Return the rows of the first photos of each class, as many of each as possible, in their order."""
     counts, ranked = Counter[int](), list[tuple[int, int]]()
-    for place, target in enumerate(classes):
-        ranked.append((counts[target], place))
+    for row, target in enumerate(classes):
+        ranked.append((counts[target], row))
         counts[target] += 1
-    return sorted(place for _, place in sorted(ranked)[:limit])
+    return sorted(row for _, row in sorted(ranked)[:limit])
 
 
 def _find_masks(masks: Path | None, plan: Plan) -> list[Path | None] | None:

@@ -207,10 +207,10 @@ def _measure_caches() -> dict[str, dict[str, Any]]:
 def _measure_folder(folder: Path) -> int:
     """Return the bytes of all files in a folder; 0 if there is none."""
     sizes = 0
-    for place, _, names in os.walk(folder):
+    for path, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):  # it was removed meanwhile
-                sizes += Path(place, name).lstat().st_size
+                sizes += Path(path, name).lstat().st_size
     return sizes
 
 

@@ -158,7 +158,7 @@ def _check_path(path: Path) -> None:
 def _read_description(path: Path) -> dict[str, Any]:
     import onnx
 
-    (text,) = (one.value for one in onnx.load(path).metadata_props if one.key == "camtool")
+    (text,) = (entry.value for entry in onnx.load(path).metadata_props if entry.key == "camtool")
     description: dict[str, Any] = json.loads(text)
     return description
 

@@ -145,7 +145,7 @@ def _encode_texts(texts: Sequence[Any]) -> dict[str, Any]:
 
 
 def _number(values: Iterable[Any]) -> dict[Any, int]:
-    return {value: place for place, value in enumerate(dict.fromkeys(values))}
+    return {value: index for index, value in enumerate(dict.fromkeys(values))}
 
 
 def _identify(rows: Sequence[ReportRow]) -> list[str]:
@@ -187,11 +187,11 @@ def _describe_warning(key: str, count: int, texts: Iterable[str] | None) -> Warn
 
 
 def _encode_warnings(rows: Sequence[ReportRow], summary: RunSummary) -> dict[str, Any]:
-    places = {kind.key: place for place, kind in enumerate(summary.warnings)}
+    kinds = {kind.key: index for index, kind in enumerate(summary.warnings)}
     texts = _number(warning for row in rows for warning in row.warnings)
     return {
         "warningKinds": [asdict(kind) for kind in summary.warnings],
-        "warningTexts": [[escape_hidden(warning.text), places[_get_key(warning)]] for warning in texts],
+        "warningTexts": [[escape_hidden(warning.text), kinds[_get_key(warning)]] for warning in texts],
         "warnings": [[texts[warning] for warning in row.warnings] for row in rows],
     }
 
