@@ -32,6 +32,7 @@ from camtool.arguments.checks import iterate_leaves
 from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError, raise_interrupt
 from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation
+from camtool.inputs.image_files import ImageSource
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.runs.job_list import Job
 from camtool.runs.process_settings import release_memory
@@ -45,8 +46,6 @@ from camtool.warning_codes import MapWarning
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from camtool.inputs.image_files import ImageSource
 
 
 _Item = TypeVar("_Item")
@@ -167,8 +166,6 @@ def _try_explaining(
 
 def _describe_nothing(explainer: Explainer[Any], photo: PreparedInput, error: NothingFoundError) -> Explanation:
     """Return what a run writes of a photo in which a detector found nothing: an answer, and no failure."""
-    from camtool.explaining.explanation import Explanation
-
     warnings = (*photo.notes, MapWarning(str(error), "nothing-found"))
     raw, method = np.zeros((1,) * len(photo.view.size), np.float32), explainer.batches.methods[0].name
     return Explanation(raw, photo.view, "nothing found", None, math.nan, None, method, "", warnings)

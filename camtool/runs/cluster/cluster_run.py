@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from camtool.arguments.explain_arguments import to_list
 from camtool.errors import CamtoolError, raise_interrupt
+from camtool.models import Loaded
 from camtool.runs.cluster.explain_batch import ExplainBatch
 from camtool.runs.cluster.plan import ClusterPlan, FileList, Shard
 from camtool.runs.cluster.remote_files import OutputFolder, import_library
@@ -25,9 +26,6 @@ from camtool.runs.cluster.shard_worker import ShardOutcome, ShardWorker, read_ou
 from camtool.runs.locking import lock_folder
 from camtool.runs.run_folder.description import DESCRIPTION, describe_run, encode_description, to_plain
 from camtool.runs.save_kinds import OutputSettings
-
-if TYPE_CHECKING:
-    from camtool.models import Loaded
 
 _LOCK = ".run.lock"
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from camtool import maps
+from camtool.explaining.explanation import Explanation
 from camtool.geometry.cell_centers import CellCenters
+from camtool.runs.cluster.plan import Photo
 from camtool.runs.cluster.remote_files import import_library
 from camtool.runs.stored_files import build_line
-
-if TYPE_CHECKING:
-    from camtool.explaining.explanation import Explanation
-    from camtool.runs.cluster.plan import Photo
 
 _ROWS_IN_GROUP = 256
 """Rows of a Parquet file that are read at once: the report refuses row groups of 512 MiB."""

@@ -11,17 +11,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from camtool import __version__
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import CamtoolError
+from camtool.geometry.resampling import DRAWING
+from camtool.methods import find_method
+from camtool.models import Loaded
 from camtool.rendering.image_writing import open_atomically
 from camtool.runs.file_names import is_encodable
 from camtool.runs.run_folder.hashes import hash_file, hash_text, hash_user_code, hash_weights, remove_addresses
 from camtool.runs.stored_files import build_check, parse_object
-
-if TYPE_CHECKING:
-    from camtool.models import Loaded
 
 DESCRIPTION = "run.json"
 """Name of the file in the output folder that describes the run."""
@@ -73,10 +76,6 @@ def describe_run(
         options: Options of the methods, by name.
         command: The options of the command that results depend on, by name, as :func:`describe_command` returns them.
     """
-    from camtool import __version__
-    from camtool.geometry.resampling import DRAWING
-    from camtool.methods import find_method
-
     used = [find_method(name) for name in methods]
     by_method = {method.name: method.options | method.select_options(options) for method in used}
     engine = str(to_plain(command.get("engine", "eager")))
@@ -160,8 +159,6 @@ def list_versions(loaded: Loaded, engine: str) -> dict[str, str]:
 
 def _describe_machine(device: str) -> dict[str, Any]:
     """Return what of the hardware may change the last bits of a result."""
-    import torch
-
     machine = {
         "processor": _get_processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
@@ -230,8 +227,6 @@ def list_methods(description: Mapping[str, Any]) -> list[str]:
 
 def encode_description(description: Mapping[str, Any]) -> bytes:
     """Return the content of the file with a description."""
-    from camtool import __version__
-
     return f"{json.dumps({**_MARK, _VERSION: __version__, **description}, indent=2)}\n".encode()
 
 

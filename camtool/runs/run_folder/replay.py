@@ -12,6 +12,7 @@ from typing import Any
 from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError, ImageError
 from camtool.explaining.explainer import Explainer
+from camtool.models import is_offline
 from camtool.rendering.written_files import resolve
 from camtool.runs.job_list import Job, parse_source
 from camtool.runs.run_folder import photo_records
@@ -85,8 +86,6 @@ class Replayer:
 
         Somebody else may have written the files, and what they name may be a trap.
         """
-        from camtool.models import is_offline
-
         command = self.description["command"]
         model, weights, transform = (command.get(name) for name in ("model", "weights", "transform"))
         texts = _iterate_texts({name: value for name, value in command.items() if name not in ("model", "paths")})
