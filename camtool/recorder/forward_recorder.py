@@ -70,13 +70,12 @@ class SentBack:
         """Find the nodes that the call added to the graph, starting at its outputs, and register hooks on them."""
         inputs, self._inputs = self._inputs, {}
         pending = []
-        for output in [output for output in outputs if inputs and output.requires_grad]:
-            end = _get_edge(output)
-            if end in inputs:
+        for output in outputs if inputs else ():
+            if output.requires_grad and (end := _get_edge(output)) not in inputs:
+                pending.append(end[0])
+            elif output.requires_grad:
                 self._passed_through.add(inputs[end])
                 add_hook(output, partial(self._pass_on, inputs[end]))
-            else:
-                pending.append(end[0])
         seen: set[Node] = set()
         while pending:
             node = pending.pop()
