@@ -207,7 +207,8 @@ def _write_option(option: Any, value: Any) -> list[str]:
     """
     name = option.opts[0]
     if option.is_flag:
-        return (option.opts if value else option.secondary_opts)[:1]
+        switches: list[str] = option.opts if value else option.secondary_opts
+        return switches[:1]
     if option.multiple:
         return [f"{name}={entry}" for entry in (value if isinstance(value, list) else [value])]
     if isinstance(value, list) and len(value) == option.nargs > 1:

@@ -156,7 +156,7 @@ def _find_photos(images: Sequence[str], settings: PictureSettings) -> dict[str, 
     """Return where each photo is; None if it is not found, or if a file may be any of several moved photos."""
     find = partial(find_photo, folder=settings.folder, directory=settings.directory)
     found = {image: find(image, moved_to=settings.photos) for image in images}
-    counts = Counter(filter(None, found.values()))
+    counts: Counter[Path | None] = Counter(filter(None, found.values()))
     in_place = {image: find(image) for image, path in found.items() if counts[path] > 1}
     gone = Counter(found[image] for image, path in in_place.items() if path is None)
     moved = {image: found[image] for image, path in in_place.items() if path is None and gone[found[image]] == 1}
