@@ -32,10 +32,10 @@ from torchvision.transforms._presets import ImageClassification
 import camtool
 from benchmarks.paired import describe_machine
 from camtool.runs.cluster import rows
+from camtool.runs.cluster.cluster_run import run_on_ray
 from camtool.runs.cluster.explain_batch import ExplainBatch
-from camtool.runs.cluster.output_folder import OutputFolder
 from camtool.runs.cluster.plan import divide_inputs, list_inputs
-from camtool.runs.cluster.ray_engine import run_on_ray
+from camtool.runs.cluster.remote_files import OutputFolder
 from camtool.runs.cluster.shard_worker import ShardWorker
 from camtool.runs.save_kinds import OutputSettings
 

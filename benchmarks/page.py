@@ -32,7 +32,7 @@ import camtool
 from benchmarks.networks import write_between
 from benchmarks.package_photos import read_package_photos
 from benchmarks.paired import describe_machine
-from camtool.app.web_page.runtime import BINARY, CODE, GPU_BINARY, GPU_CODE, VERSION, find_runtime
+from camtool.app.web_page.building import BINARY, CODE, GPU_BINARY, GPU_CODE, VERSION, find_runtime
 from camtool.errors import CamtoolError
 from camtool.geometry.plain_transforms import PlainTransform
 from camtool.models import Loaded

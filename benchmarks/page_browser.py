@@ -29,7 +29,7 @@ from benchmarks.networks import write_between
 from benchmarks.package_photos import read_package_photos
 from benchmarks.page import load_network
 from benchmarks.paired import describe_machine
-from camtool.app.web_page.runtime import find_runtime
+from camtool.app.web_page.building import find_runtime
 from camtool.inputs.image_files import read_image
 from camtool.models import Loaded
 from tests.app.web_page.conftest import open_browser

@@ -209,9 +209,9 @@ class Actions:
             self.workbench.models.get(name)
             request = Request(name, session.request.image)
             yield self._show_all(Session(request, session.look, shows_pair=session.shows_pair))
-        except CamtoolError as error:
+        except CamtoolError:
             yield {"model": session.request.model}
-            raise error
+            raise
 
     # ------------------------------------------------------------------------------------------------ what is explained
 
@@ -330,16 +330,8 @@ class Actions:
     def _show_all(self, session: Session) -> Shown:
         """Show an image or a model that is new to the session."""
         model, image = session.request.model, session.request.image
-        layers = self.workbench.list_layers(model, image)
-        names = [layer.name for layer in layers]
-        default = next((number for number, layer in enumerate(layers) if layer.is_default), max(0, len(layers) - 1))
-        position = names.index(session.request.layer) if session.request.layer in names else default
-        scale = (
-            fragments.build_scale(layers[position].describe(), is_default=layers[position].is_default) if layers else ""
-        )
         kind = self.workbench.find_kind(model, image)
-        is_text = not self.workbench.has_classes(model)
-        has_map = not is_text and (kind != "boxes" or bool(self._rank(session)))
+        has_map = self.workbench.has_classes(model) and (kind != "boxes" or bool(self._rank(session)))
         named = self.workbench.list_labels(model)
         # Without names of classes, those that the model ranks highest can be chosen by their numbers.
         labels = [(label, index) for index, label in enumerate(named)] or [
@@ -348,13 +340,24 @@ class Actions:
         choices = {"choices": labels, "allow_custom_value": True}  # a text, or groups as in "dog vs wolf"
         return {
             "model": model,
-            "layer": Changed(maximum=max(1, len(layers) - 1), value=position, interactive=len(layers) > 1),
-            "scale": scale,
+            **self._show_layers(session),
             "grid": "",
             **(self._show_map(session) if has_map else self._show_photo(session, _HINTS.get(kind, ""))),
             "class": Changed(**choices, value=self._find_first(session) if has_map else None),
             "second": Changed(**choices, value=self._find_second(session) if has_map else None),
         }
+
+    def _show_layers(self, session: Session) -> Shown:
+        """Show the slider of the layers, at the one of the session or at the one that camtool chooses."""
+        layers = self.workbench.list_layers(session.request.model, session.request.image)
+        if not layers:
+            return {"layer": Changed(maximum=1, value=0, interactive=False), "scale": ""}
+        names = [layer.name for layer in layers]
+        default = next((number for number, layer in enumerate(layers) if layer.is_default), len(layers) - 1)
+        position = names.index(session.request.layer) if session.request.layer in names else default
+        scale = fragments.build_scale(layers[position].describe(), is_default=layers[position].is_default)
+        slider = Changed(maximum=max(1, len(layers) - 1), value=position, interactive=len(layers) > 1)
+        return {"layer": slider, "scale": scale}
 
     def _show_photo(self, session: Session, hint: str) -> Shown:
         """Show the image alone, and say why there is no map yet."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from camtool.app.drawing import VIEW_MEANINGS, Look, list_colors
 from camtool.app.workbench import Compared, RankedClass
 from camtool.arguments.messages import format_count
 from camtool.explaining.explanation import Explanation
 from camtool.rendering import image_writing
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 def encode_pixels(pixels: NDArray[np.uint8], quality: int = 90) -> str:

@@ -186,18 +186,26 @@ class Gate:
         self._check_origin(scope, path)
         if "deep_link" in unquote_plus(scope["query_string"].decode("latin-1")):
             raise _RefusedError(404, "The page has no such links.")  # Gradio would load a page that somebody uploaded
-        if self._rules.has_password and path.startswith(_API) and path not in _FOR_STRANGERS:
-            await self._check_password(scope)
+        await self._check_password(scope, path)
+        is_read = method in ("GET", "HEAD") and (path in _READ or path.startswith(_READ_BELOW))
         if method == "GET" and path == _ANSWERS:
             await self._give_answers(scope, receive, send)
-        elif method in ("GET", "HEAD") and (path in _READ or path.startswith(_READ_BELOW)):
-            if path.startswith(_FILE) and not self._rules.disk.has_file(path.removeprefix(_FILE)):
-                raise _RefusedError(403, "This file is not one of the page.")
+        elif is_read:
+            self._check_file(path)
             await self._app(scope, receive, send)
         elif method == "POST" and path in (_UPLOAD, _LOGIN, *_CALLS):
             await self._take_posted(path, scope, receive, send)
         else:
             raise _RefusedError(404, "The page has no such address.")
+
+    def _check_file(self, path: str) -> None:
+        """Check that an address is not that of a file outside of the page's folder.
+
+        Raises:
+            _RefusedError: It is.
+        """
+        if path.startswith(_FILE) and not self._rules.disk.has_file(path.removeprefix(_FILE)):
+            raise _RefusedError(403, "This file is not one of the page.")
 
     async def _take_posted(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         if path == _UPLOAD:
@@ -232,12 +240,15 @@ class Gate:
         if not is_visit and not {"same-origin", "none"}.issuperset(_read_headers(scope, b"sec-fetch-site")):
             raise _RefusedError(403, "Another web page sent this request.")
 
-    async def _check_password(self, scope: Scope) -> None:
+    async def _check_password(self, scope: Scope, path: str) -> None:
         """Ask Gradio whether the user gave the password, as some of its routes do not.
 
         Raises:
             _RefusedError: There is a password, and the user did not give it.
         """
+        is_for_all = not path.startswith(_API) or path in _FOR_STRANGERS
+        if is_for_all or not self._rules.has_password:
+            return
         statuses = []
 
         async def note(message: MutableMapping[str, Any]) -> None:

@@ -100,19 +100,16 @@ class _Page:
     def _build_tabs(self) -> None:
         with gr.Tab("Map", id="map") as self._map_tab:
             self._build_map()
-        context = self._build_context()
+        named = self._named
+        context = PageContext(
+            self._actions.workbench, named["session"], named["picture"], named["status"], self._guard, self._tabs
+        )
         with gr.Tab("Two classes", id="pair") as self._pair_tab:
             self._add("second", gr.Dropdown, [], label="Compare with", filterable=True)
             self._add("pair", gr.HTML)
         with gr.Tab("Compare methods", id="compare"):
             self._build_comparison()
         build_panels(context)
-
-    def _build_context(self) -> PageContext:
-        named = self._named
-        return PageContext(
-            self._actions.workbench, named["session"], named["picture"], named["status"], self._guard, self._tabs
-        )
 
     def _build_map(self) -> None:
         self._add("picture", gr.HTML, js_on_load=read_asset("picture.js"))

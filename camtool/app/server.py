@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -247,8 +248,6 @@ def _to_bytes(megabytes: float) -> int:
 
 def _find_port(host: str) -> int:
     """Return a free port."""
-    import socket
-
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

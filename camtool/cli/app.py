@@ -13,14 +13,13 @@ from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from camtool.arguments.messages import suggest_names
 from camtool.cli import (
-    audit_command,
-    demo_command,
-    diff_command,
-    doctor_command,
+    audit_and_diff_commands,
+    demo_and_doctor_commands,
     evaluate_command,
     export_command,
     figure_commands,
@@ -30,7 +29,7 @@ from camtool.cli import (
     terminal,
 )
 from camtool.cli.options import photo_options
-from camtool.cli.run_folders import replay_command, report_command, run_command
+from camtool.cli.run_folders import run_command, stored_run_commands
 from camtool.errors import CamtoolError
 
 _OWN_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
@@ -69,8 +68,8 @@ app = typer.Typer(
 # The help lists the commands in this order.
 app.command("run")(run_command.run)
 app.command("cluster")(run_command.run_on_cluster)
-app.command("report")(report_command.report)
-app.command("replay")(replay_command.replay)
+app.command("report")(stored_run_commands.report)
+app.command("replay")(stored_run_commands.replay)
 app.command("video")(slide_and_video_commands.explain_videos)
 app.command("slide")(slide_and_video_commands.explain_slides)
 app.command("app")(serve_commands.serve_app)
@@ -80,11 +79,11 @@ app.command("layers")(list_commands.list_layers)
 app.command("features")(figure_commands.draw_features)
 app.command("kernels")(figure_commands.draw_kernels)
 app.command("evaluate")(evaluate_command.evaluate_methods)
-app.command("audit")(audit_command.audit_model)
-app.command("diff")(diff_command.compare_models)
+app.command("audit")(audit_and_diff_commands.audit_model)
+app.command("diff")(audit_and_diff_commands.compare_models)
 app.command("export")(export_command.export_model)
-app.command("demo")(demo_command.show_demo)
-app.command("doctor")(doctor_command.check_installation)
+app.command("demo")(demo_and_doctor_commands.show_demo)
+app.command("doctor")(demo_and_doctor_commands.check_installation)
 
 
 def main() -> None:
@@ -114,7 +113,7 @@ def _print_version(is_asked: bool) -> None:
 @app.callback()
 def _camtool(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """See, and check, what an image model looks at.

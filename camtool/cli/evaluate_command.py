@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options import map_options, model_options, photo_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, Overwrite, PrintOptions
-from camtool.cli.options.truth_options import IMAGE_FOLDER, read_classes
+from camtool.cli.options.photo_options import IMAGE_FOLDER, read_classes
 from camtool.cli.progress.run_progress import FileProgress
 from camtool.errors import CamtoolError
 
@@ -25,16 +25,14 @@ if TYPE_CHECKING:
 @takes_options
 def evaluate_methods(
     *,
-    folder: Annotated[str, typer.Argument(metavar="FOLDER")],
+    folder: Annotated[str, Argument(metavar="FOLDER")],
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
     preparing: model_options.PreprocessingOptions,
-    method: Annotated[
-        list[str] | None, typer.Option("--method", "--methods", metavar="NAME", show_default="fast")
-    ] = None,
-    layer: Annotated[list[str] | None, typer.Option("--layer", "--layers", metavar="NAME")] = None,
-    metric: Annotated[list[str] | None, typer.Option("--metric", "--metrics", metavar="NAME")] = None,
-    truth: Annotated[str | None, typer.Option(metavar="TRUTH")] = None,
+    method: Annotated[list[str] | None, Option("--method", "--methods", metavar="NAME", show_default="fast")] = None,
+    layer: Annotated[list[str] | None, Option("--layer", "--layers", metavar="NAME")] = None,
+    metric: Annotated[list[str] | None, Option("--metric", "--metrics", metavar="NAME")] = None,
+    truth: Annotated[str | None, Option(metavar="TRUTH")] = None,
     recursive: photo_options.Recursive = False,
     limit: photo_options.Limit = None,
     out: Out = Path("leaderboard"),

@@ -8,27 +8,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from camtool.cli import terminal
 from camtool.cli.options import map_options, model_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import PrintOptions
+from camtool.errors import CamtoolError
 
 
 @takes_options
 def export_model(
     *,
     loading: model_options.ModelArgument,
-    path: Annotated[Path, typer.Argument(metavar="FILE")],
+    path: Annotated[Path, Argument(metavar="FILE")],
     map_: map_options.MethodOptions,
     preparing: model_options.PreprocessingOptions,
-    fixed_batch: Annotated[bool, typer.Option("--fixed-batch")] = False,
-    resize: Annotated[bool, typer.Option("--resize")] = False,
-    sample: Annotated[list[Path] | None, typer.Option(exists=True)] = None,
-    runtime: Annotated[Path | None, typer.Option(exists=True, file_okay=False)] = None,
-    half: Annotated[bool, typer.Option("--half")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", "--force")] = False,
+    fixed_batch: Annotated[bool, Option("--fixed-batch")] = False,
+    resize: Annotated[bool, Option("--resize")] = False,
+    sample: Annotated[list[Path] | None, Option(exists=True)] = None,
+    runtime: Annotated[Path | None, Option(exists=True, file_okay=False)] = None,
+    half: Annotated[bool, Option("--half")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", "--force")] = False,
     printed: PrintOptions,
 ) -> None:
     """Write a model with its explanation into one file, or a page, which runs without camtool and without torch.
@@ -45,7 +46,6 @@ def export_model(
     """
     from camtool.app.web_page.building import METHODS, export_page
     from camtool.engines.export import ExportWarning, check_beside, check_format, export
-    from camtool.errors import CamtoolError
 
     is_page = path.suffix in ("", ".html")
     if is_page:
@@ -56,8 +56,7 @@ def export_model(
         _refuse(of_pages, f"pages; give a folder or an .html file in place of {path}")
         check_format(path)
         check_beside(path)
-    if path.exists() and not overwrite:
-        raise CamtoolError(f"{path} exists; give another name, or --overwrite to replace it.")
+    _check_absent(path, is_replaced=overwrite)
     preprocessing = preparing.parse()
     options = map_options.parse_method_options(map_.option, ())
     loaded = loading.load(preprocessing=preprocessing, is_quiet=printed.hides_progress)
@@ -85,11 +84,14 @@ def export_model(
 
 def _refuse(options: Mapping[str, Any], reason: str) -> None:
     """Check that options of another kind of result are not given."""
-    from camtool.errors import CamtoolError
-
     for name, value in options.items():
         if value:
             raise CamtoolError(f"{name} is for {reason}.")
+
+
+def _check_absent(path: Path, *, is_replaced: bool) -> None:
+    if path.exists() and not is_replaced:
+        raise CamtoolError(f"{path} exists; give another name, or --overwrite to replace it.")
 
 
 def _list_written(path: Path) -> list[Path]:
@@ -117,7 +119,6 @@ def _replace_page(path: Path) -> Iterator[Path]:
     A folder is replaced only if it holds nothing but a page.
     """
     from camtool.app.web_page.building import is_page_file
-    from camtool.errors import CamtoolError
 
     if not path.exists():
         yield path

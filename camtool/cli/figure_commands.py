@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
@@ -16,7 +16,7 @@ from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import Out, PrintOptions
 from camtool.runs.file_names import make_distinct
 
-LAYERS = typer.Option(
+LAYERS = Option(
     "--layer",
     "--layers",
     metavar="NAME",
@@ -36,7 +36,7 @@ class FigureOptions:
     """
 
     scale: Literal["each", "shared"] = "shared"
-    width: Annotated[str, typer.Option(metavar="WIDTH")] = "double"
+    width: Annotated[str, Option(metavar="WIDTH")] = "double"
     out: Out = Path("figures")
     format: Literal["png", "pdf", "svg"] = "png"
 
@@ -53,15 +53,15 @@ def parse_width(text: str) -> float | str:
 @takes_options
 def draw_features(
     *,
-    image: Annotated[str, typer.Argument(metavar="PHOTO")],
+    image: Annotated[str, Argument(metavar="PHOTO")],
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
     preparing: model_options.PreprocessingOptions,
     layer: Annotated[list[str], LAYERS] = ["conv"],  # noqa: B006
-    maps: Annotated[int, typer.Option(metavar="N", min=1)] = 16,
+    maps: Annotated[int, Option(metavar="N", min=1)] = 16,
     order: Literal["first", "strongest", "class"] = "first",
-    target: Annotated[str | None, typer.Option(metavar="CLASS", show_default="the most probable class")] = None,
-    one_page: Annotated[bool, typer.Option("--one-page")] = False,
+    target: Annotated[str | None, Option(metavar="CLASS", show_default="the most probable class")] = None,
+    one_page: Annotated[bool, Option("--one-page")] = False,
     drawing: FigureOptions,
     printed: PrintOptions,
 ) -> None:
@@ -124,10 +124,8 @@ def draw_kernels(
     *,
     loading: model_options.ModelOptions,
     layer: Annotated[list[str] | None, LAYERS] = None,
-    filters: Annotated[
-        int | None, typer.Option(metavar="N", min=1, show_default="64; 16 of several input channels")
-    ] = None,
-    inputs: Annotated[int, typer.Option(metavar="N", min=1)] = 16,
+    filters: Annotated[int | None, Option(metavar="N", min=1, show_default="64; 16 of several input channels")] = None,
+    inputs: Annotated[int, Option(metavar="N", min=1)] = 16,
     drawing: FigureOptions,
     printed: PrintOptions,
 ) -> None:

@@ -9,25 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
-import typer
+from typer import Argument, Option
 
 from camtool.arguments.libraries import import_library
 from camtool.cli import terminal
 from camtool.cli.options import model_options
 from camtool.cli.options.option_classes import takes_options
-from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
+from camtool.cli.stopping import exit_at_stop
 from camtool.errors import CamtoolError
-
-if TYPE_CHECKING:
-    from camtool.app.server import AppServer
 
 _AUTH_BYTES = 4096
 
 _Weights = Annotated[
     list[Path] | None,
-    typer.Option(metavar="FILE", help="File of weights of the first --model; repeat for the second, and so on."),
+    Option(metavar="FILE", help="File of weights of the first --model; repeat for the second, and so on."),
 ]
 
 
@@ -48,26 +45,26 @@ class SafetyOptions:
 
     panel: ClassVar[str] = "Safety"
 
-    host: Annotated[str, typer.Option(metavar="ADDRESS")] = "127.0.0.1"
-    allow_host: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None
-    auth: Annotated[str | None, typer.Option(metavar="USER:PASSWORD", envvar="CAMTOOL_AUTH")] = None
-    auth_file: Annotated[Path | None, typer.Option(metavar="FILE")] = None
-    max_pixels: Annotated[int, typer.Option(metavar="N", min=1)] = 40_000_000
-    max_upload: Annotated[float, typer.Option(metavar="MB", min=0.001)] = 50
-    max_disk: Annotated[float, typer.Option(metavar="MB", min=0.001)] = 1000
-    max_memory: Annotated[float, typer.Option(metavar="MB", min=1)] = 2000
+    host: Annotated[str, Option(metavar="ADDRESS")] = "127.0.0.1"
+    allow_host: Annotated[list[str] | None, Option(metavar="NAME")] = None
+    auth: Annotated[str | None, Option(metavar="USER:PASSWORD", envvar="CAMTOOL_AUTH")] = None
+    auth_file: Annotated[Path | None, Option(metavar="FILE")] = None
+    max_pixels: Annotated[int, Option(metavar="N", min=1)] = 40_000_000
+    max_upload: Annotated[float, Option(metavar="MB", min=0.001)] = 50
+    max_disk: Annotated[float, Option(metavar="MB", min=0.001)] = 1000
+    max_memory: Annotated[float, Option(metavar="MB", min=1)] = 2000
 
 
 @takes_options
 def serve_app(
     *,
-    folder: Annotated[Path | None, typer.Argument(metavar="FOLDER")] = None,
-    model: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
+    folder: Annotated[Path | None, Argument(metavar="FOLDER")] = None,
+    model: Annotated[list[str] | None, Option(metavar="NAME")] = None,
     weights: _Weights = None,
     device: model_options.Device = "auto",
     engine: model_options.EngineOption = "eager",
     port: Annotated[
-        int | None, typer.Option(metavar="N", min=0, max=65535, show_default="the first free one from 7860 on")
+        int | None, Option(metavar="N", min=0, max=65535, show_default="the first free one from 7860 on")
     ] = None,
     safety: SafetyOptions,
 ) -> None:
@@ -109,14 +106,16 @@ def serve_app(
         logging.getLogger("httpx").setLevel(logging.WARNING)
     if exposure:
         terminal.err.print(f"[bold yellow]Warning:[/] {terminal.escape(exposure)}", soft_wrap=True)
-    _serve(server)
+    with exit_at_stop(), server:
+        terminal.print_line(f"The page is at [bold]{terminal.escape(server.url)}[/]. Stop it with Ctrl-C.")
+        server.wait()
 
 
 @takes_options
 def serve_tools(
     *,
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...")],
-    model: Annotated[list[str] | None, typer.Option(metavar="NAME", show_default="demo")] = None,
+    folders: Annotated[list[Path], Argument(metavar="FOLDER...")],
+    model: Annotated[list[str] | None, Option(metavar="NAME", show_default="demo")] = None,
     weights: _Weights = None,
     device: model_options.Device = "auto",
 ) -> None:
@@ -168,21 +167,6 @@ def _match_weights(names: Sequence[str], weights: Sequence[Path] | None) -> dict
     if len(weights or ()) > len(names):
         raise CamtoolError("--weights comes more often than --model; give the name of each model with its file.")
     return {name: None if file is None else str(file) for name, file in zip_longest(names, weights or ())}
-
-
-def _serve(server: AppServer) -> None:
-    """Serve the page until the user stops the process.
-
-    Raises:
-        typer.Exit: The user did, with the code of the signal.
-    """
-    try:
-        with stop_at_sigterm(), server:
-            terminal.print_line(f"The page is at [bold]{terminal.escape(server.url)}[/]. Stop it with Ctrl-C.")
-            server.wait()
-    except KeyboardInterrupt as stop:
-        # By convention 128 plus the number of the signal.
-        raise typer.Exit(143 if isinstance(stop, Terminated) else 130) from None
 
 
 def _read_auth(text: str | None, file: Path | None) -> tuple[str, str] | None:

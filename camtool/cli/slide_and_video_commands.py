@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
+from typer import Argument, Option
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options import map_options, model_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import DrawingOptions, Out, PrintOptions, check_output_folder, choose_colormap
-from camtool.cli.progress import run_summary
 from camtool.cli.progress.run_progress import FileProgress
+from camtool.cli.stopping import exit_at_stop
 from camtool.cli.terminal import escape, print_line
 from camtool.errors import ImageError
 from camtool.runs.file_names import make_distinct
@@ -51,30 +52,31 @@ def explain_files(paths: list[str], printed: PrintOptions, explain: Callable[[st
         typer.Exit: Always: with 0, 1 if a file could not be explained, 130 at Ctrl-C and 143 at SIGTERM. Files are
             complete or absent.
     """
-    lines: list[dict[str, Any]] = []
     # The name of a file without its suffix, and a number if two are alike.
     names = make_distinct([Path(path).stem for path in paths])
-    try:
-        with run_summary.stop_at_sigterm():
-            for path, name in zip(paths, names, strict=True):
-                started = time.perf_counter()
-                try:
-                    with FileProgress(Path(path).name, is_quiet=printed.hides_progress):
-                        result = explain(path, name)
-                except ImageError as error:
-                    lines.append({"path": path, "failure": str(error)})
-                    text = str(error) if path in str(error) else f"{path}: {error}"
-                    terminal.err.print(f"[bold red]Failed:[/] {escape(text)}", soft_wrap=True)
-                    continue
-                seconds = time.perf_counter() - started
-                lines.append({"path": path, **vars(result), "saved": str(result.saved), "seconds": round(seconds, 2)})
-                if not printed.hides_progress:
-                    _print_result(result, seconds)
-    except KeyboardInterrupt as stop:
-        raise typer.Exit(143 if isinstance(stop, run_summary.Terminated) else 130) from None
+    with exit_at_stop():
+        lines = [_explain_file(path, name, printed, explain) for path, name in zip(paths, names, strict=True)]
     if printed.as_json:
         terminal.print_json(lines)
     raise typer.Exit(1 if any("failure" in line for line in lines) else 0)
+
+
+def _explain_file(
+    path: str, name: str, printed: PrintOptions, explain: Callable[[str, str], FileResult]
+) -> dict[str, Any]:
+    """Explain a file, and return its line of the JSON output."""
+    started = time.perf_counter()
+    try:
+        with FileProgress(Path(path).name, is_quiet=printed.hides_progress):
+            result = explain(path, name)
+    except ImageError as error:
+        text = str(error) if path in str(error) else f"{path}: {error}"
+        terminal.err.print(f"[bold red]Failed:[/] {escape(text)}", soft_wrap=True)
+        return {"path": path, "failure": str(error)}
+    seconds = time.perf_counter() - started
+    if not printed.hides_progress:
+        _print_result(result, seconds)
+    return {"path": path, **vars(result), "saved": str(result.saved), "seconds": round(seconds, 2)}
 
 
 def _print_result(result: FileResult, seconds: float) -> None:
@@ -92,19 +94,17 @@ Background: TypeAlias = Literal["bright", "dark", "none"]
 @takes_options
 def explain_slides(
     *,
-    slides: Annotated[list[str], typer.Argument(metavar="SLIDE")],
-    target: Annotated[str, typer.Option(metavar="CLASS")],
+    slides: Annotated[list[str], Argument(metavar="SLIDE")],
+    target: Annotated[str, Option(metavar="CLASS")],
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
     map_: map_options.MethodOptions,
-    mpp: Annotated[float | None, typer.Option(metavar="X", show_default="that of the finest level")] = None,
-    level: Annotated[int | None, typer.Option(metavar="N")] = None,
-    tile: Annotated[
-        int | None, typer.Option(metavar="PIXELS", min=8, show_default="what fills the model's input")
-    ] = None,
-    overlap: Annotated[float, typer.Option(metavar="X", min=0, max=0.9)] = 0.25,
+    mpp: Annotated[float | None, Option(metavar="X", show_default="that of the finest level")] = None,
+    level: Annotated[int | None, Option(metavar="N")] = None,
+    tile: Annotated[int | None, Option(metavar="PIXELS", min=8, show_default="what fills the model's input")] = None,
+    overlap: Annotated[float, Option(metavar="X", min=0, max=0.9)] = 0.25,
     background: Background = "bright",
-    min_tissue: Annotated[float, typer.Option(metavar="X", min=0, max=1)] = 0.05,
+    min_tissue: Annotated[float, Option(metavar="X", min=0, max=1)] = 0.05,
     batch_size: model_options.BatchSize = 32,
     engine: model_options.EngineOption = "eager",
     out: Out = Path("out"),
@@ -150,16 +150,16 @@ def explain_slides(
 @takes_options
 def explain_videos(
     *,
-    videos: Annotated[list[str], typer.Argument(metavar="VIDEO")],
-    target: Annotated[str | None, typer.Option(metavar="CLASS", show_default="each frame's top class")] = None,
+    videos: Annotated[list[str], Argument(metavar="VIDEO")],
+    target: Annotated[str | None, Option(metavar="CLASS", show_default="each frame's top class")] = None,
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
     map_: map_options.MethodOptions,
-    every: Annotated[int, typer.Option(metavar="N", min=1)] = 1,
-    fps: Annotated[float | None, typer.Option(metavar="X")] = None,
-    smooth: Annotated[int, typer.Option(metavar="N", min=1)] = 1,
+    every: Annotated[int, Option(metavar="N", min=1)] = 1,
+    fps: Annotated[float | None, Option(metavar="X")] = None,
+    smooth: Annotated[int, Option(metavar="N", min=1)] = 1,
     window: Annotated[
-        int | None, typer.Option(metavar="N", min=1, show_default="16 for a model of clips, none for others")
+        int | None, Option(metavar="N", min=1, show_default="16 for a model of clips, none for others")
     ] = None,
     batch_size: model_options.BatchSize = 8,
     engine: model_options.EngineOption = "eager",

@@ -16,19 +16,8 @@ from PIL import Image
 from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.messages import suggest_names
 from camtool.errors import OverlayError
-from camtool.rendering.pixel_checks import (
-    Bools,
-    Color,
-    Floats,
-    Pixels,
-    Points,
-    check_color,
-    check_heatmap,
-    check_photo,
-    clip_heatmap,
-    is_constant_heat,
-    to_finite_array,
-)
+from camtool.rendering import pixel_checks
+from camtool.rendering.pixel_checks import Bools, Color, Floats, Pixels, Points
 from camtool.rendering.text_drawing import load_font_for, shorten_text
 from camtool.warning_codes import HeatPlaces
 
@@ -162,7 +151,7 @@ def find_boxes(heatmap: NDArray[Any], *, threshold: float | None = None) -> list
     """
     import cv2
 
-    heat = clip_heatmap(check_heatmap(heatmap))
+    heat = pixel_checks.clip_heatmap(pixel_checks.check_heatmap(heatmap))
     level = _find_level(heat, threshold)
     if level is None:
         return []
@@ -190,7 +179,7 @@ def find_contours(heatmap: NDArray[Any], *, threshold: float | None = None) -> l
     """
     from skimage.measure import find_contours as trace_contours
 
-    heat = clip_heatmap(check_heatmap(heatmap))
+    heat = pixel_checks.clip_heatmap(pixel_checks.check_heatmap(heatmap))
     level = _find_level(heat, threshold)
     if level is None:
         return []
@@ -262,7 +251,7 @@ def draw_contours(
 def _find_level(heat: Floats, threshold: float | None) -> float | None:
     """Return the lowest heat of regions; None for a constant heatmap, which has no regions."""
     check_number("threshold", threshold, least=0, most=1, optional=True, error=OverlayError)
-    if is_constant_heat(heat):
+    if pixel_checks.is_constant_heat(heat):
         return None
     if threshold is not None:
         return float(threshold)
@@ -279,7 +268,7 @@ def choose_line_width(photo: Pixels, per_side: int = _WIDTHS_PER_SIDE) -> int:
 
 def _get_corners(box: Sequence[float]) -> Floats:
     """Return the corners of the outermost pixels of a half-open box, as (4, 2) points."""
-    x0, y0, x1, y1 = to_finite_array(box, (4,), "each of boxes", "four numbers (x0, y0, x1, y1)")
+    x0, y0, x1, y1 = pixel_checks.to_finite_array(box, (4,), "each of boxes", "four numbers (x0, y0, x1, y1)")
     if x1 <= x0 or y1 <= y0:
         raise OverlayError(f"boxes holds {tuple(box)}, which is empty; pass (x0, y0, x1, y1) with x0 < x1 and y0 < y1.")
     right, bottom = max(x0, x1 - 1), max(y0, y1 - 1)
@@ -287,17 +276,17 @@ def _get_corners(box: Sequence[float]) -> Floats:
 
 
 def _check_polygon(points: NDArray[Any]) -> Floats:
-    return to_finite_array(points, (*np.shape(points)[:1], 2), "each of contours", "(K, 2) points (x, y)")
+    return pixel_checks.to_finite_array(points, (*np.shape(points)[:1], 2), "each of contours", "(K, 2) points (x, y)")
 
 
 def _draw_outlines(photo: NDArray[Any], lines: Sequence[Floats], color: Color, width: int | None) -> Pixels:
     """Draw closed lines on a copy of the photo; all halos first, so that no halo covers a line."""
     import cv2
 
-    canvas = np.array(check_photo(photo), order="C")
+    canvas = np.array(pixel_checks.check_photo(photo), order="C")
     check_count("width", width, optional=True, error=OverlayError)
     width = choose_line_width(canvas) if width is None else int(width)
-    color = check_color(color)
+    color = pixel_checks.check_color(color)
     halo_color = _BLACK if np.dot(color, _LUMA) > _DARK else _WHITE
     full_width = width + 2 * max(1, width // 2)
     # Half of a line along the border would be outside the photo. It is moved inside.
@@ -332,7 +321,7 @@ def draw_places(photo: NDArray[Any], places: HeatPlaces) -> Pixels:
     Returns:
         (H, W, 3) uint8 RGB.
     """
-    canvas = np.array(check_photo(photo), order="C")
+    canvas = np.array(pixel_checks.check_photo(photo), order="C")
     radius = choose_mark_radius(canvas)
     last = np.array(canvas.shape[1::-1], np.float64)
     margin = np.minimum(radius * 1.3, last / 2)

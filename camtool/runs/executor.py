@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,21 +32,20 @@ from camtool.arguments.checks import iterate_leaves
 from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError, raise_interrupt
 from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation
+from camtool.inputs.image_files import ImageSource
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.runs.job_list import Job
-from camtool.runs.manifest import parse_row, to_row
 from camtool.runs.process_settings import release_memory
 from camtool.runs.result_writer import Failure, ResultWriter, Success, describe_error
 from camtool.runs.run_folder.hashes import hash_file, hash_photo
 from camtool.runs.run_folder.photo_records import PhotoRecord
-from camtool.runs.run_folder.run_folder import RunFolder, RunStart, open_run_folder
+from camtool.runs.run_folder.run_folder import Batch, RunFolder, RunStart, open_run_folder
 from camtool.runs.save_kinds import OutputSettings
+from camtool.runs.stored_files import parse_row, to_row
 from camtool.warning_codes import MapWarning
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from camtool.inputs.image_files import ImageSource
 
 
 _Item = TypeVar("_Item")
@@ -123,10 +122,7 @@ def explain_batch(
         TargetError: The model has no such class.
         MethodError: The method can serve none of the photos, and ``strict`` is set.
     """
-    readable = [photo for photo in photos if not isinstance(photo, str)]
-    results = _try_explaining(explainer, readable, target)
-    if not isinstance(results, list):  # a batch that fails is explained photo by photo
-        results = [_explain_one(explainer, photo, target) for photo in readable]
+    results = _explain_readable(explainer, [photo for photo in photos if not isinstance(photo, str)], target)
     refusals = [result for result in results if isinstance(result, MethodError)]
     if strict and refusals and len(refusals) == len(results):
         raise refusals[0]
@@ -137,10 +133,13 @@ def explain_batch(
     ]
 
 
-def _explain_one(explainer: Explainer[Any], photo: PreparedInput, target: Any) -> Any:
-    """Return the explanations of one photo, or why there are none."""
-    results = _try_explaining(explainer, [photo], target)
-    return results[0] if isinstance(results, list) else results
+def _explain_readable(explainer: Explainer[Any], photos: Sequence[PreparedInput], target: Any) -> list[Any]:
+    """Return the explanations of each photo, or why there are none. A batch that fails is explained photo by photo."""
+    results = _try_explaining(explainer, photos, target)
+    if isinstance(results, list):
+        return results
+    alone = [_try_explaining(explainer, [photo], target) for photo in photos]
+    return [result[0] if isinstance(result, list) else result for result in alone]
 
 
 def _try_explaining(
@@ -167,8 +166,6 @@ def _try_explaining(
 
 def _describe_nothing(explainer: Explainer[Any], photo: PreparedInput, error: NothingFoundError) -> Explanation:
     """Return what a run writes of a photo in which a detector found nothing: an answer, and no failure."""
-    from camtool.explaining.explanation import Explanation
-
     warnings = (*photo.notes, MapWarning(str(error), "nothing-found"))
     raw, method = np.zeros((1,) * len(photo.view.size), np.float32), explainer.batches.methods[0].name
     return Explanation(raw, photo.view, "nothing found", None, math.nan, None, method, "", warnings)
@@ -189,11 +186,11 @@ class Workers:
     """A ``with`` block with threads. Functions of torch that run in them use one thread each.
 
     Args:
-        count: The number of threads; with 0 everything runs in the thread of the caller.
+        count: The number of threads, by default that of the cores; with 0 everything runs in the thread of the caller.
     """
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int | None) -> None:
+        self._count = count_workers() if count is None else count
         self._pool: ThreadPoolExecutor | None = None
         self._torch_threads = torch.get_num_threads()
 
@@ -276,12 +273,12 @@ def run_jobs(
     start = start or RunStart()
     with (
         open_run_folder(output.folder, jobs, batch_size, start) as folder,
-        Workers(count_workers() if workers is None else workers) as threads,
+        Workers(workers) as threads,
     ):
         writer = ResultWriter(output)
         pending = [batch for batch in folder.batches if not batch.is_complete]
         prepare = partial(_read_photo, explainer, output.max_side)
-        prepared = threads.map_ahead(prepare, (job for batch in pending for job in batch.jobs), batch_size)
+        prepared = threads.map_ahead(prepare, chain.from_iterable(batch.jobs for batch in pending), batch_size)
         first_explained = _reserve_complete(folder, writer) if pending else None
         if first_explained is not None and start.uses_engine:
             _choose_engine(explainer, folder.get_batch(first_explained).jobs, target, output.max_side)
@@ -297,17 +294,7 @@ def run_jobs(
         )
         written = threads.map_ahead(partial(_write_results, writer, output.folder), explained, batch_size)
         for batch in folder.batches:
-            if batch.is_complete:
-                yield from map(_restore_outcome, batch.jobs, folder.read_batch(batch))
-                continue
-            kept = folder.begin_batch(batch)
-            for outcome, results in islice(written, len(batch.jobs)):
-                earlier = kept.get(str(outcome.job.source))
-                if earlier is None:
-                    folder.add(str(outcome.job.source), results)
-                    yield outcome
-                else:
-                    yield _restore_outcome(outcome.job, earlier)
+            yield from _record_batch(folder, batch, written)
         release_memory()  # the report reads photos again
 
 
@@ -424,6 +411,23 @@ def _choose_engine(explainer: Explainer[Any], jobs: Sequence[Job], target: Any, 
 
 
 # ---------------------------------------------------------------------------------------------------------- records
+
+
+def _record_batch(
+    folder: RunFolder, batch: Batch, written: Iterator[tuple[Success | Failure, dict[str, Any]]]
+) -> Iterator[Success | Failure]:
+    """Record what was written of a batch, and yield its outcomes, also those of earlier starts."""
+    if batch.is_complete:
+        yield from map(_restore_outcome, batch.jobs, folder.read_batch(batch))
+        return
+    kept = folder.begin_batch(batch)
+    for outcome, results in islice(written, len(batch.jobs)):
+        earlier = kept.get(str(outcome.job.source))
+        if earlier is None:
+            folder.add(str(outcome.job.source), results)
+            yield outcome
+        else:
+            yield _restore_outcome(outcome.job, earlier)
 
 
 def _write_results(

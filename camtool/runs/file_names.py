@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-_MAX_BYTES = 143
+_MAX_NAME_BYTES = 143
 """The longest file name that every common file system accepts. eCryptfs has this limit; most others have 255."""
 
 _RESERVED_BYTES = 20
@@ -53,7 +53,7 @@ def name_result(stem: str, method: str, label: str, index: int | None) -> str:
         index: The class index; None for other targets, such as a text.
     """
     # One byte is for the dot between the photo and the subject.
-    space = _MAX_BYTES - _RESERVED_BYTES - 1
+    space = _MAX_NAME_BYTES - _RESERVED_BYTES - 1
     subject = f"{_make_slug(method)}.{_build_subject(label, index)}"
     # A short stem leaves its bytes to the subject; a long one is cut to half of the space at most.
     subject = shorten(subject, max(space // 2, space - _count_bytes(stem)))
@@ -73,10 +73,10 @@ def find_results(
     """
     slugs, ends = ("|".join(map(re.escape, parts)) for parts in (map(_make_slug, methods), endings))
     pattern = re.compile(rf"(.+)\.(?:{slugs})\.[\w+-]+(?:{ends})", re.DOTALL | re.IGNORECASE)
-    matches = [match for match in map(pattern.fullmatch, names) if match is not None] if slugs else []
+    matches = [*filter(None, map(pattern.fullmatch, names))] if slugs else []
     if not matches:
         return
-    folded, hashes = ({function(stem) for stem in stems} for function in (fold_name, _compute_hash))
+    folded, hashes = {*map(fold_name, stems)}, {*map(_compute_hash, stems)}
     for match in matches:
         # A long name was cut, and ends in its hash.
         if fold_name(match[1]) in folded or match[1].rpartition("-")[2] in hashes:

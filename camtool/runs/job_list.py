@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from itertools import groupby, islice
+from itertools import groupby, islice, takewhile
 from pathlib import Path
 
 from camtool.arguments.checks import check_not_url, is_web_address
@@ -113,18 +113,7 @@ def plan_run(
     check_not_url("out", out, ImageError)
     branches = [_build_branch(path, recursive=recursive, out=out, as_volumes=as_volumes) for path in paths]
     folders = [branch.base for branch in branches if branch.base is not None]
-    placed: dict[Path | str, Path] = {}
-    seen: set[Path | str] = set()
-    for base, photos in ((branch.base, branch.photos) for branch in branches):
-        for photo in photos:
-            # Only the folder is resolved: a link to a photo is a photo of its own, with its own name.
-            resolved = photo if isinstance(photo, str) else photo.parent.resolve() / photo.name
-            if resolved in seen:
-                continue
-            seen.add(resolved)
-            below = _find_place(photo, base)
-            branch = Path(base.resolve().name) if base is not None and len(folders) > 1 else Path()
-            placed.setdefault(photo, branch / below)
+    placed = _place_photos(branches, is_mirrored=len(folders) > 1)
     skipped = {entry.path: entry for branch in branches for entry in branch.skipped}
     return Plan(_build_jobs(placed, as_volumes=as_volumes), [*skipped.values()], tuple(dict.fromkeys(folders)))
 
@@ -177,11 +166,34 @@ def _compute_rank(job: Job, seed: int) -> bytes:
 
 @dataclass(frozen=True)
 class _Branch:
-    """The contents of one path: its photos, the folder that their results mirror (if any), and what is skipped."""
+    """The contents of one path: the folder that the results mirror (if any), the photos, and what is skipped.
+
+    Before the photos are chosen, all paths are in their place.
+    """
 
     base: Path | None
     photos: Sequence[Path | str]
     skipped: list[Skipped]
+
+    @property
+    def files(self) -> list[Path]:
+        """The photos that are no URLs."""
+        return [photo for photo in self.photos if isinstance(photo, Path)]
+
+
+def _place_photos(branches: Iterable[_Branch], *, is_mirrored: bool) -> dict[Path | str, Path]:
+    """Return the path of each photo in the output folder; ``is_mirrored`` if each folder has a subfolder there."""
+    placed: dict[Path | str, Path] = {}
+    seen: set[Path | str] = set()
+    for branch in branches:
+        start = Path(branch.base.resolve().name) if is_mirrored and branch.base is not None else Path()
+        for photo in branch.photos:
+            # Only the folder is resolved: a link to a photo is a photo of its own, with its own name.
+            resolved = photo if isinstance(photo, str) else photo.parent.resolve() / photo.name
+            if resolved not in seen:
+                seen.add(resolved)
+                placed.setdefault(photo, start / _find_place(photo, branch.base))
+    return placed
 
 
 def _find_place(photo: Path | str, base: Path | None) -> Path:
@@ -199,21 +211,24 @@ def _build_branch(path: str, *, recursive: bool, out: Path | None, as_volumes: b
     if Path(path).is_file():
         return _Branch(None, _join_slices(path, [Path(path)], is_folder=False)[0] if as_volumes else [Path(path)], [])
     is_folder = Path(path).is_dir()
-    skipped: list[Skipped] = []
-    if is_folder:
-        base, files = _list_folder(Path(path), skipped, recursive=recursive, out=out)
-    else:
-        base, files = _list_pattern(path)
-    results = out if out is not None and out.resolve().is_relative_to(base.resolve()) else None
-    photos = [photo for photo in files if _is_photo(photo, results)]
-    skipped += _list_skipped(files, is_entered=recursive and is_folder)
+    branch = _list_folder(Path(path), recursive=recursive, out=out) if is_folder else _list_pattern(path)
+    branch = _choose_photos(branch, out, is_entered=recursive and is_folder)
     if as_volumes:
-        photos, left = _join_slices(path, photos, is_folder=is_folder)
-        skipped += [Skipped(photo, "an image, and no volume") for photo in left]
-    if not photos:
+        photos, left = _join_slices(path, branch.files, is_folder=is_folder)
+        others = [Skipped(photo, "an image, and no volume") for photo in left]
+        branch = _Branch(branch.base, photos, [*branch.skipped, *others])
+    if not branch.photos:
         hint = " To read its subfolders, add --recursive." if is_folder and not recursive else ""
-        raise ImageError(f"path {path!r}: no {_describe_lack(skipped, as_volumes=as_volumes)}{hint}")
-    return _Branch(base, photos, skipped)
+        raise ImageError(f"path {path!r}: no {_describe_lack(branch.skipped, as_volumes=as_volumes)}{hint}")
+    return branch
+
+
+def _choose_photos(branch: _Branch, out: Path | None, *, is_entered: bool) -> _Branch:
+    """Return the photos among all paths of a folder or pattern, without the results in the output folder."""
+    assert branch.base is not None
+    results = out if out is not None and out.resolve().is_relative_to(branch.base.resolve()) else None
+    skipped = [*branch.skipped, *_list_skipped(branch.files, is_entered=is_entered)]
+    return _Branch(branch.base, [file for file in branch.files if _is_photo(file, results)], skipped)
 
 
 def _describe_lack(skipped: Sequence[Skipped], *, as_volumes: bool) -> str:
@@ -241,7 +256,7 @@ def _join_slices(path: str, photos: Sequence[Path], *, is_folder: bool) -> tuple
     Raises:
         ImageError: Slices are given one by one.
     """
-    slices = [photo for photo in photos if holds_dicom(photo)]
+    slices = [*filter(holds_dicom, photos)]
     if slices and not is_folder:
         raise ImageError(
             f"path {path!r}: {slices[0]} is a DICOM file. With --volume, give the folder of the slices, "
@@ -249,24 +264,21 @@ def _join_slices(path: str, photos: Sequence[Path], *, is_folder: bool) -> tuple
         )
     single = {*slices}
     others = [photo for photo in photos if photo not in single]
-    files = [photo for photo in others if photo.name.lower().endswith(_VOLUME_FILES)]
-    kept = {*files}
-    return sorted({photo.parent for photo in slices} | kept), [photo for photo in others if photo not in kept]
+    files = {photo for photo in others if photo.name.lower().endswith(_VOLUME_FILES)}
+    return sorted({photo.parent for photo in slices} | files), [photo for photo in others if photo not in files]
 
 
-def _list_folder(
-    base: Path, unreadable: list[Skipped], *, recursive: bool, out: Path | None
-) -> tuple[Path, list[Path]]:
-    """Return the folder, and all paths in it that are not hidden; add folders in it that cannot be listed."""
+def _list_folder(base: Path, *, recursive: bool, out: Path | None) -> _Branch:
+    """Return all paths in a folder that are not hidden, and the folders in it that cannot be listed."""
     if out is not None and base.resolve() == out.resolve():
         raise ImageError(f"path {str(base)!r} is also the output folder; give another folder with --out.")
     paths: list[Path] = []
+    unreadable: list[Skipped] = []
     waiting = [base]
     while waiting:  # a recursive function would end at a thousand levels
         folder = waiting.pop()
         try:
-            with os.scandir(folder) as entries:
-                visible = [entry for entry in entries if not entry.name.startswith(".")]
+            visible = _list_visible(folder)
         except OSError as error:
             raise_interrupt(error)
             if folder == base:
@@ -276,15 +288,21 @@ def _list_folder(
         paths += [folder / entry.name for entry in visible]
         if recursive:
             waiting += [folder / entry.name for entry in visible if entry.is_dir(follow_symlinks=False)]
-    return base, sorted(paths)
+    return _Branch(base, sorted(paths), unreadable)
 
 
-def _list_pattern(pattern: str) -> tuple[Path, list[Path]]:
-    """Return the folder that the pattern starts with, and all paths that match."""
+def _list_visible(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return [entry for entry in entries if not entry.name.startswith(".")]
+
+
+def _list_pattern(pattern: str) -> _Branch:
+    """Return all paths that match a pattern, and the folder that it starts with."""
     if not glob.has_magic(pattern):
         raise _build_missing_error(pattern)
     matches = glob.glob(pattern, recursive=True)  # noqa: PTH207  Path.glob refuses absolute patterns
-    return Path(*_iterate_plain_parts(Path(pattern).parts)), sorted(map(Path, matches))
+    base = Path(*takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts))
+    return _Branch(base, sorted(map(Path, matches)), [])
 
 
 def _build_missing_error(path: str) -> ImageError:
@@ -321,14 +339,6 @@ def _describe_special(path: Path) -> str | None:
         return "a broken link" if path.is_symlink() else None
 
 
-def _iterate_plain_parts(parts: Iterable[str]) -> Iterator[str]:
-    """Yield the parts of a pattern before the first one with a wildcard."""
-    for part in parts:
-        if glob.has_magic(part):
-            return
-        yield part
-
-
 def _is_photo(path: Path, results: Path | None) -> bool:
     if path.name.startswith(".") or not os.path.isfile(path):  # noqa: PTH113  Path.is_file raises if it is too long
         return False
@@ -343,8 +353,10 @@ def _build_jobs(placed: dict[Path | str, Path], *, as_volumes: bool) -> list[Job
     The name is that of the photo without its suffix; with it, if two photos differ only in that; then with a number.
     """
     # A dot in the name of a folder starts no suffix.
-    folders = {source for source in placed if as_volumes and isinstance(source, Path) and source.is_dir()}
-    bare = [place if source in folders else _remove_suffix(place) for source, place in placed.items()]
+    bare = [
+        place if as_volumes and isinstance(source, Path) and source.is_dir() else _remove_suffix(place)
+        for source, place in placed.items()
+    ]
     count = Counter(map(fold_path, bare))
     wanted = [stem if count[fold_path(stem)] == 1 else place for stem, place in zip(bare, placed.values(), strict=True)]
     stems = file_names.make_distinct([stem.as_posix() for stem in wanted])

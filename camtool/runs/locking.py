@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from camtool.errors import CamtoolError
+
 _MAX_TEXT = 200
 """Bytes of the text in the lock file that describes its holder."""
 
@@ -40,6 +42,24 @@ def hold_lock(path: Path) -> Iterator[None]:
         yield
     finally:
         _release(descriptor, path)
+
+
+@contextmanager
+def lock_folder(path: Path, out: str) -> Iterator[None]:
+    """Keep other runs out of an output folder during the block, by a lock file in it.
+
+    Raises:
+        CamtoolError: Another run writes to the folder.
+        OSError: The file cannot be created.
+    """
+    try:
+        with hold_lock(path):
+            yield
+    except LockedError as error:
+        raise CamtoolError(
+            f"out {out!r}: another run writes to this folder ({error}); wait for it to end, or give another folder "
+            "with --out."
+        ) from None
 
 
 def _acquire(path: Path) -> int:

@@ -11,17 +11,19 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from camtool.errors import CamtoolError, raise_interrupt
 from camtool.explaining.explanation import Explanation
+from camtool.inputs.image_files import read_image
 from camtool.rendering.contact_sheet import Caption
-from camtool.rendering.regions import PhotoRegion
+from camtool.rendering.regions import PhotoRegion, compute_heat_share
 from camtool.rendering.written_files import check_inside
 from camtool.runs import file_names
 from camtool.runs.job_list import Job, fold_path
-from camtool.runs.manifest import ManifestLine, build_line, is_correct
 from camtool.runs.run_folder.sheets import build_caption
 from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
+from camtool.runs.stored_files import ManifestLine, build_line, is_correct
 from camtool.runs.true_labels import TrueClass
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -147,8 +149,6 @@ class ResultWriter:
 
     def _measure(self, job: Job, explanation: Explanation, region: PhotoRegion | Path) -> float | None:
         """Return the share of the heat in a region; None if there is no heat, or no mask of the photo."""
-        from camtool.rendering.regions import compute_heat_share
-
         size = _get_size([explanation])
         if size is None:
             raise CamtoolError("--region needs photos, and this is a signal, a volume or a clip")
@@ -193,10 +193,6 @@ def read_mask(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
     Raises:
         CamtoolError: It has other proportions than the photo.
     """
-    from PIL import Image
-
-    from camtool.inputs.image_files import read_image
-
     mask = Image.fromarray(np.asarray(read_image(path)).max(2))
     # A photo that was reduced has the proportions of its mask up to one pixel.
     if abs(mask.width * size[0] - mask.height * size[1]) > max(mask.size):

@@ -103,14 +103,20 @@ class SaveKind:
 def _write_overlay(
     explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None
 ) -> None:
-    from camtool.rendering import contact_sheet, image_writing
+    from camtool.rendering.contact_sheet import add_caption
     from camtool.warning_codes import find_heat_places
 
     if find_heat_places(explanation.warnings) is None:
         pixels = explanation.overlay(output.alpha, output.colormap, enlarge=output.enlarge, legend=output.has_legend)
     else:
         pixels = explanation.places_overlay(None, output.alpha, output.colormap, enlarge=output.enlarge)
-    image_writing.write_image(path, pixels if caption is None else contact_sheet.add_caption(pixels, caption))
+    _write_pixels(path, pixels if caption is None else add_caption(pixels, caption))
+
+
+def _write_pixels(path: Path, pixels: NDArray[Any]) -> None:
+    from camtool.rendering.image_writing import write_image
+
+    write_image(path, pixels)
 
 
 def _write_heatmap(
@@ -119,19 +125,17 @@ def _write_heatmap(
     """Write the heatmap in colors; transparent where the model did not see the photo."""
     import numpy as np
 
-    from camtool.rendering import image_writing, overlay
+    from camtool.rendering.overlay import colorize
 
-    pixels = overlay.colorize(explanation.heatmap, output.colormap)
+    pixels = colorize(explanation.heatmap, output.colormap)
     if not explanation.seen.all():
         pixels = np.dstack([pixels, np.full(pixels.shape[:2], 255, np.uint8)])
         pixels[~explanation.seen] = 0
-    image_writing.write_image(path, pixels)
+    _write_pixels(path, pixels)
 
 
 def _write_mask(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None) -> None:
-    from camtool.rendering import image_writing
-
-    image_writing.write_image(path, explanation.masked())
+    _write_pixels(path, explanation.masked())
 
 
 def _write_raw(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None) -> None:
@@ -188,10 +192,8 @@ def _write_on_grid(
 
 def _write_region(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None) -> None:
     """Write the photo with all but the part faded that is sufficient; all of it if nothing was found."""
-    from camtool.rendering import image_writing
-
     if explanation.region is None:
-        image_writing.write_image(path, explanation.photo)
+        _write_pixels(path, explanation.photo)
     else:
         explanation.region.save(path)
 

@@ -1,4 +1,4 @@
-"""True classes of photos, read from a CSV file with a row for each photo; and the photos that rows and masks mean."""
+"""True classes and metadata of photos, read from CSV files; and the photos that their rows and masks mean."""
 
 from __future__ import annotations
 
@@ -114,6 +114,49 @@ def match_photos(plan: Plan, names: Sequence[str], place: str) -> list[Path | st
     return [_prefix_errors(place, find_photo, name) for name in names]
 
 
+def read_metadata(path: Path, plan: Plan) -> dict[str, list[str | None]]:
+    """Return the columns of a table but for image, label and index, in the order of the photos; None without a row.
+
+    Raises:
+        CamtoolError: The file is no table with a column image, a name is that of several photos, two rows about a photo
+            differ, or none is about one.
+    """
+    place = f"--metadata {path}"
+    try:
+        text, delimiter = _open_table(path)
+        reader = csv.DictReader(text, delimiter=delimiter)
+        rows = [*reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise CamtoolError(f"{place} is no text; give a CSV file with a column image.") from error
+    names = [*dict.fromkeys(reader.fieldnames or ())] if rows else []
+    image = find_image_column(names)
+    if image is None:
+        columns_found = f"the columns {', '.join(map(repr, names))}" if rows else "no rows"
+        raise CamtoolError(f"{place} has {columns_found}; it needs a column 'image' with paths or names of photos.")
+    by_photo = _join_rows(plan, rows, names[image], place)
+    known = [by_photo.get(job.source, {}) for job in plan.jobs]
+    columns = [name for name in names if name not in (names[image], _LABEL, _INDEX)]
+    return {column: [row.get(column) or None for row in known] for column in columns}
+
+
+def _join_rows(
+    plan: Plan, rows: Sequence[dict[str, str]], image_column: str, place: str
+) -> dict[Path | str, dict[str, str]]:
+    """Return the row of each photo that has one.
+
+    Raises:
+        CamtoolError: Two rows about a photo differ, or none is about one.
+    """
+    by_photo: dict[Path | str, dict[str, str]] = {}
+    photos = match_photos(plan, [row[image_column] or "" for row in rows], place)
+    for photo, row in zip(photos, rows, strict=True):
+        if photo is not None and by_photo.setdefault(photo, row) != row:
+            raise CamtoolError(f"{place} has two different rows about {photo}; leave one there.")
+    if not by_photo:
+        raise CamtoolError(f"{place}: no row is about a photo; give paths in the folder of the photos, or file names.")
+    return by_photo
+
+
 def match_masks(folder: Path, plan: Plan, place: str) -> dict[Path | str, Path]:
     """Return photo → mask: the file in a folder whose path there is that of the photo in its folder, without endings.
 
@@ -148,37 +191,43 @@ class _RowError(Exception):
 # -------------------------------------------------------------------------------------------------------- the table
 
 
+def _open_table(path: Path) -> tuple[io.StringIO, str]:
+    """Return the text of a table, and what separates its cells.
+
+    Raises:
+        UnicodeDecodeError: It is no text.
+    """
+    text = read_regular(path).decode("utf-8-sig")
+    return io.StringIO(text, newline=""), max(_DELIMITERS, key=text.partition("\n")[0].count)
+
+
 def _read_rows(path: Path) -> tuple[list[_Row], bool]:
     """Return the rows, and whether their classes are indices in any case."""
     try:
-        return _parse_rows(path, read_regular(path).decode("utf-8-sig"))
+        text, delimiter = _open_table(path)
+        reader = csv.reader(text, delimiter=delimiter)
+        image, label, is_index = _find_columns(path, next(reader, []))
+        rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise CamtoolError(f"--truth {path} cannot be read: {error}.") from error
+    for line, row in rows:
+        if len(row) <= max(image, label) or not row[image].strip() or not row[label].strip():
+            raise CamtoolError(f"--truth {path}, line {line}: the row has no image or no label.")
+    return [(line, row[image].strip(), row[label].strip()) for line, row in rows], is_index
 
 
-def _parse_rows(path: Path, text: str) -> tuple[list[_Row], bool]:
-    delimiter = max(_DELIMITERS, key=text.partition("\n")[0].count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    header = [name.strip().casefold() for name in next(reader, [])]
-    place = find_image_column(header)
-    if place is not None:
-        header[place] = _IMAGE
-    columns = [name for name in (_INDEX, _LABEL) if name in header]
-    if _IMAGE not in header or not columns:
-        missing = _IMAGE if _IMAGE not in header else _LABEL
+def _find_columns(path: Path, header: Sequence[str]) -> tuple[int, int, bool]:
+    """Return the places of the image and of the class in a row, and whether the class is an index in any case."""
+    names = [name.strip().casefold() for name in header]
+    image = find_image_column(header)
+    columns = [name for name in (_INDEX, _LABEL) if name in names]
+    if image is None or not columns:
+        missing = _IMAGE if image is None else _LABEL
         raise CamtoolError(
             f"--truth {path}, line 1: there is no column {missing!r}. The first line must name the columns image "
-            f"and label; found: {', '.join(map(repr, header)) or 'nothing'}."
+            f"and label; found: {', '.join(map(repr, names)) or 'nothing'}."
         )
-    image, label = header.index(_IMAGE), header.index(columns[0])
-    rows = []
-    for row in reader:
-        if not any(cell.strip() for cell in row):
-            continue
-        if len(row) <= max(image, label) or not row[image].strip() or not row[label].strip():
-            raise CamtoolError(f"--truth {path}, line {reader.line_num}: the row has no image or no label.")
-        rows.append((reader.line_num, row[image].strip(), row[label].strip()))
-    return rows, columns[0] == _INDEX
+    return image, names.index(columns[0]), columns[0] == _INDEX
 
 
 def find_image_column(header: Sequence[str]) -> int | None:
@@ -208,21 +257,24 @@ class _ClassFinder:
 
     def _find_index(self, text: str) -> int:
         named = [] if self._is_index else self._by_name.get(_fold(text), [])
-        number = int(text) if text.isascii() and text.isdecimal() else None
-        if number is not None and (not named or named == [number]):
-            if self._count is not None and number >= self._count:
-                raise _RowError(f"class {number} does not exist: the model has {self._count}, 0 to {self._count - 1}.")
-            return number
-        if number is not None:
+        if text.isascii() and text.isdecimal():
+            return self._check_number(int(text), text, named)
+        if not named:
+            raise self._build_unknown_error(text)
+        if len(named) > 1:
+            raise _RowError(f"label {text!r} names the classes {', '.join(map(str, named))}; give one of the indices.")
+        return named[0]
+
+    def _check_number(self, number: int, text: str, named: Sequence[int]) -> int:
+        """Return the index that a number means, which is also the name of these classes."""
+        if named and [*named] != [number]:
             raise _RowError(
                 f"label {text!r} is the name of class {named[0]} and the index of another; give indices in a column "
                 "'index' instead of 'label'."
             )
-        if len(named) == 1:
-            return named[0]
-        if named:
-            raise _RowError(f"label {text!r} names the classes {', '.join(map(str, named))}; give one of the indices.")
-        raise self._build_unknown_error(text)
+        if self._count is not None and number >= self._count:
+            raise _RowError(f"class {number} does not exist: the model has {self._count}, 0 to {self._count - 1}.")
+        return number
 
     def _build_unknown_error(self, text: str) -> _RowError:
         if self._is_index:

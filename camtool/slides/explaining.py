@@ -23,19 +23,10 @@ from camtool.hooks.chunks import iterate_chunks
 from camtool.methods import MethodFunction
 from camtool.models import find_input_size, to_loaded
 from camtool.progress import Stage, show_progress
+from camtool.slides import tiling
 from camtool.slides.readers import Pixels, SlideReader, open_slide, read_scaled
 from camtool.slides.slide_explanation import SlideExplanation, TileFailure, TileRow
-from camtool.slides.tiling import (
-    Background,
-    Stitcher,
-    Tile,
-    TileGrid,
-    check_background,
-    choose_scale,
-    find_seen_part,
-    place_on_tile,
-    select_tissue,
-)
+from camtool.slides.tiling import Background, Tile, TileGrid
 
 _LABELS_SHOWN = 10
 
@@ -93,11 +84,11 @@ def explain_slide(
     check_number("min_tissue", min_tissue, least=0, most=1)
     check_count("tile", tile, least=8, optional=True)
     check_count("batch_size", batch_size)
-    check_background(background)
+    tiling.check_background(background)
     explainer = Explainer(model, method, batch_size=batch_size, **settings)
     with open_slide(slide) as reader:
-        grid = _plan_tiles(explainer, model, reader, choose_scale(reader, level, mpp), tile, overlap)
-        tiles = list(select_tissue(reader, grid, background, min_tissue))
+        grid = _plan_tiles(explainer, model, reader, tiling.choose_scale(reader, level, mpp), tile, overlap)
+        tiles = list(tiling.select_tissue(reader, grid, background, min_tissue))
         if not tiles:
             raise ImageError(
                 f"slide {reader.path}: all {len(grid.list_tiles()):,} tiles are background; choose another rule with "
@@ -146,7 +137,7 @@ def _plan_tiles(
 ) -> TileGrid:
     """Return the grid of tiles. Its tiles overlap in what the model sees of them."""
     side = tile or _choose_side(explainer, model)
-    seen = find_seen_part(_prepare_blank(explainer, side).geometry)
+    seen = tiling.find_seen_part(_prepare_blank(explainer, side).geometry)
     whole = reader.levels[0]
     return TileGrid(int(whole.width / scale), int(whole.height / scale), scale, side, seen, overlap)
 
@@ -200,7 +191,7 @@ class _SlideRun:
 
     def __init__(self, explainer: Explainer[Any], target: Any, grid: TileGrid) -> None:
         self._explainer, self._target, self._grid = explainer, target, grid
-        self._stitcher = Stitcher(grid)
+        self._stitcher = tiling.Stitcher(grid)
         self._rows: list[TileRow] = []
         self._failures: list[TileFailure] = []
         self._facts: tuple[str, int | None, str, str] | None = None
@@ -231,7 +222,7 @@ class _SlideRun:
         elif not np.isfinite(result.raw).all():
             self._fail(tile, "the map holds NaN or infinite values")
         else:
-            self._stitcher.add(tile, place_on_tile(result, self._grid.side))
+            self._stitcher.add(tile, tiling.place_on_tile(result, self._grid.side))
             self._facts = self._facts or (result.label, result.index, result.method, result.layer)
             self._rows.append(TileRow.from_explanation(result, *self._locate(tile)))
 

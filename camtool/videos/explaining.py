@@ -296,7 +296,7 @@ def _summarize_warnings(rows: Sequence[FrameRow]) -> Iterator[str]:
     explained = [row for row in rows if row.reason is None]
     if len(explained) < len(rows):
         yield f"{len(rows) - len(explained):,} of {len(rows):,} frames have no heatmap; their rows say why."
-    changes = sum((one.label, one.index) != (other.label, other.index) for one, other in pairwise(explained))
+    changes = sum((row.label, row.index) != (after.label, after.index) for row, after in pairwise(explained))
     if changes:
         yield (
             f"The explained class changes {changes:,} times, so the heat of different classes is on one scale; name a "
@@ -344,8 +344,8 @@ def prepare_clip(transform: Transform | None, frames: Sequence[Pixels]) -> Tenso
 
 def _check_frame(output: object) -> Tensor:
     if not isinstance(output, Tensor) or output.ndim != 3 or not output.is_floating_point():
-        came = f"{output.dtype} {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-        raise ImageError(f"transform returned {came} for a frame; it must return a floating tensor (C, h, w).")
+        returned = f"{output.dtype} {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        raise ImageError(f"transform returned {returned} for a frame; it must return a floating tensor (C, h, w).")
     return output
 
 

@@ -19,8 +19,8 @@ from camtool.cli.terminal import show_activity
 from camtool.hooks import chunks
 from camtool.progress import Stage, format_duration, send_progress
 from camtool.runs.job_list import Job
-from camtool.runs.manifest import ManifestLine
 from camtool.runs.result_writer import Failure, Success
+from camtool.runs.stored_files import ManifestLine
 from tests.cli.test_commands import posix, start_process, write_photo
 from tests.cli.test_stopped_runs import ODD, SHOWN
 from tests.test_progress import list_progress_threads

@@ -21,10 +21,10 @@ from camtool.inputs import image_files
 from camtool.rendering import image_writing, overlay
 from camtool.runs.executor import run_jobs
 from camtool.runs.job_list import plan_run
-from camtool.runs.manifest import MANIFEST
 from camtool.runs.result_writer import Failure, Success
 from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS
 from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
+from camtool.runs.stored_files import MANIFEST
 from camtool.targets import Top
 from tests.helpers.comparison import assert_same_raw
 from tests.runs.photos import write_photo

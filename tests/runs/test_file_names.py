@@ -16,9 +16,9 @@ import camtool
 from camtool.runs.executor import run_jobs
 from camtool.runs.file_names import fold_name, make_distinct, name_result, name_url, shorten
 from camtool.runs.job_list import Job, plan_run
-from camtool.runs.manifest import MANIFEST
 from camtool.runs.result_writer import Failure, ResultWriter, Success
 from camtool.runs.save_kinds import OutputSettings
+from camtool.runs.stored_files import MANIFEST
 from camtool.targets import Top
 
 

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from camtool.app.stores import ImageFolder
@@ -73,14 +74,7 @@ class ReadableFolders:
 
     def _find(self, name: str, kind: str) -> Path:
         groups = [[*filter(self._is_inside, map(resolve, group))] for group in self._list_meanings(name)]
-        inside = [path for group in groups for path in group]
-        if not inside:
-            raise ImageError(
-                f"{kind} {name!r} is outside of the folders that may be read: {', '.join(self.names)}. Start camtool "
-                "mcp with its folder to allow it."
-            )
-        if all(map(self._is_hidden, inside)):
-            raise ImageError(f"{kind} {name!r} is hidden by a dot before its name, or that of a folder; name another.")
+        self._check_readable([*chain.from_iterable(groups)], name, kind)
         for group in groups:
             found = [path for path in dict.fromkeys(group) if not self._is_hidden(path) and _is_kind(path, kind)]
             if len(found) > 1:
@@ -92,15 +86,25 @@ class ReadableFolders:
         reason = "does not exist" if kind == "folder" else "does not exist, or has no suffix of an image"
         raise ImageError(f"{kind} {name!r} {reason}.{suggest_names(name, known)} The tool photos lists all.")
 
+    def _check_readable(self, inside: Sequence[Path], name: str, kind: str) -> None:
+        """Check that one of the paths that a name means inside of the folders is there, and not hidden."""
+        if not inside:
+            raise ImageError(
+                f"{kind} {name!r} is outside of the folders that may be read: {', '.join(self.names)}. Start camtool "
+                "mcp with its folder to allow it."
+            )
+        if all(map(self._is_hidden, inside)):
+            raise ImageError(f"{kind} {name!r} is hidden by a dot before its name, or that of a folder; name another.")
+
     def _list_meanings(self, name: str) -> list[list[Path]]:
         """Return the paths that a name may mean; a path counts only if none of an earlier list exists."""
         spellings = [text for text in (name, unescape_bytes(name)) if is_encodable(text)]
-        parts = [(self.prefixes.get(text.partition("/")[0]), text.partition("/")[2]) for text in spellings]
-        listed = [root / rest for root, rest in parts if root is not None]
+        parts = [text.partition("/") for text in spellings]
+        listed = [self.prefixes[prefix] / rest for prefix, _, rest in parts if prefix in self.prefixes]
         if listed:
             return [listed]
         groups = [[base / text for text in spellings] for root in self._folders for base in (root, root.parent)]
-        return [[path for group in groups for path in group]] if self.prefixes else groups
+        return [[*chain.from_iterable(groups)]] if self.prefixes else groups
 
     def _is_inside(self, path: Path) -> bool:
         return any(path.is_relative_to(root) for root in self._folders)

@@ -180,7 +180,7 @@ class Tools:
         """List the layers that a map can be computed at, and the one that camtool chooses, with the reason."""
         path = self._folders.list_photos()[0] if photo is None else self._folders.find_photo(photo)
         candidates = camtool.candidate_layers(self._load(model), path)
-        chosen = next((place for place, candidate in enumerate(candidates) if candidate.chosen), len(candidates))
+        chosen = next((index for index, candidate in enumerate(candidates) if candidate.chosen), len(candidates))
         first = 0 if everything else max(0, min(chosen, len(candidates) - _MAX_LAYERS))
         names = ("name", "kind", "shape", "stride", "chosen", "verdict")
         rows = [{name: _to_plain(getattr(candidate, name)) for name in names} for candidate in candidates[first:]]
@@ -321,7 +321,7 @@ def _list_answers(loaded: camtool.Loaded, photo: Path) -> list[dict[str, Any]]:
         predictions = camtool.predict(loaded, photo, Top(_ANSWERS))
     except CamtoolError:
         return []
-    return [{"label": one.label, "probability": _to_plain(one.probability)} for one in predictions]
+    return [{"label": answer.label, "probability": _to_plain(answer.probability)} for answer in predictions]
 
 
 def _choose_evenly(photos: Sequence[Path], limit: int) -> list[Path]:

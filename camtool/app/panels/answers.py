@@ -14,7 +14,7 @@ import camtool
 # At run time, as Gradio evaluates the annotations of event handlers.
 from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.panel import Built, draw_hint, draw_photo, get_subject, read_asset
-from camtool.app.stores.model_store import ResultCache
+from camtool.app.stores import ResultCache
 from camtool.app.workbench import count_bytes
 from camtool.errors import CamtoolError, TargetError
 from camtool.explaining.explanation import Explanation

@@ -8,6 +8,8 @@ import html
 import json
 import re
 import shutil
+import subprocess
+import tarfile
 import tempfile
 from collections.abc import Sequence
 from importlib.resources import files
@@ -20,15 +22,33 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from camtool.app.web_page.runtime import BINARY, CODE, GPU_BINARY, GPU_CODE, find_runtime
 from camtool.demo.scenes import draw_scene
 from camtool.engines.export import check_format, export
-from camtool.errors import CamtoolError
+from camtool.engines.graph_files import find_folder, get_first_line
+from camtool.errors import CamtoolError, raise_interrupt
 from camtool.geometry.plain_transforms import find_plain_transform
 from camtool.inputs.image_files import ImageSource, read_image
 from camtool.models import Loaded, to_loaded
 from camtool.rendering.colormaps import get_default_alpha, get_palette
 from camtool.warning_codes import WARNING_KINDS
+
+VERSION = "1.30.0"
+
+CODE, BINARY = "ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"
+"""The files that are used: the code, and what it runs."""
+
+GPU_CODE, GPU_BINARY = "ort.jspi.bundle.min.mjs", "ort-wasm-simd-threaded.jspi.wasm"
+"""The same with WebGPU, for browsers whose WebAssembly can wait for promises (JSPI); others would load 10 MB more."""
+
+_HASHES = {
+    CODE: "11e64bd8ffe11bd1a2a2f0d6275fdfbbba7262f0b76b99b53d228a8a22ef3d90",
+    BINARY: "3398c10d07d229bd91b364548e130e0e51a8e5704b88c7c083ebbeb78842dee2",
+    GPU_CODE: "07ec090355e11b342c95436db54da2d0c2bd5b1d319745bfd3337e6bdcf170ac",
+    GPU_BINARY: "a54c76f86b0f0d9572380cf1c6292a7b3903716ffcbcd6b0e5c7050bf430eb93",
+}
+"""File → SHA-256."""
+
+_SECONDS = 300
 
 METHODS = ("gradcam", "layercam", "hirescam")
 """The methods of a page unless the user chooses others."""
@@ -98,10 +118,7 @@ def export_page(
             be got, or the path exists.
     """
     path, loaded = Path(path), to_loaded(model)
-    if path.suffix not in ("", ".html"):
-        raise CamtoolError(f"path: a page is a folder or an .html file, got {path}; a model alone: camtool.export.")
-    if path.exists():
-        raise CamtoolError(f"path: {path} exists; give another name, or delete it first.")
+    _check_path(path)
     check_format(Path(_MODEL))
     _check_transform(loaded)
     found = find_runtime(None if runtime is None else Path(runtime))
@@ -131,10 +148,17 @@ def export_page(
     return path
 
 
+def _check_path(path: Path) -> None:
+    if path.suffix not in ("", ".html"):
+        raise CamtoolError(f"path: a page is a folder or an .html file, got {path}; a model alone: camtool.export.")
+    if path.exists():
+        raise CamtoolError(f"path: {path} exists; give another name, or delete it first.")
+
+
 def _read_description(path: Path) -> dict[str, Any]:
     import onnx
 
-    (text,) = (one.value for one in onnx.load(path).metadata_props if one.key == "camtool")
+    (text,) = (entry.value for entry in onnx.load(path).metadata_props if entry.key == "camtool")
     description: dict[str, Any] = json.loads(text)
     return description
 
@@ -300,3 +324,71 @@ def _write_policy(script: str, style: str, *, is_single: bool) -> str:
         "form-action 'none'",
     ]
     return "; ".join(rules)
+
+
+# ----------------------------------- the runtime, onnxruntime-web: pinned, checked, and never part of the package
+
+
+def find_runtime(folder: Path | None = None) -> Path:
+    """Return the folder with the runtime's files.
+
+    Args:
+        folder: Where they are, e.g. ``node_modules/onnxruntime-web/dist``; by default the cache, which is filled by
+            ``npm pack`` first.
+
+    Raises:
+        CamtoolError: They are not there, are others, or npm cannot get them; the message says how to get them.
+    """
+    if folder is not None:
+        problem = _find_problem(folder)
+        if problem:
+            raise CamtoolError(f"runtime: {problem}; give the folder dist of onnxruntime-web {VERSION}.")
+        return folder
+    kept = find_folder() / f"onnxruntime-web-{VERSION}"
+    if _find_problem(kept):
+        _download(kept)
+    return kept
+
+
+def _find_problem(folder: Path) -> str:
+    """Return why a folder cannot be used; empty if it can."""
+    for name, expected in _HASHES.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{folder} has no file {name}"
+        if hashlib.sha256(path.read_bytes()).hexdigest() != expected:
+            return f"{path} is not that of version {VERSION}"
+    return ""
+
+
+def _download(kept: Path) -> None:
+    """Get the package by npm, and keep its files."""
+    npm = shutil.which("npm")
+    advice = (
+        f"The page needs onnxruntime-web {VERSION}: install npm and go online once, or give the folder dist of that "
+        "package as runtime= (--runtime)."
+    )
+    if npm is None:
+        raise CamtoolError(f"npm is not installed. {advice}")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [npm, "pack", f"onnxruntime-web@{VERSION}", "--silent", "--pack-destination", folder]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS, cwd=folder)
+            (archive,) = Path(folder).glob("*.tgz")
+            with tarfile.open(archive) as files:
+                for name in _HASHES:
+                    content = files.extractfile(f"package/dist/{name}")
+                    assert content is not None, name
+                    Path(folder, name).write_bytes(content.read())
+        except (OSError, ValueError, KeyError, tarfile.TarError, subprocess.SubprocessError) as error:
+            raise_interrupt(error)
+            reason = getattr(error, "stderr", "") or get_first_line(error)
+            raise CamtoolError(f"npm pack failed: {reason.strip()} {advice}") from error
+        problem = _find_problem(Path(folder))
+        if problem:
+            raise CamtoolError(f"npm pack: {problem}. {advice}")
+        kept.mkdir(parents=True, exist_ok=True)
+        for name in _HASHES:
+            unfinished = kept / f"{name}.unfinished"
+            shutil.copyfile(Path(folder, name), unfinished)
+            unfinished.replace(kept / name)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-import typer
+from typer import Option
 
 from camtool.errors import CamtoolError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Placement: TypeAlias = Literal["centers", "stretch"]
 """Placement of a layer's grid on the model's input."""
 
-_OPTION = typer.Option(
+_OPTION = Option(
     metavar="NAME=VALUE",
     help="Option of the method, e.g. samples=50; for a list: camtool methods NAME. Repeat it for several.",
 )
@@ -36,8 +36,8 @@ class MethodOptions:
 
     panel: ClassVar[str] = "Map"
 
-    method: Annotated[str, typer.Option(metavar="NAME")] = "gradcam"
-    layer: Annotated[str | None, typer.Option(metavar="NAME", show_default="the best one")] = None
+    method: Annotated[str, Option(metavar="NAME")] = "gradcam"
+    layer: Annotated[str | None, Option(metavar="NAME", show_default="the best one")] = None
     option: Annotated[list[str] | None, _OPTION] = None
 
 
@@ -58,10 +58,10 @@ class MapOptions:
 
     panel: ClassVar[str] = "Map"
 
-    method: Annotated[list[str], typer.Option(metavar="NAME")] = field(default_factory=lambda: ["gradcam"])
-    target: Annotated[list[str] | None, typer.Option(metavar="TARGET", show_default="top1")] = None
-    layer: Annotated[list[str] | None, typer.Option(metavar="NAME", show_default="the best one")] = None
-    merge: Annotated[str, typer.Option(metavar="NAME")] = "mean"
+    method: Annotated[list[str], Option(metavar="NAME")] = field(default_factory=lambda: ["gradcam"])
+    target: Annotated[list[str] | None, Option(metavar="TARGET", show_default="top1")] = None
+    layer: Annotated[list[str] | None, Option(metavar="NAME", show_default="the best one")] = None
+    merge: Annotated[str, Option(metavar="NAME")] = "mean"
     placement: Placement = "centers"
     verify: Literal["places", "sizes"] = "sizes"
     option: Annotated[list[str] | None, _OPTION] = None

@@ -12,7 +12,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
-import typer
+from typer import Argument, Option
 
 from camtool.arguments.messages import add_article
 from camtool.arguments.regular_files import read_regular
@@ -44,10 +44,10 @@ MODEL_HELP = (
 )
 
 WEIGHTS_HELP = "File of weights: .safetensors, .pt or .pth."
-BatchSize = Annotated[int, typer.Option(metavar="N", min=1, help="Images in a batch.", rich_help_panel="Model")]
+BatchSize = Annotated[int, Option(metavar="N", min=1, help="Images in a batch.", rich_help_panel="Model")]
 EngineOption = Annotated[
     Engine,
-    typer.Option(
+    Option(
         metavar="NAME",
         help=f"How the model runs: {', '.join(get_args(Engine))}. See docs/engines.md.",
         rich_help_panel="Model",
@@ -57,7 +57,7 @@ EngineOption = Annotated[
 
 def build_file_option(**settings: Any) -> Any:
     """Return the option of a file, which must exist."""
-    return typer.Option(metavar="FILE", exists=True, dir_okay=False, **settings)
+    return Option(metavar="FILE", exists=True, dir_okay=False, **settings)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class LabelOptions:
 
     panel: ClassVar[str] = "Labels"
 
-    labels: Annotated[str | None, typer.Option(metavar="NAMES")] = None
+    labels: Annotated[str | None, Option(metavar="NAMES")] = None
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class ModelOptions:
 
     panel: ClassVar[str] = "Model"
 
-    model: Annotated[str, typer.Option(metavar="NAME", help=MODEL_HELP)] = "resnet50"
+    model: Annotated[str, Option(metavar="NAME", help=MODEL_HELP)] = "resnet50"
     weights: Annotated[
-        str | None, typer.Option(metavar="FILE", help=WEIGHTS_HELP, show_default="the pretrained ones, downloaded")
+        str | None, Option(metavar="FILE", help=WEIGHTS_HELP, show_default="the pretrained ones, downloaded")
     ] = None
     device: Device = "auto"
 
@@ -124,7 +124,7 @@ class ModelOptions:
 class ModelArgument(ModelOptions):
     """The same with the model as an argument."""
 
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = field()
+    model: Annotated[str, Argument(metavar="MODEL", help=MODEL_HELP)] = field()
 
 
 def announce_user_code(model: str, transform: str | None = None) -> None:
@@ -189,19 +189,21 @@ def _order_labels(path: Path, labels: dict[Any, Any]) -> list[Any]:
     Raises:
         CamtoolError: The indices are not those from 0 on.
     """
-    by_index = labels
-    if all(isinstance(value, int) for value in labels.values()):
-        by_index = {index: name for name, index in labels.items()}  # class_to_idx of torchvision
-    names = {str(index): name for index, name in by_index.items()}
+    is_from_names = all(isinstance(value, int) for value in labels.values())  # class_to_idx of torchvision
+    pairs = [(index, name) for name, index in labels.items()] if is_from_names else labels.items()
+    names = {str(index): name for index, name in pairs}
     order = [str(index) for index in range(len(labels))]
     if names.keys() != {*order}:
         raise CamtoolError(
             f"--labels {path} holds a dictionary whose indices are not 0 to {len(labels) - 1}; give a list of names, "
             '{"0": "cat", "1": "dog"}, or {"cat": 0, "dog": 1}.'
         )
-    # Keras writes an identifier and a name.
-    ordered = [names[index] for index in order]
-    return [name[-1] if isinstance(name, (list, tuple)) and name else name for name in ordered]
+    return [_get_name(names[index]) for index in order]
+
+
+def _get_name(label: Any) -> Any:
+    """Return a label; of a pair as Keras writes it, an identifier and a name, the name."""
+    return label[-1] if isinstance(label, (list, tuple)) and label else label
 
 
 ChannelOrder: TypeAlias = Literal["rgb", "bgr", "gray"]
@@ -227,11 +229,11 @@ class PreprocessingOptions:
 
     panel: ClassVar[str] = "Preprocessing"
 
-    transform: Annotated[str | None, typer.Option(metavar="NAME")] = None
-    size: Annotated[str | None, typer.Option(metavar="SIZE")] = None
+    transform: Annotated[str | None, Option(metavar="NAME")] = None
+    size: Annotated[str | None, Option(metavar="SIZE")] = None
     fit: Fit | None = None
-    mean: Annotated[str | None, typer.Option(metavar="NUMBERS")] = None
-    std: Annotated[str | None, typer.Option(metavar="NUMBERS")] = None
+    mean: Annotated[str | None, Option(metavar="NUMBERS")] = None
+    std: Annotated[str | None, Option(metavar="NUMBERS")] = None
     channels: ChannelOrder | None = None
 
     def parse(self) -> StatedPreprocessing:
@@ -242,6 +244,15 @@ class PreprocessingOptions:
         """
         from camtool.models import StatedPreprocessing, scale_statistics
 
+        self._check_combination()
+        means = _parse_numbers("--mean", self.mean, self.channels)
+        stds = _parse_numbers("--std", self.std, self.channels)
+        if means is not None and stds is not None:
+            scale_statistics(means, stds)
+        size = None if self.size is None else parse_image_size(self.size)
+        return StatedPreprocessing(self.transform, size, means, stds, self.channels, self.fit)
+
+    def _check_combination(self) -> None:
         given = [f"--{name}" for name in ("size", "fit", "mean", "std", "channels") if getattr(self, name) is not None]
         if self.transform is not None and given:
             raise CamtoolError(
@@ -250,12 +261,6 @@ class PreprocessingOptions:
             )
         if (self.mean is None) != (self.std is None):
             raise CamtoolError(f"{'--mean' if self.std is None else '--std'} is given alone; give --mean and --std.")
-        means = _parse_numbers("--mean", self.mean, self.channels)
-        stds = _parse_numbers("--std", self.std, self.channels)
-        if means is not None and stds is not None:
-            scale_statistics(means, stds)
-        size = None if self.size is None else parse_image_size(self.size)
-        return StatedPreprocessing(self.transform, size, means, stds, self.channels, self.fit)
 
 
 def _parse_numbers(option: str, text: str | None, channels: ChannelOrder | None) -> list[float] | None:

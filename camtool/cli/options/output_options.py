@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias, get_args
 
-import typer
+from typer import Option
 
 from camtool.arguments.messages import suggest_names
 from camtool.cli.options.map_options import split_names
@@ -21,9 +21,9 @@ Format: TypeAlias = Literal["png", "jpg", "webp", "npz"]
 """File format of the results: images, or arrays."""
 
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Remove what an earlier start left in the folder, and start anew.")
+    bool, Option("--overwrite", help="Remove what an earlier start left in the folder, and start anew.")
 ]
-Out = Annotated[Path, typer.Option("--out", "--output", metavar="FOLDER", help="Folder for the results.")]
+Out = Annotated[Path, Option("--out", "--output", metavar="FOLDER", help="Folder for the results.")]
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class DrawingOptions:
 
     panel: ClassVar[str] = "Output"
 
-    alpha: Annotated[float | None, typer.Option(metavar="X", min=0, max=1, show_default="0.7")] = None
-    colormap: Annotated[str | None, typer.Option(metavar="NAME", show_default="heat")] = None
+    alpha: Annotated[float | None, Option(metavar="X", min=0, max=1, show_default="0.7")] = None
+    colormap: Annotated[str | None, Option(metavar="NAME", show_default="heat")] = None
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class PictureOptions(DrawingOptions):
         max_side: Longest side of the images, unless the model needs more. Larger photos are read faster.
     """
 
-    caption: Annotated[bool, typer.Option("--caption")] = False
-    legend: Annotated[bool, typer.Option("--legend")] = False
-    enlarge: Annotated[bool, typer.Option("--enlarge/--no-enlarge")] = True
-    max_side: Annotated[int | None, typer.Option(metavar="PIXELS", min=1, show_default="as the photo")] = None
+    caption: Annotated[bool, Option("--caption")] = False
+    legend: Annotated[bool, Option("--legend")] = False
+    enlarge: Annotated[bool, Option("--enlarge/--no-enlarge")] = True
+    max_side: Annotated[int | None, Option(metavar="PIXELS", min=1, show_default="as the photo")] = None
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class OutputOptions:
 
     out: Out = Path("out")
     save: Annotated[
-        str, typer.Option(metavar="KIND", help=f"Files to write, separated by commas: {', '.join(SAVE_KINDS)}.")
+        str, Option(metavar="KIND", help=f"Files to write, separated by commas: {', '.join(SAVE_KINDS)}.")
     ] = "overlay"
     format: Annotated[
         Format,
-        typer.Option(
+        Option(
             metavar="FORMAT",
             help=f"File format of the images: {', '.join(get_args(Format))}; npz writes the arrays instead, as --save "
             "npz.",
@@ -87,7 +87,7 @@ class JsonOption:
         as_json: Print the results as JSON.
     """
 
-    as_json: Annotated[bool, typer.Option("--json")] = False
+    as_json: Annotated[bool, Option("--json")] = False
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class PrintOptions(JsonOption):
         quiet: Print errors only.
     """
 
-    quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False
+    quiet: Annotated[bool, Option("--quiet", "-q")] = False
 
     @property
     def hides_progress(self) -> bool:

@@ -1,27 +1,31 @@
-"""Options that choose the photos of a run, and what is read of each; and the command for a file."""
+"""Options that choose the photos of a run, what is read of each, and their true classes; and the command for a file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-import typer
+from typer import Argument, Option
 
+from camtool.arguments.messages import suggest_names
+from camtool.cli.options.model_options import LabelOptions
 from camtool.errors import CamtoolError
 from camtool.slides import SLIDE_SUFFIXES
 from camtool.videos import VIDEO_SUFFIXES
 
 if TYPE_CHECKING:
+    from camtool.models import Loaded
     from camtool.runs.job_list import Plan
+    from camtool.runs.true_labels import TrueClasses
 
+Limit = Annotated[int | None, Option(metavar="N", min=1, help="Explain the first N photos only.")]
 
-Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="Explain the first N photos only.")]
+Recursive = Annotated[bool, Option("--recursive", "-r", help="Read subfolders too.")]
 
-Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Read subfolders too.")]
-
-Seed = Annotated[int, typer.Option(metavar="N", help="Seed of all that is random.")]
+Seed = Annotated[int, Option(metavar="N", help="Seed of all that is random.")]
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,11 @@ class PhotoOptions:
 
     panel: ClassVar[str] = "Photos"
 
-    paths: Annotated[list[str], typer.Argument(metavar="PATH")]
+    paths: Annotated[list[str], Argument(metavar="PATH")]
     recursive: Recursive = False
     limit: Limit = None
-    shuffle: Annotated[bool, typer.Option("--shuffle")] = False
-    seed: Annotated[int, typer.Option(metavar="N")] = 0
+    shuffle: Annotated[bool, Option("--shuffle")] = False
+    seed: Annotated[int, Option(metavar="N")] = 0
 
 
 def check_no_model_names(paths: list[str]) -> None:
@@ -119,13 +123,13 @@ class PixelOptions:
 
     panel: ClassVar[str] = "Scientific formats"
 
-    bands: Annotated[str | None, typer.Option(metavar="N,N,N")] = None
-    window: Annotated[str | None, typer.Option(metavar="CENTER,WIDTH")] = None
-    percentiles: Annotated[str | None, typer.Option(metavar="LOW,HIGH")] = None
-    slice: Annotated[str | None, typer.Option(metavar="N")] = None
-    axis: Annotated[Axis | None, typer.Option(metavar="AXIS")] = None
-    frame: Annotated[int | None, typer.Option(metavar="N")] = None
-    max_pixels: Annotated[int, typer.Option(metavar="N", min=1, rich_help_panel="Photos")] = DEFAULT_MAX_PIXELS
+    bands: Annotated[str | None, Option(metavar="N,N,N")] = None
+    window: Annotated[str | None, Option(metavar="CENTER,WIDTH")] = None
+    percentiles: Annotated[str | None, Option(metavar="LOW,HIGH")] = None
+    slice: Annotated[str | None, Option(metavar="N")] = None
+    axis: Annotated[Axis | None, Option(metavar="AXIS")] = None
+    frame: Annotated[int | None, Option(metavar="N")] = None
+    max_pixels: Annotated[int, Option(metavar="N", min=1, rich_help_panel="Photos")] = DEFAULT_MAX_PIXELS
 
     def parse(self) -> dict[str, Any]:
         """Return the options of :func:`camtool.open_image` that were given, and the limits of runs.
@@ -165,3 +169,127 @@ def _parse_numbers(option: str, text: str | None, example: str, kind: Callable[[
         return tuple(kind(part) for part in text.split(","))
     except ValueError as error:
         raise CamtoolError(f"{option} {text!r} is not a list of numbers; give e.g. {option} {example}.") from error
+
+
+IMAGE_FOLDER = "imagefolder"
+
+_TRUTH = (
+    "True classes: 'imagefolder' if the photos are in folders named by their class, or a CSV file with the columns "
+    "image and label."
+)
+
+Classes = Annotated[str | None, Option(metavar="TRUTH", help=f"{_TRUTH} Without it the answers are the classes.")]
+
+
+@dataclass(frozen=True)
+class TruthOptions(LabelOptions):
+    """Options for the names of the classes, and for the true class of each photo.
+
+    Attributes:
+        only_wrong: Write only photos that are classified wrongly; needs --truth.
+    """
+
+    labels_csv: Annotated[
+        str | None, Option("--truth", "--labels-csv", metavar="TRUTH", help=f"{_TRUTH} Adds right or wrong.")
+    ] = None
+    only_wrong: Annotated[bool, Option("--only-wrong")] = False
+
+    @property
+    def has_folders(self) -> bool:
+        """True if folders name the classes, so that subfolders are read, too."""
+        return self.labels_csv == IMAGE_FOLDER
+
+
+def read_true_classes(
+    truth: str | None, plan: Plan, loaded: Loaded, *, is_classifier: bool = False
+) -> tuple[TrueClasses, Loaded]:
+    """Return the true classes of the photos, none without ``truth``; and the model.
+
+    Names of folders become the labels of a model that has none.
+
+    Args:
+        truth: The value of the option.
+        plan: The photos.
+        loaded: The model.
+        is_classifier: Ask the model how many classes it has if it does not declare that.
+
+    Raises:
+        CamtoolError: The table cannot be read, names an unknown class, or the folders are not the model's classes.
+    """
+    from camtool.outputs.class_count import get_class_count
+    from camtool.runs import true_labels
+
+    if truth is None:
+        return true_labels.TrueClasses(None, {}, 0), loaded
+    is_asked = loaded.labels is None and (is_classifier or truth == IMAGE_FOLDER)
+    count = _count_classes(loaded, plan) if is_asked else get_class_count(loaded.model)
+    if truth == IMAGE_FOLDER:
+        return _read_folders(plan, loaded, count)
+    if not Path(truth).exists() or Path(truth).is_dir():
+        raise CamtoolError(
+            f"--truth {truth}: there is no such file; give imagefolder, or a table of image and label."
+            f"{suggest_names(truth, [IMAGE_FOLDER])}"
+        )
+    return true_labels.read_true_classes(Path(truth), plan, loaded.labels, count), loaded
+
+
+def _read_folders(plan: Plan, loaded: Loaded, class_count: int | None) -> tuple[TrueClasses, Loaded]:
+    from camtool.evaluation.annotations import find_classes
+    from camtool.runs.true_labels import TrueClass, TrueClasses
+
+    photos = [Path(job.source) for job in plan.jobs]
+    root = _find_root(plan, photos)
+    classes = find_classes(photos, loaded.labels, root, class_count)
+    names = sorted({photo.relative_to(root).parts[0] for photo in photos})
+    if loaded.labels is None and not all(map(str.isdecimal, names)):
+        loaded = replace(loaded, labels=names)
+    known = {index: TrueClass(index, _get_label(loaded, index)) for index in {*classes}}
+    by_photo = {job.source: known[index] for job, index in zip(plan.jobs, classes, strict=True)}
+    return TrueClasses(root, by_photo, 0), loaded
+
+
+def _find_root(plan: Plan, photos: list[Path]) -> Path:
+    """Return the folder that all photos are in.
+
+    Raises:
+        CamtoolError: There are several.
+    """
+    root = next((Path(folder) for folder in plan.folders), photos[0].parent)
+    if len(plan.folders) > 1 or not all(photo.is_relative_to(root) for photo in photos):
+        raise CamtoolError("--truth imagefolder needs one folder with a folder for each class; give it as PATH alone.")
+    return root
+
+
+def _get_label(loaded: Loaded, index: int) -> str:
+    return f"class {index}" if loaded.labels is None else loaded.labels[index]
+
+
+def read_classes(truth: str | None, plan: Plan, loaded: Loaded) -> tuple[list[int] | None, Loaded]:
+    """Return the class of each photo of a folder, or None if the model's answers are the classes; and the model.
+
+    Raises:
+        CamtoolError: The classes cannot be read, or a photo has none.
+    """
+    if truth is None:
+        return None, loaded
+    known, loaded = read_true_classes(truth, plan, loaded, is_classifier=True)
+    missing = [job.source for job in plan.jobs if job.source not in known.by_photo]
+    if missing:
+        raise CamtoolError(f"--truth {truth} has no row for {missing[0]}; add one, or leave the photo out.")
+    return [known.by_photo[job.source].index for job in plan.jobs], loaded
+
+
+def _count_classes(loaded: Loaded, plan: Plan) -> int | None:
+    """Return the number of classes that a model declares, or else that of its answers to a photo that can be read."""
+    from camtool.errors import ImageError
+    from camtool.evaluation.subject import Subject
+    from camtool.outputs.class_count import get_class_count
+
+    count = get_class_count(loaded.model)
+    for job in plan.jobs if count is None else ():
+        with suppress(ImageError):  # the command lists it among those that could not be read
+            subject = Subject(loaded)
+            batch = next(subject.iterate_batches([str(job.source)], [None], 1))
+            count = subject.score_classes(batch.images).shape[1]
+            break
+    return None if count is None else max(count, 2)  # a single logit tells two classes apart

@@ -7,30 +7,30 @@ did, so it also counts results of an earlier run that this one continues.
 from __future__ import annotations
 
 import re
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 
 from camtool.arguments.messages import format_count, format_percent, merge_texts
 from camtool.cli import terminal
 from camtool.cli.progress.run_progress import RunProgress
+from camtool.cli.stopping import catch_stop
 from camtool.cli.terminal import escape, print_line
 from camtool.runs.text_escapes import escape_hidden
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from camtool.cli.options.output_options import PrintOptions
     from camtool.explaining.explainer import Explainer
     from camtool.runs.job_list import Plan
-    from camtool.runs.manifest import ManifestLine
     from camtool.runs.result_writer import Failure, Success
     from camtool.runs.run_folder.run_folder import RunStart
     from camtool.runs.save_kinds import OutputSettings
+    from camtool.runs.stored_files import ManifestLine
 
 
 _MAX_SKIPPED_SHOWN = 5
@@ -38,31 +38,6 @@ _MAX_SKIPPED_SHOWN = 5
 
 _SHORTEST_PATH = 16
 """Characters of a path that are always shown."""
-
-
-class Terminated(KeyboardInterrupt):
-    """Stop of a run by SIGTERM; it ends as at Ctrl-C."""
-
-
-@contextmanager
-def stop_at_sigterm() -> Iterator[None]:
-    """Raise :class:`Terminated` at SIGTERM during the block.
-
-    A process that ignores SIGTERM goes on ignoring it. Outside the main thread, where Python does not allow signal
-    handlers, the block runs unchanged.
-    """
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
-        yield
-        return
-
-    def stop(number: int, frame: object) -> NoReturn:
-        raise Terminated
-
-    earlier = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, earlier)
 
 
 class _Totals:
@@ -105,9 +80,8 @@ class RunReport:
     Args:
         plan: The photos.
         output: What is written where.
-        quiet: Print errors only.
-        verbose: Print a line for each photo as well.
-        as_json: Print the summary as JSON, and nothing else.
+        printed: What is printed.
+        verbose: Print a line for each photo as well; None for a terminal alone, where the user watches.
         has_sheet: Draw the overlays on contact sheets at the end.
         notes: What to tell about the request, e.g. photos without a true class.
     """
@@ -116,15 +90,16 @@ class RunReport:
         self,
         plan: Plan,
         output: OutputSettings,
+        printed: PrintOptions,
         *,
-        quiet: bool,
-        verbose: bool,
-        as_json: bool,
+        verbose: bool | None,
         has_sheet: bool = False,
         notes: Sequence[str] = (),
     ) -> None:
         self._jobs, self._skipped, self._output = plan.jobs, plan.skipped, output
-        self._quiet, self._verbose, self._as_json = quiet, verbose, as_json
+        self._printed = printed
+        by_default = terminal.out.is_terminal and not printed.quiet
+        self._verbose = not printed.as_json and (by_default if verbose is None else verbose)
         self._has_sheet, self._notes = has_sheet, notes
         self._failed: list[Failure] = []
         self._recorded = 0
@@ -145,8 +120,8 @@ class RunReport:
         from camtool.runs.executor import run_jobs
         from camtool.runs.result_writer import Success
 
-        started, stop_code = time.perf_counter(), 0
-        progress = RunProgress(len(self._jobs), batch_size, is_quiet=self._quiet or self._as_json)
+        started = time.perf_counter()
+        progress = RunProgress(len(self._jobs), batch_size, is_quiet=self._printed.hides_progress)
         outcomes = run_jobs(
             explainer,
             self._jobs,
@@ -159,8 +134,8 @@ class RunReport:
         )
         # Results keep the names of their first start, so a job may differ from the planned one in its stem.
         numbers = {job.source: number for number, job in enumerate(self._jobs, 1)}
-        try:
-            with stop_at_sigterm(), closing(outcomes), send_progress(progress.passes), progress:
+        with catch_stop() as stop:
+            with closing(outcomes), send_progress(progress.passes), progress:
                 for outcome in outcomes:
                     number = numbers.get(outcome.job.source)
                     if number is None:
@@ -168,11 +143,8 @@ class RunReport:
                     else:
                         self._add_outcome(outcome, progress, f"image {number}/{len(self._jobs)}")
             self._draw_sheets()
-        except KeyboardInterrupt as stop:
-            # By convention 128 plus the number of the signal.
-            stop_code = 143 if isinstance(stop, Terminated) else 130
-        self._print_summary(time.perf_counter() - started, interrupted=stop_code > 0)
-        return stop_code or (1 if self._failed else 0)
+        self._print_summary(time.perf_counter() - started, interrupted=stop.code > 0)
+        return stop.code or (1 if self._failed else 0)
 
     def _add_outcome(self, outcome: Success | Failure, progress: RunProgress, place: str) -> None:
         from camtool.runs.result_writer import Success
@@ -196,7 +168,7 @@ class RunReport:
             return
         from camtool.runs.run_folder.sheets import write_sheets
 
-        with terminal.show_activity("Drawing the contact sheet", is_quiet=self._quiet or self._as_json):
+        with terminal.show_activity("Drawing the contact sheet", is_quiet=self._printed.hides_progress):
             images = (str(job.source) for job in self._jobs)
             self._sheets = write_sheets(self._output.folder, images, has_captions=self._output.has_captions)
 
@@ -221,34 +193,30 @@ class RunReport:
 
     def _print_summary(self, seconds: float, *, interrupted: bool) -> None:
         totals = self._sum_up()
-        if self._as_json:
+        if self._printed.as_json:
             summary = self._build_json_summary(totals, seconds, interrupted=interrupted)
             terminal.print_json(summary)
             return
-        if not self._quiet:
-            if interrupted:
-                print_line(
-                    f"[yellow]Stopped[/] after {totals.photos} of {format_count(len(self._jobs), 'photo')}. "
-                    "The same command continues."
-                )
-            if totals.photos:
-                self._print_explained(totals, seconds, interrupted=interrupted)
-            if self._output.true_classes:
-                print_accuracy(totals.right, totals.wrong, only_wrong=self._output.only_wrong)
-            for note in self._notes:
-                print_line(f"[yellow]{escape(note)}[/]")
-            for count, text in totals.warnings.values():
-                print_line(f"[yellow]{format_count(count, 'map')}:[/] {escape(text)}")
-            if self._removed:
-                gone = format_count(self._removed, "photo")
-                print_line(f"[yellow]Kept:[/] the results of {gone} of earlier starts, which are not chosen now.")
-            self._print_skipped()
-        if self._failed:
-            terminal.err.print(f"[bold red]{format_count(len(self._failed), 'photo')} could not be explained:[/]")
-            for failure in self._failed:
-                terminal.err.print(f"  {escape(failure.reason)}", soft_wrap=True)
-            if any(failure.is_recorded for failure in self._failed) and not self._quiet:
-                terminal.err.print("Those of earlier starts were not tried again; --retry-failed does.", soft_wrap=True)
+        if not self._printed.quiet:
+            self._print_results(totals, seconds, interrupted=interrupted)
+        print_failures(len(self._failed), [failure.reason for failure in self._failed])
+        if any(failure.is_recorded for failure in self._failed) and not self._printed.quiet:
+            terminal.err.print("Those of earlier starts were not tried again; --retry-failed does.", soft_wrap=True)
+
+    def _print_results(self, totals: _Totals, seconds: float, *, interrupted: bool) -> None:
+        if interrupted:
+            print_stopped(totals.photos, len(self._jobs), "photo")
+        if totals.photos:
+            self._print_explained(totals, seconds, interrupted=interrupted)
+        if self._output.true_classes:
+            print_accuracy(totals.right, totals.wrong, only_wrong=self._output.only_wrong)
+        print_notes(self._notes)
+        for count, text in totals.warnings.values():
+            print_line(f"[yellow]{format_count(count, 'map')}:[/] {escape(text)}")
+        if self._removed:
+            gone = format_count(self._removed, "photo")
+            print_line(f"[yellow]Kept:[/] the results of {gone} of earlier starts, which are not chosen now.")
+        self._print_skipped()
 
     def _print_explained(self, totals: _Totals, seconds: float, *, interrupted: bool) -> None:
         layer = f", at layer [bold]{escape(totals.layer)}[/]" if totals.layer else ""
@@ -288,6 +256,27 @@ class RunReport:
             "sheets": [str(path) for path in self._sheets],
             "notes": [*self._notes],
         }
+
+
+def print_stopped(done: int, total: int, unit: str) -> None:
+    """Print that the user stopped a run, and how to go on."""
+    print_line(f"[yellow]Stopped[/] after {done} of {format_count(total, unit)}. The same command continues.")
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print what to tell about the request."""
+    for note in notes:
+        print_line(f"[yellow]{escape(note)}[/]")
+
+
+def print_failures(count: int, reasons: Sequence[str]) -> None:
+    """Print how many photos could not be explained, and why; of some the reasons may be left out."""
+    if count:
+        terminal.err.print(f"[bold red]{format_count(count, 'photo')} could not be explained:[/]")
+    for reason in reasons:
+        terminal.err.print(f"  {escape(reason)}", soft_wrap=True)
+    if count > len(reasons):
+        terminal.err.print(f"  and {count - len(reasons)} more, in the column failure")
 
 
 def print_accuracy(right: int, wrong: int, *, only_wrong: bool) -> None:

@@ -15,12 +15,12 @@ import typer
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options import model_options
-from camtool.cli.options.truth_options import read_true_classes
+from camtool.cli.options.photo_options import read_true_classes
 from camtool.cli.progress import run_summary
 from camtool.cli.progress.run_progress import build_countdown
-from camtool.cli.progress.run_summary import Terminated, stop_at_sigterm
-from camtool.cli.run_folders.local_run import describe_undrawable_labels, select_photos
+from camtool.cli.run_folders.run_command import describe_undrawable_labels, select_photos
 from camtool.cli.run_folders.run_options import ClusterOptions, RunRequest, is_given
+from camtool.cli.stopping import catch_stop
 from camtool.cli.terminal import escape, print_line
 from camtool.runs.run_folder.description import describe_command
 
@@ -44,10 +44,9 @@ def run_on_cluster(context: typer.Context, request: RunRequest, cluster: Cluster
     """
     # Ray would report to its makers how it is used; workers of a cluster that runs already follow its own setting.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    from camtool.runs.cluster.cluster_run import ClusterRun
-    from camtool.runs.cluster.output_folder import OutputFolder
+    from camtool.runs.cluster.cluster_run import ClusterRun, Resources
     from camtool.runs.cluster.plan import divide_inputs
-    from camtool.runs.cluster.ray_engine import Resources
+    from camtool.runs.cluster.remote_files import OutputFolder
 
     options, is_quiet = request.options, request.options.printed.hides_progress
     folder = OutputFolder.find(to_uri(request.output.folder))
@@ -124,7 +123,7 @@ class _Follower:
 
     def __init__(self, run: ClusterRun, notes: list[str], *, has_classes: bool, request: RunRequest) -> None:
         self._run, self._notes, self._has_classes = run, notes, has_classes
-        self._quiet, self._as_json = request.options.printed.quiet, request.options.printed.as_json
+        self._printed = request.options.printed
         self._photos, self._rows, self._failures, self._earlier_failures = 0, 0, 0, 0
         self._right, self._wrong = 0, 0
         self._reasons: list[str] = []
@@ -139,20 +138,17 @@ class _Follower:
         for outcome in self._run.read_outcomes(self._earlier):
             self._earlier_failures += outcome.failures
             self._count(outcome)
-        started, stop_code = time.perf_counter(), 0
-        outcomes, bar = self._run.start(), build_countdown(is_quiet=self._quiet or self._as_json)
-        try:
-            with stop_at_sigterm(), closing(outcomes), bar as progress:
-                task = progress.add_task("Starting Ray", total=self._todo)
-                for outcome in outcomes:
-                    self._add(outcome)
-                    progress.update(task, advance=1, description=f"Explaining, {self._photos} photos done; shards")
-        except KeyboardInterrupt as stop:
-            # By convention 128 plus the number of the signal.
-            stop_code = 143 if isinstance(stop, Terminated) else 130
+        started = time.perf_counter()
+        outcomes, bar = self._run.start(), build_countdown(is_quiet=self._printed.hides_progress)
+        with catch_stop() as stop, closing(outcomes), bar as progress:
+            task = progress.add_task("Starting Ray", total=self._todo)
+            for outcome in outcomes:
+                self._add(outcome)
+                progress.update(task, advance=1, description=f"Explaining, {self._photos} photos done; shards")
+        if stop.code:
             self._add_unreported()
-        self._print_summary(time.perf_counter() - started, interrupted=stop_code > 0)
-        return stop_code or (1 if self._failures + self._earlier_failures else 0)
+        self._print_summary(time.perf_counter() - started, interrupted=stop.code > 0)
+        return stop.code or (1 if self._failures + self._earlier_failures else 0)
 
     def _add_unreported(self) -> None:
         """Count shards that workers wrote and the engine had not reported when the run was stopped."""
@@ -169,7 +165,7 @@ class _Follower:
         self._rows += outcome.rows
         self._failures += outcome.failures
         self._count(outcome)
-        is_silent = self._quiet or self._as_json or terminal.err.is_terminal
+        is_silent = self._printed.hides_progress or terminal.err.is_terminal
         if not is_silent and time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             terminal.err.print(f"{self._finished} of {format_count(self._todo, 'shard')}, {self._photos} photos")
@@ -180,31 +176,24 @@ class _Follower:
         self._reasons += outcome.reasons[: _MAX_REASONS - len(self._reasons)]
 
     def _print_summary(self, seconds: float, *, interrupted: bool) -> None:
-        if self._as_json:
+        if self._printed.as_json:
             terminal.print_json(self._build_json_summary(seconds, interrupted=interrupted))
             return
-        if not self._quiet:
-            if interrupted:
-                print_line(
-                    f"[yellow]Stopped[/] after {self._finished} of {format_count(self._todo, 'shard')}. "
-                    "The same command continues."
-                )
-            self._print_explained(seconds)
-            if self._has_classes:
-                run_summary.print_accuracy(self._right, self._wrong, only_wrong=self._run.only_wrong)
-            for note in self._notes:
-                print_line(f"[yellow]{escape(note)}[/]")
-            for skipped in self._run.plan.skipped[:_MAX_REASONS]:
-                print_line(f"[yellow]Skipped:[/] {escape(str(skipped.path))} is {escape(skipped.reason)}")
-        failures = self._failures + self._earlier_failures
-        if failures:
-            terminal.err.print(f"[bold red]{format_count(failures, 'photo')} could not be explained:[/]")
-            for reason in self._reasons:
-                terminal.err.print(f"  {escape(reason)}", soft_wrap=True)
-            if failures > len(self._reasons):
-                terminal.err.print(f"  and {failures - len(self._reasons)} more, in the column failure")
-        if self._earlier_failures and not self._quiet:
+        if not self._printed.quiet:
+            self._print_results(seconds, interrupted=interrupted)
+        run_summary.print_failures(self._failures + self._earlier_failures, self._reasons)
+        if self._earlier_failures and not self._printed.quiet:
             terminal.err.print("Those of earlier starts were not tried again; remove a shard to compute it again.")
+
+    def _print_results(self, seconds: float, *, interrupted: bool) -> None:
+        if interrupted:
+            run_summary.print_stopped(self._finished, self._todo, "shard")
+        self._print_explained(seconds)
+        if self._has_classes:
+            run_summary.print_accuracy(self._right, self._wrong, only_wrong=self._run.only_wrong)
+        run_summary.print_notes(self._notes)
+        for skipped in self._run.plan.skipped[:_MAX_REASONS]:
+            print_line(f"[yellow]Skipped:[/] {escape(str(skipped.path))} is {escape(skipped.reason)}")
 
     def _print_explained(self, seconds: float) -> None:
         earlier = len(self._earlier)

@@ -7,15 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
+from typer import Option
 
-from camtool.cli.options import (
-    config_files,
-    map_options,
-    model_options,
-    output_options,
-    photo_options,
-    truth_options,
-)
+from camtool.cli.options import map_options, model_options, option_classes, output_options, photo_options
 from camtool.errors import CamtoolError
 from camtool.runs.save_kinds import OutputSettings
 
@@ -41,7 +35,7 @@ class RunOptions:
 
     photos: photo_options.PhotoOptions
     model: model_options.ModelOptions
-    truth: truth_options.TruthOptions
+    truth: photo_options.TruthOptions
     preprocessing: model_options.PreprocessingOptions
     pixels: photo_options.PixelOptions
     map: map_options.MapOptions
@@ -50,7 +44,7 @@ class RunOptions:
     printed: output_options.PrintOptions
     batch_size: model_options.BatchSize = 8
     engine: model_options.EngineOption = "eager"
-    config: config_files.Config = None
+    config: option_classes.Config = None
 
 
 @dataclass(frozen=True)
@@ -72,16 +66,14 @@ class LocalOptions:
 
     panel: ClassVar[str] = "Output"
 
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", min=0, show_default="the cores", rich_help_panel="Model")
-    ] = None
-    volume: Annotated[bool, typer.Option("--volume", rich_help_panel="Scientific formats")] = False
-    region: Annotated[list[str] | None, typer.Option(metavar="[NAME=]REGION")] = None
-    sufficient: Annotated[bool, typer.Option("--sufficient")] = False
-    sheet: Annotated[bool, typer.Option("--sheet")] = False
-    page: Annotated[bool, typer.Option("--report/--no-report")] = True
-    retry_failed: Annotated[bool, typer.Option("--retry-failed")] = False
-    verbose: Annotated[bool | None, typer.Option("--verbose/--no-verbose", "-v", show_default="on a terminal")] = None
+    workers: Annotated[int | None, Option(metavar="N", min=0, show_default="the cores", rich_help_panel="Model")] = None
+    volume: Annotated[bool, Option("--volume", rich_help_panel="Scientific formats")] = False
+    region: Annotated[list[str] | None, Option(metavar="[NAME=]REGION")] = None
+    sufficient: Annotated[bool, Option("--sufficient")] = False
+    sheet: Annotated[bool, Option("--sheet")] = False
+    page: Annotated[bool, Option("--report/--no-report")] = True
+    retry_failed: Annotated[bool, Option("--retry-failed")] = False
+    verbose: Annotated[bool | None, Option("--verbose/--no-verbose", "-v", show_default="on a terminal")] = None
 
 
 @dataclass(frozen=True)
@@ -154,13 +146,8 @@ def read_request(context: typer.Context, options: RunOptions, local: LocalOption
 
 def _read_output(context: typer.Context, options: RunOptions, local: LocalOptions | None) -> OutputSettings:
     """Return what is written, and check that what options ask for is written at all."""
-    output, pictures, has_kinds = options.output, options.pictures, is_given(context, "save")
-    as_arrays = output.format == "npz"
-    kinds = output_options.parse_kinds("npz" if as_arrays and not has_kinds else output.save, output.format)
-    if local is None:
-        _check_cluster_kinds(kinds, needs_overlays=pictures.caption and not has_kinds)
-    elif local.sufficient and "sufficient" not in kinds:
-        kinds = [*kinds, "sufficient"]
+    output, pictures = options.output, options.pictures
+    kinds = _read_kinds(options, local, has_kinds=is_given(context, "save"))
     has_sheet = local is not None and local.sheet
     output_options.check_overlays_are_saved(kinds, caption=pictures.caption, sheet=has_sheet, legend=pictures.legend)
     if options.truth.only_wrong and options.truth.labels_csv is None:
@@ -168,7 +155,7 @@ def _read_output(context: typer.Context, options: RunOptions, local: LocalOption
     return OutputSettings(
         folder=output.out,
         kinds=kinds,
-        format="png" if as_arrays else output.format,
+        format="png" if output.format == "npz" else output.format,
         alpha=pictures.alpha,
         colormap=output_options.choose_colormap(pictures.colormap),
         enlarge=pictures.enlarge,
@@ -178,6 +165,18 @@ def _read_output(context: typer.Context, options: RunOptions, local: LocalOption
         regions=output_options.parse_regions(local.region if local else None, pictures.max_side),
         has_legend=pictures.legend,
     )
+
+
+def _read_kinds(options: RunOptions, local: LocalOptions | None, *, has_kinds: bool) -> list[str]:
+    """Return the kinds of files: those that the user named, or that other options ask for."""
+    output = options.output
+    asked = "npz" if output.format == "npz" and not has_kinds else output.save
+    kinds = output_options.parse_kinds(asked, output.format)
+    if local is None:
+        _check_cluster_kinds(kinds, needs_overlays=options.pictures.caption and not has_kinds)
+    elif local.sufficient and "sufficient" not in kinds:
+        return [*kinds, "sufficient"]
+    return kinds
 
 
 def _check_cluster_kinds(kinds: list[str], *, needs_overlays: bool) -> None:
@@ -208,9 +207,9 @@ class ClusterOptions:
 
     panel: ClassVar[str] = "Cluster"
 
-    address: Annotated[str | None, typer.Option(metavar="ADDRESS", show_default="RAY_ADDRESS, or this machine")] = None
-    gpus_per_worker: Annotated[float | None, typer.Option(metavar="X", min=0, show_default="1 if there are any")] = None
-    cpus_per_worker: Annotated[int | None, typer.Option(metavar="N", min=1, show_default="1")] = None
-    cluster_workers: Annotated[int | None, typer.Option(metavar="N", min=1, show_default="as many as fit now")] = None
-    shard_size: Annotated[int, typer.Option(metavar="N", min=1)] = 1000
-    image_column: Annotated[str | None, typer.Option(metavar="NAME", show_default="found by type")] = None
+    address: Annotated[str | None, Option(metavar="ADDRESS", show_default="RAY_ADDRESS, or this machine")] = None
+    gpus_per_worker: Annotated[float | None, Option(metavar="X", min=0, show_default="1 if there are any")] = None
+    cpus_per_worker: Annotated[int | None, Option(metavar="N", min=1, show_default="1")] = None
+    cluster_workers: Annotated[int | None, Option(metavar="N", min=1, show_default="as many as fit now")] = None
+    shard_size: Annotated[int, Option(metavar="N", min=1)] = 1000
+    image_column: Annotated[str | None, Option(metavar="NAME", show_default="found by type")] = None

@@ -2,35 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+import logging
+import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from camtool.arguments.explain_arguments import to_list
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, raise_interrupt
+from camtool.models import Loaded
 from camtool.runs.cluster.explain_batch import ExplainBatch
-from camtool.runs.cluster.output_folder import OutputFolder
-from camtool.runs.cluster.plan import ClusterPlan, Shard
-from camtool.runs.cluster.ray_engine import Resources, run_on_ray
-from camtool.runs.cluster.shard_worker import ShardOutcome, read_outcome
-from camtool.runs.locking import LockedError, hold_lock
+from camtool.runs.cluster.plan import ClusterPlan, FileList, Shard
+from camtool.runs.cluster.remote_files import OutputFolder, import_library
+from camtool.runs.cluster.shard_worker import ShardOutcome, ShardWorker, read_outcome
+from camtool.runs.locking import lock_folder
 from camtool.runs.run_folder.description import DESCRIPTION, describe_run, encode_description, to_plain
 from camtool.runs.save_kinds import OutputSettings
-
-if TYPE_CHECKING:
-    from camtool.models import Loaded
 
 _LOCK = ".run.lock"
 
 _READING_THREADS = 16
 """Files of shards that are read at the same time; in an object store each is a wait."""
 
+_MAX_BLOCKS = 10_000
+"""Blocks of a dataset that Ray Data schedules without effort; of more shards, a block holds several."""
+
+_SECONDS_TO_CONNECT = 5
+"""Time in which the head node of a cluster must answer."""
+
+_REMOTE_READERS = 8
+"""Threads for each core that read remote files: a request is a wait of tens of milliseconds, in which it is free."""
+
 _MAX_TRIED = 8
 """Photos that are explained on this machine until one succeeds. The first ones of a folder may be broken."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a worker takes of the cluster.
+
+    Attributes:
+        gpus: The GPUs of a worker, a fraction for several workers on one GPU; by default 1 if the cluster has any.
+        cpus: The cores of a worker. By default 1, and with GPUs the cores divided by the workers.
+        workers: The largest number of workers; by default what the cluster has resources for now.
+    """
+
+    gpus: float | None = None
+    cpus: int | None = None
+    workers: int | None = None
+
+    def resolve(self, cluster: Mapping[str, float]) -> Resources:
+        """Return the resources with all defaults filled in.
+
+        Args:
+            cluster: Resource → amount, as ``ray.cluster_resources()`` returns it.
+
+        Raises:
+            CamtoolError: One worker needs more than the cluster has.
+        """
+        has_gpus, has_cpus = cluster.get("GPU", 0.0), int(cluster.get("CPU", 1))
+        gpus = self.gpus if self.gpus is not None else float(min(1.0, has_gpus))
+        if gpus > has_gpus:
+            raise CamtoolError(f"--gpus-per-worker {gpus:g}: the cluster has {has_gpus:g} GPUs.")
+        cpus = self.cpus or 1
+        if cpus > has_cpus:
+            raise CamtoolError(f"--cpus-per-worker {cpus}: the cluster has {has_cpus} cores.")
+        if gpus > 0:
+            workers = self.workers or max(1, int(has_gpus / gpus))
+            return Resources(gpus, self.cpus or max(1, has_cpus // workers), workers)
+        return Resources(0.0, cpus, self.workers or has_cpus // cpus)
 
 
 @dataclass(frozen=True)
@@ -43,7 +91,7 @@ class ClusterRun:
         settings: The settings of :class:`camtool.runs.cluster.explain_batch.ExplainBatch`, without threads and readers.
         command: The options of the command that results depend on, by name.
         resources: What a worker takes of the cluster.
-        address: The address of a running cluster; see :func:`camtool.runs.cluster.ray_engine.run_on_ray`.
+        address: The address of a running cluster; see :func:`camtool.runs.cluster.cluster_run.run_on_ray`.
         pictures: How overlays are drawn; ``None`` for no pictures.
         only_wrong: Write rows only of photos whose top class is not the true one.
         overwrite: Remove a run that is in the folder, and start anew.
@@ -153,11 +201,159 @@ def _lock_folder(folder: OutputFolder) -> Iterator[None]:
     if folder.local_path is None:
         yield
         return
+    with lock_folder(folder.local_path / _LOCK, folder.name):
+        yield
+
+
+def run_on_ray(
+    shards: Sequence[Shard],
+    folder: OutputFolder,
+    settings: Mapping[str, Any],
+    prepare_folder: Callable[[], None],
+    *,
+    resources: Resources | None = None,
+    address: str | None = None,
+    pictures: OutputSettings | None = None,
+    only_wrong: bool = False,
+    expected: Mapping[str, Any] | None = None,
+) -> Iterator[ShardOutcome]:
+    """Compute shards on the workers of a Ray cluster, and yield the outcome of each as soon as it is written.
+
+    Ray computes the shards of a lost worker again. A shard whose workers die repeatedly ends the run.
+
+    Args:
+        shards: The shards that are not finished.
+        folder: The output folder, which all workers must see.
+        settings: The settings of :class:`camtool.runs.cluster.explain_batch.ExplainBatch`, without threads and readers.
+        prepare_folder: Prepares the folder once the cluster is reached and has the resources.
+        resources: What a worker takes of the cluster.
+        address: The address of a running cluster. By default the one of the environment variable ``RAY_ADDRESS`` or of
+            this machine, or else a new one on this machine, which ends with the run. A connection that exists is used.
+        pictures: How overlays are drawn; ``None`` for no pictures.
+        only_wrong: Write rows only of photos whose top class is not the true one.
+        expected: The versions of libraries and the hash of the weights that all workers must have.
+
+    Raises:
+        CamtoolError: Ray is missing or cannot be reached, a worker reports an error, or a shard was not computed.
+    """
+    ray, data = import_library("ray"), import_library("ray.data")
+    missing = {shard.name for shard in shards}
+    if not missing:
+        return
+    with _connect(ray, address), _quiet_data(data):
+        resolved = (resources or Resources()).resolve(ray.cluster_resources())
+        prepare_folder()
+        worker = {
+            "settings": {**settings, **_choose_threads(shards, resolved)},
+            "folder": folder,
+            "pictures": pictures,
+            "only_wrong": only_wrong,
+            "expected": expected or {},
+        }
+        try:
+            for row in _build_dataset(data, shards, resolved, worker).iter_rows():
+                outcome = ShardOutcome(**{**row, "reasons": [*row["reasons"]]})
+                if outcome.error:
+                    raise CamtoolError(outcome.error)
+                missing.discard(outcome.name)
+                yield outcome
+        except ray.exceptions.RayError as error:
+            raise CamtoolError(f"Ray ended the run: {str(error).strip().splitlines()[-1]}") from error
+    if missing:
+        raise CamtoolError(f"{len(missing)} shards were not computed, e.g. {min(missing)}; start the run again.")
+
+
+def _build_dataset(data: Any, shards: Sequence[Shard], resources: Resources, worker: Mapping[str, Any]) -> Any:
+    """Return the dataset of outcomes. A block holds one shard, so that Ray schedules and retries shards."""
+    items = [{"shard": shard} for shard in shards]
+    most = min(resources.workers or 1, len(shards))
+    # With one core and a GPU, Ray reserves the core by itself; both at once are experimental in Ray Data.
+    reserved = {"num_gpus": resources.gpus} if resources.gpus else {"num_cpus": resources.cpus}
+    return data.from_items(items, override_num_blocks=min(len(shards), _MAX_BLOCKS)).map_batches(
+        ShardWorker,
+        fn_constructor_kwargs=worker,
+        batch_size=1,
+        # Workers start as the cluster grows. A shard waits at the driver, not at a worker that is slow or lost.
+        compute=data.ActorPoolStrategy(min_size=1, max_size=most, initial_size=most, max_tasks_in_flight_per_actor=1),
+        **reserved,
+    )
+
+
+def _choose_threads(shards: Sequence[Shard], resources: Resources) -> dict[str, int]:
+    """Return the numbers of threads of a worker, by its cores."""
+    cores = resources.cpus or 1
+    is_remote = any(
+        photo.data is not None
+        for shard in (shards[0], shards[-1])
+        if isinstance(shard.source, FileList)
+        for photo in shard.source.photos[:1]
+    )
+    # With one core, reading local files in other threads gains nothing.
+    readers = _REMOTE_READERS * cores if is_remote else cores if cores > 1 or resources.gpus else 0
+    return {"threads": cores, "readers": readers}
+
+
+@contextmanager
+def _connect(ray: Any, address: str | None) -> Iterator[None]:
+    """Connect to the cluster, and disconnect after the block; a new cluster on this machine ends with it."""
+    if ray.is_initialized():
+        yield
+        return
+    _check_reachable(address or os.environ.get("RAY_ADDRESS"))
     try:
-        with hold_lock(folder.local_path / _LOCK):
-            yield
-    except LockedError as error:
-        raise CamtoolError(
-            f"out {folder.name!r}: another run writes to this folder ({error}); wait for it to end, or give another "
-            "folder with --out."
-        ) from None
+        # Without an address Ray may start a cluster, whose dashboard would open a port.
+        new = {} if address else {"include_dashboard": False}
+        with _keep_signal_handlers():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **new)
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+        raise_interrupt(error)
+        raise CamtoolError(f"--address {address}: Ray cannot be reached: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_reachable(address: str | None) -> None:
+    """Check that something listens at an address ``host:port``. Ray would wait for half a minute, deaf to Ctrl-C.
+
+    Raises:
+        CamtoolError: Nothing does.
+    """
+    match = re.fullmatch(r"(?:ray://)?(.+):(\d+)", address or "")
+    if match is None:  # e.g. "auto"
+        return
+    try:
+        socket.create_connection((match[1].strip("[]"), int(match[2])), timeout=_SECONDS_TO_CONNECT).close()
+    except (OSError, OverflowError) as error:  # OverflowError: there is no such port
+        raise_interrupt(error)
+        raise CamtoolError(f"--address {address}: no Ray cluster can be reached there: {error}.") from error
+
+
+@contextmanager
+def _keep_signal_handlers() -> Iterator[None]:
+    """Restore the handlers of Ctrl-C and SIGTERM after the block: Ray replaces them by ones that abort the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:  # it was not installed by Python
+                signal.signal(number, handler)
+
+
+@contextmanager
+def _quiet_data(data: Any) -> Iterator[None]:
+    """Leave progress to the caller: Ray Data draws bars of its own and logs each execution."""
+    context, logger = data.DataContext.get_current(), logging.getLogger("ray.data")
+    earlier = context.enable_progress_bars, logger.level
+    context.enable_progress_bars = False
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        context.enable_progress_bars = earlier[0]
+        logger.setLevel(earlier[1])

@@ -9,19 +9,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from camtool.arguments.checks import check_count
 from camtool.arguments.explain_arguments import to_list
 from camtool.errors import CamtoolError, raise_interrupt
+from camtool.explaining.explainer import Explainer
+from camtool.explaining.explanation import Explanation
+from camtool.inputs.prepared_inputs import PreparedInput
+from camtool.models import Loaded, StatedPreprocessing, load_with_preprocessing
 from camtool.runs.cluster import rows
 from camtool.runs.cluster.plan import Photo, open_photo
-from camtool.runs.executor import describe_failure, explain_batch, prepare_photo
-
-if TYPE_CHECKING:
-    from camtool.explaining.explanation import Explanation
-    from camtool.inputs.prepared_inputs import PreparedInput
-    from camtool.models import Loaded, StatedPreprocessing
+from camtool.runs.executor import Workers, describe_failure, explain_batch, prepare_photo
+from camtool.targets import Top
 
 
 class ExplainBatch:
@@ -73,11 +75,6 @@ class ExplainBatch:
         # The first statement: no other names are bound yet.
         named = {name: value for name, value in locals().items() if name not in ("self", "settings")}
         self._arguments = {**named, **settings}
-        import torch
-
-        from camtool.explaining.explainer import Explainer
-        from camtool.targets import Top
-
         check_count("batch_size", batch_size)
         check_count("threads", threads, optional=True)
         check_count("readers", readers, least=0)
@@ -125,8 +122,6 @@ class ExplainBatch:
             TargetError: The model has no such class.
             MethodError: The method can serve none of the photos of a batch, and ``strict`` is set.
         """
-        from camtool.runs.executor import Workers
-
         with Workers(self._readers) as threads:
             # Threads hold a batch of their own beyond the one that the model explains.
             prepared = threads.map_ahead(self._prepare_photo, photos, max(self._batch_size, self._readers))
@@ -155,10 +150,6 @@ def _load_model(
     device: str,
     preprocessing: StatedPreprocessing | None,
 ) -> Loaded:
-    import torch
-
-    from camtool.models import Loaded, StatedPreprocessing, load_with_preprocessing
-
     stated = preprocessing or StatedPreprocessing()
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -205,18 +205,24 @@ def find_image_column(schema: Any, asked: str | None, name: str) -> tuple[str, s
     Raises:
         ImageError: There is no such column, or several could be meant.
     """
-    fitting = [field.name for field in schema if _holds_images(field.type)]
-    known = [column for column in _IMAGE_COLUMNS if column in fitting]
-    candidates = [asked] if asked is not None else known[:1] or fitting
-    if len(candidates) != 1 or candidates[0] not in fitting:
+    image = _choose_image_column([field.name for field in schema if _holds_images(field.type)], asked)
+    if image is None:
         listed = ", ".join(f"{field.name} ({field.type})" for field in schema)
         named = f" {asked!r}" if asked is not None else ""
         raise ImageError(
             f"{name}: no column{named} that holds the bytes of images; name a binary column with --image-column. "
             f"Columns: {listed}."
         )
-    names = [column for column in _NAME_COLUMNS if column in schema.names and column != candidates[0]]
-    return candidates[0], names[0] if names else None
+    return image, next((name for name in _NAME_COLUMNS if name in schema.names and name != image), None)
+
+
+def _choose_image_column(fitting: Sequence[str], asked: str | None) -> str | None:
+    """Return the column that the user named, the one with a usual name, or the only one; None if there is none."""
+    if asked is not None:
+        return asked if asked in fitting else None
+    known = [column for column in _IMAGE_COLUMNS if column in fitting]
+    candidates = known[:1] or fitting
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def _holds_images(type_: Any) -> bool:
@@ -314,17 +320,30 @@ def list_inputs(
         ImageError: A path does not exist, or holds no image.
         CamtoolError: A library is missing.
     """
-    archives = [path for path in paths if path.lower().endswith(ARCHIVE_SUFFIXES)]
-    tables = [path for path in paths if path.rstrip("/").lower().endswith(_PARQUET)]
-    others = [path for path in paths if path not in (*archives, *tables)]
-    planned = _list_local([path for path in others if not is_uri(path)], recursive=recursive, out=out)
-    listed = [(uri, _list_images(uri, recursive=recursive)) for uri in others if is_uri(uri)]
+    groups: dict[str, list[str]] = {"archive": [], "table": [], "uri": [], "local": []}
+    for path in paths:
+        groups[_find_kind(path)].append(path)
+    planned = _list_local(groups["local"], recursive=recursive, out=out)
+    listed = [(uri, _list_images(uri, recursive=recursive)) for uri in groups["uri"]]
     # File systems of pyarrow cannot be hashed, so names tell files apart.
     remote = {file.name: file for _, files in listed for file in files}
     folders = [_find_folder(uri, files) for uri, files in listed]
     jobs = [Job(name, _find_place(name, folders)) for name in remote]
     files = Plan([*planned.jobs, *jobs], planned.skipped, (*planned.folders, *folders))
-    return ClusterInputs(files, remote, _list_containers(archives), _list_containers(tables), image_column)
+    archives, tables = _list_containers(groups["archive"]), _list_containers(groups["table"])
+    return ClusterInputs(files, remote, archives, tables, image_column)
+
+
+def _find_kind(path: str) -> str:
+    if path.lower().endswith(ARCHIVE_SUFFIXES):
+        return "archive"
+    if _is_table(path):
+        return "table"
+    return "uri" if is_uri(path) else "local"
+
+
+def _is_table(path: str) -> bool:
+    return path.rstrip("/").lower().endswith(_PARQUET)
 
 
 def _list_local(paths: Sequence[str], *, recursive: bool, out: Path | None) -> Plan:
@@ -403,15 +422,15 @@ def _list_containers(paths: Sequence[str]) -> list[RemoteFile]:
 
 
 def _list_files(path: str) -> list[RemoteFile]:
-    path = path.rstrip("/")
-    is_table = path.lower().endswith(_PARQUET)
+    path, is_table = path.rstrip("/"), _is_table(path)
     if is_uri(path):
+        files = list_uri(path, recursive=is_table)
         table = path.rpartition("/")[2]
-        files = [file for file in list_uri(path, recursive=is_table) if not is_table or _is_part(file.path, table)]
+        files = [file for file in files if _is_part(file.path, table)] if is_table else files
     else:
         names = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path]  # noqa: PTH207
-        whole = [file.absolute() for name in names for file in _list_parts(Path(name))]
-        files = [RemoteFile(get_local_filesystem(), str(file), str(file)) for file in whole]
+        whole = [str(file.absolute()) for name in names for file in _list_parts(Path(name))]
+        files = [RemoteFile(get_local_filesystem(), file, file) for file in whole]
     if not files:
         raise ImageError(f"path {path!r}: no such file{', and no folder with Parquet files' if is_table else ''}.")
     return files

@@ -1,14 +1,23 @@
-"""Files by URI, in object stores and elsewhere: pyarrow reads S3, Google Cloud and HDFS, fsspec the rest."""
+"""Files in object stores and elsewhere, by URI, and the folder of a cluster run: shards, pictures and ``run.json``.
+
+pyarrow reads S3, Google Cloud and HDFS, fsspec the rest. What is written is whole or absent.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from camtool.arguments import libraries
 from camtool.errors import CamtoolError, ImageError, raise_interrupt
+from camtool.rendering.image_writing import open_atomically
+from camtool.runs.run_folder.description import DESCRIPTION, check_same, is_cluster_run, parse_description
 
 _WILDCARDS = re.compile(r"[*\[]")
 """A question mark is no wildcard here: in a URI it begins the options of the file system."""
@@ -66,6 +75,12 @@ class RemoteFolder:
     def get_file(self, path: str) -> RemoteFile:
         """Return the file at a path of this file system."""
         return RemoteFile(self.filesystem, path, path if is_uri(path) else f"{self.prefix}{path}")
+
+    def list_files(self, *, recursive: bool) -> list[str]:
+        """Return the paths of the files in the folder."""
+        fs = import_library("pyarrow.fs")
+        entries = self.filesystem.get_file_info(fs.FileSelector(self.path, recursive=recursive))
+        return [entry.path for entry in entries if entry.type == fs.FileType.File]
 
 
 def is_uri(path: str) -> bool:
@@ -133,8 +148,7 @@ def list_uri(uri: str, *, recursive: bool = False) -> list[RemoteFile]:
             raise ImageError(f"path {uri!r}: no such file or folder.")
         if info.type == fs.FileType.File:
             return [folder.get_file(folder.path)]
-        selector = fs.FileSelector(folder.path, recursive=recursive or wildcard is not None)
-        paths = [entry.path for entry in folder.filesystem.get_file_info(selector) if entry.type == fs.FileType.File]
+        paths = folder.list_files(recursive=recursive or wildcard is not None)
     except OSError as error:
         raise_interrupt(error)
         raise ImageError(f"path {uri!r} cannot be listed: {error}.") from error
@@ -153,3 +167,218 @@ def import_library(name: str) -> Any:
     """
     library = name.partition(".")[0]
     return libraries.import_library(name, f"a run on a cluster needs {library}", "'camtool[ray]'")
+
+
+PICTURES = "overlays"
+"""Name of the folder with the pictures, one folder for each shard."""
+
+SHARD_SUFFIX = ".parquet"
+_SHARD_NAME = re.compile(r"shard-\d{6,}-[0-9a-f]{16}\.parquet")
+
+MAX_ATTEMPTS = 5
+"""Times that a shard is begun. A photo that crashes its worker would otherwise be tried without end."""
+
+_WHOLE_AT_CLOSE = ("s3", "gcs", "abfs")
+"""Object stores, by pyarrow's names: a file appears when it is closed. Elsewhere it is renamed when it is complete."""
+
+_MAX_DOCUMENT_BYTES = 2**24
+"""Bytes that are read of a file such as ``run.json``; a longer one is damaged."""
+
+_TEMPORARY = ".tmp"
+_ATTEMPT = ".attempt"
+
+
+@dataclass(frozen=True)
+class OutputFolder:
+    """The output folder. It is picklable: the workers write to it.
+
+    Attributes:
+        filesystem: The file system of pyarrow.
+        path: The folder's path in it.
+        name: The folder for the user.
+    """
+
+    filesystem: Any
+    path: str
+    name: str
+
+    @classmethod
+    def open(cls, out: str) -> OutputFolder:
+        """Return a folder, which is created if it is missing.
+
+        Args:
+            out: A local path, which all workers must see, or a URI.
+
+        Raises:
+            CamtoolError: The folder cannot be created, or no library knows the scheme.
+        """
+        folder = cls.find(out)
+        folder.create()
+        return folder
+
+    @classmethod
+    def find(cls, out: str) -> OutputFolder:
+        """Return a folder, which may be missing.
+
+        Raises:
+            CamtoolError: No library knows the scheme.
+        """
+        if is_uri(out):
+            place = locate(out)
+            return cls(place.filesystem, place.path.rstrip("/"), f"{place.prefix}{place.path}".rstrip("/"))
+        return cls(get_local_filesystem(), str(Path(out).absolute()), out)
+
+    def create(self) -> None:
+        """Create the folder if it is missing.
+
+        Raises:
+            CamtoolError: It cannot be created.
+        """
+        try:
+            self.filesystem.create_dir(self.path, recursive=True)
+        except OSError as error:
+            raise_interrupt(error)
+            raise CamtoolError(f"out {self.name!r} cannot be created: {error}.") from error
+
+    @property
+    def local_path(self) -> Path | None:
+        """The folder if it is on this machine's file system, else None."""
+        return Path(self.path) if self.filesystem.type_name == "local" else None
+
+    def list_files(self) -> set[str]:
+        """Return the names of the files in the folder itself."""
+        fs = import_library("pyarrow.fs")
+        entries = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
+        return {entry.base_name for entry in entries if entry.type == fs.FileType.File}
+
+    def open_file(self, name: str) -> Any | None:
+        """Return a regular file, opened to read parts of it; None if there is none.
+
+        Raises:
+            CamtoolError: It is of another kind, such as a pipe.
+        """
+        fs = import_library("pyarrow.fs")
+        path = f"{self.path}/{name}"
+        kind = self.filesystem.get_file_info(path).type
+        if kind == fs.FileType.NotFound:
+            return None
+        if kind != fs.FileType.File:
+            raise CamtoolError(f"{self.name}/{name} cannot be read: it is no regular file.")
+        return self.filesystem.open_input_file(path)
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a small file, or its first bytes; None if there is none."""
+        file = self.open_file(name)
+        if file is None:
+            return None
+        with file:
+            return bytes(file.read(_MAX_DOCUMENT_BYTES))
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file, completely or not at all; missing folders are created.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        path = f"{self.path}/{name}"
+        if self.local_path is not None:
+            with open_atomically(path) as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())  # a shard is not computed again, so a power cut must not empty it
+            return
+        whole_at_close = self.filesystem.type_name in _WHOLE_AT_CLOSE
+        folder, _, last = path.rpartition("/")
+        target = path if whole_at_close else f"{folder}/.{last}.{uuid4().hex}{_TEMPORARY}"
+        if not whole_at_close:
+            self.filesystem.create_dir(folder, recursive=True)
+        with self.filesystem.open_output_stream(target, compression=None) as stream:
+            stream.write(content)
+        if not whole_at_close:
+            self.filesystem.move(target, path)
+
+    def begin_attempt(self, name: str) -> bool:
+        """Note that a worker begins a shard; return False if too many did so and none finished it."""
+        earlier = len(self._list_attempts(name))
+        if earlier >= MAX_ATTEMPTS:
+            return False
+        self.write(f".{name}.{earlier + 1}{_ATTEMPT}", b"")
+        return True
+
+    def end_attempts(self, name: str) -> None:
+        """Remove the notes of :meth:`begin_attempt`, because the shard is finished."""
+        for path in self._list_attempts(name):
+            self.filesystem.delete_file(path)
+
+    def _list_attempts(self, name: str) -> list[str]:
+        """Return the notes of a shard; the folder, which may hold many shards, is not listed."""
+        fs = import_library("pyarrow.fs")
+        paths = [f"{self.path}/.{name}.{number}{_ATTEMPT}" for number in range(1, MAX_ATTEMPTS + 1)]
+        return [entry.path for entry in self.filesystem.get_file_info(paths) if entry.type == fs.FileType.File]
+
+    def remove_traces(self) -> None:
+        """Remove what killed workers left behind: temporary files and notes of attempts. No worker may run."""
+        for name in self.list_files():
+            if name.startswith(".") and name.endswith((_TEMPORARY, _ATTEMPT)):
+                self.filesystem.delete_file(f"{self.path}/{name}")
+
+    def remove_run(self) -> None:
+        """Remove what a run wrote: its shards, their pictures, and ``run.json``. Other files are left alone.
+
+        Raises:
+            CamtoolError: The folder holds a run without a cluster, or a ``run.json`` that camtool did not write.
+        """
+        description = self.read_description()
+        if description is not None and not is_cluster_run(description):
+            raise CamtoolError(
+                f"out {self.name!r} holds a run of camtool run, which only that command removes; give another "
+                "folder with --out."
+            )
+        self.remove_traces()
+        for name in filter(is_shard_name, sorted(self.list_files())):
+            self.filesystem.delete_file(f"{self.path}/{name}")
+        for name in self._list_folders(PICTURES):
+            if is_shard_name(f"{name}{SHARD_SUFFIX}"):
+                self.filesystem.delete_dir(f"{self.path}/{PICTURES}/{name}")
+        # The last, so that a removal that is interrupted can be repeated.
+        if DESCRIPTION in self.list_files():
+            self.filesystem.delete_file(f"{self.path}/{DESCRIPTION}")
+
+    def _list_folders(self, name: str) -> list[str]:
+        """Return the names of the folders in a subfolder. Links are left out, as they could lead anywhere."""
+        fs = import_library("pyarrow.fs")
+        path = f"{self.path}/{name}"
+        entries = self.filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        names = sorted(entry.base_name for entry in entries if entry.type == fs.FileType.Directory)
+        if self.local_path is None:
+            return names
+        return [] if Path(path).is_symlink() else [folder for folder in names if not Path(path, folder).is_symlink()]
+
+    def read_description(self) -> dict[str, Any] | None:
+        """Return what ``run.json`` says; None if there is no run.
+
+        Raises:
+            CamtoolError: It is damaged, or camtool did not write it.
+        """
+        content = self.read(DESCRIPTION)
+        return None if content is None else parse_description(content, f"{self.name}/{DESCRIPTION}")
+
+    def check_unchanged(self, description: Mapping[str, Any]) -> None:
+        """Check that the folder holds no run, or one with the same description, or the parts of it that are given.
+
+        Raises:
+            CamtoolError: It holds another run.
+        """
+        then = self.read_description()
+        if then is not None:
+            check_same(then, description, self.name)
+        elif any(map(is_shard_name, self.list_files())):
+            raise CamtoolError(
+                f"out {self.name!r} holds shards whose settings are unknown; give another folder with --out, or remove "
+                "them and start anew with --overwrite."
+            )
+
+
+def is_shard_name(name: str) -> bool:
+    """Return True if a file in the folder is a shard by its name."""
+    return _SHARD_NAME.fullmatch(name) is not None

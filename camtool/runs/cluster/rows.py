@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from camtool import maps
+from camtool.explaining.explanation import Explanation
 from camtool.geometry.cell_centers import CellCenters
+from camtool.runs.cluster.plan import Photo
 from camtool.runs.cluster.remote_files import import_library
-from camtool.runs.manifest import build_line
-
-if TYPE_CHECKING:
-    from camtool.explaining.explanation import Explanation
-    from camtool.runs.cluster.plan import Photo
+from camtool.runs.stored_files import build_line
 
 _ROWS_IN_GROUP = 256
 """Rows of a Parquet file that are read at once: the report refuses row groups of 512 MiB."""
@@ -46,7 +44,7 @@ COLUMNS: Mapping[str, str] = {
 }
 """Name → type of pyarrow. One row per photo, target and method; a photo that failed has one row.
 
-The columns of a :class:`camtool.runs.manifest.ManifestLine` have its values; ``path`` is its ``image``, and
+The columns of a :class:`camtool.runs.stored_files.ManifestLine` have its values; ``path`` is its ``image``, and
 ``class_index`` its ``index``. ``heatmap`` is the map at the layer's size in [0, 1], times 255 as uint8, row-major,
 compressed by zlib. ``heatmap_place`` says where it lies: top, left, bottom and right of the model's input in pixels of
 the image; height and width of the input; and in its pixels the center of the first row of cells, the distance of rows,

@@ -10,26 +10,22 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from camtool.errors import CamtoolError, raise_interrupt
+from camtool.explaining.explanation import Explanation
 from camtool.runs import file_names
 from camtool.runs.cluster import rows
 from camtool.runs.cluster.explain_batch import ExplainBatch
-from camtool.runs.cluster.output_folder import PICTURES, SHARD_SUFFIX, OutputFolder
-from camtool.runs.cluster.plan import Shard
-from camtool.runs.cluster.remote_files import import_library
+from camtool.runs.cluster.plan import Photo, Shard
+from camtool.runs.cluster.remote_files import PICTURES, SHARD_SUFFIX, OutputFolder, import_library
 from camtool.runs.executor import describe_failure
-from camtool.runs.manifest import build_line, is_correct
 from camtool.runs.result_writer import describe_unjudged
 from camtool.runs.run_folder.description import list_versions
 from camtool.runs.run_folder.hashes import hash_weights
 from camtool.runs.run_folder.sheets import build_caption
 from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
-
-if TYPE_CHECKING:
-    from camtool.explaining.explanation import Explanation
-    from camtool.runs.cluster.plan import Photo
+from camtool.runs.stored_files import build_line, is_correct
 
 _FACTS = ("photos", "failures", "right", "wrong")
 """Numbers in the metadata of a shard's file, as in :class:`ShardOutcome`."""

@@ -199,4 +199,5 @@ def list_columns(rows: Iterable[ReportRow]) -> list[Column]:
         )
         for number, name in enumerate(names)
     ]
-    return [*COLUMNS[:7], *regions, *COLUMNS[7:]]
+    behind = 1 + next(number for number, column in enumerate(COLUMNS) if column.key == "warnings")
+    return [*COLUMNS[:behind], *regions, *COLUMNS[behind:]]

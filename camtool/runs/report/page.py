@@ -12,7 +12,7 @@ import re
 import statistics
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from importlib.resources import files
@@ -29,6 +29,9 @@ from camtool.rendering.image_writing import open_atomically
 from camtool.runs.report import run_folders
 from camtool.runs.report.columns import Column, ReportContents, ReportRow, RowWarning, list_columns
 from camtool.runs.report.pictures import PictureSettings, Progress, RowPictures, prepare_pictures
+from camtool.runs.run_folder.cleaning import FAILURES
+from camtool.runs.run_folder.description import flatten
+from camtool.runs.stored_files import MANIFEST
 from camtool.runs.text_escapes import escape_hidden
 from camtool.warning_codes import WARNING_KINDS
 
@@ -142,7 +145,7 @@ def _encode_texts(texts: Sequence[Any]) -> dict[str, Any]:
 
 
 def _number(values: Iterable[Any]) -> dict[Any, int]:
-    return {value: place for place, value in enumerate(dict.fromkeys(values))}
+    return {value: index for index, value in enumerate(dict.fromkeys(values))}
 
 
 def _identify(rows: Sequence[ReportRow]) -> list[str]:
@@ -184,11 +187,11 @@ def _describe_warning(key: str, count: int, texts: Iterable[str] | None) -> Warn
 
 
 def _encode_warnings(rows: Sequence[ReportRow], summary: RunSummary) -> dict[str, Any]:
-    places = {kind.key: place for place, kind in enumerate(summary.warnings)}
+    kinds = {kind.key: index for index, kind in enumerate(summary.warnings)}
     texts = _number(warning for row in rows for warning in row.warnings)
     return {
         "warningKinds": [asdict(kind) for kind in summary.warnings],
-        "warningTexts": [[escape_hidden(warning.text), places[_get_key(warning)]] for warning in texts],
+        "warningTexts": [[escape_hidden(warning.text), kinds[_get_key(warning)]] for warning in texts],
         "warnings": [[texts[warning] for warning in row.warnings] for row in rows],
     }
 
@@ -198,19 +201,20 @@ def _encode_warnings(rows: Sequence[ReportRow], summary: RunSummary) -> dict[str
 
 def _encode_pictures(pictures: Sequence[RowPictures]) -> Mapping[str, Any]:
     ratios = [row.ratio for row in pictures if row.ratio is not None]
-    typical = statistics.median(ratios) if ratios else 1
+    typical = statistics.median(ratios or [1])
     return {
         "tileRatio": round(min(max(typical, _MIN_RATIO), _MAX_RATIO), 3),
         "photos": _encode_texts([row.photo for row in pictures]),
-        "thumbnails": [
-            # 0: the thumbnail is the first picture itself.
-            0 if row.pictures and row.thumbnail == row.pictures[0][1] else row.thumbnail
-            for row in pictures
-        ],
-        "pictures": [[[kind, url] for kind, url in row.pictures] for row in pictures],
+        "thumbnails": [_encode_thumbnail(row) for row in pictures],
+        "pictures": [[*map(list, row.pictures)] for row in pictures],
         "ratios": [None if row.ratio is None else round(row.ratio, 4) for row in pictures],
         "placed": [int(row.is_placed) for row in pictures],
     }
+
+
+def _encode_thumbnail(row: RowPictures) -> str | int | None:
+    """Return the link to the thumbnail; 0 if it is the first picture itself."""
+    return 0 if row.pictures and row.thumbnail == row.pictures[0][1] else row.thumbnail
 
 
 GENERATOR = "camtool report"
@@ -288,21 +292,14 @@ def encode_json(value: Any) -> str:
 
 def describe_run(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return what made the results as pairs of a name, such as ``model.name``, and a text."""
-    return [(escape_hidden(name), _shorten(escape_hidden(text))) for name, text in _flatten(run)]
+    texts = [(name, escape_hidden(_to_text(value))) for name, value in flatten(run) if value not in (None, "")]
+    return [(escape_hidden(name), text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} …") for name, text in texts]
 
 
-def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield from _flatten(entry, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list):
-        yield name, ", ".join(entry if isinstance(entry, str) else json.dumps(entry) for entry in value)
-    elif value is not None and value != "":
-        yield name, value if isinstance(value, str) else json.dumps(value)
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} …"
+def _to_text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(entry if isinstance(entry, str) else json.dumps(entry) for entry in value)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _find_title(run: Mapping[str, Any]) -> str:
@@ -427,14 +424,13 @@ def _read_contents(source: Path, max_rows: int) -> ReportContents:
         folders = [path.name for path in source.parent.iterdir() if path.is_dir()] if source.parent.is_dir() else []
         near = suggest_names(source.name, folders)
         raise CamtoolError(f"run {str(source)!r}: no such folder.{near}")
-    if any((source / name).is_file() for name in (run_folders.EXPLANATIONS, run_folders.FAILURES)):
+    if any((source / name).is_file() for name in (MANIFEST, FAILURES)):
         return run_folders.read_run_folder(source, max_rows=max_rows)
     if shards := run_folders.list_shards(source):
         run = run_folders.read_run_description(source.parent if source.is_file() else source)
         return replace(run_folders.read_shards(shards, max_rows=max_rows), run=run)
     raise CamtoolError(
-        f"run {str(source)!r} holds neither {run_folders.EXPLANATIONS} nor Parquet files; give the output folder of "
-        "camtool run."
+        f"run {str(source)!r} holds neither {MANIFEST} nor Parquet files; give the output folder of camtool run."
     )
 
 

@@ -156,12 +156,11 @@ def _find_photos(images: Sequence[str], settings: PictureSettings) -> dict[str, 
     """Return where each photo is; None if it is not found, or if a file may be any of several moved photos."""
     find = partial(find_photo, folder=settings.folder, directory=settings.directory)
     found = {image: find(image, moved_to=settings.photos) for image in images}
-    several = {path for path, count in Counter(found.values()).items() if path is not None and count > 1}
-    in_place = {image: find(image) for image, path in found.items() if path in several}
+    counts: Counter[Path | None] = Counter(filter(None, found.values()))
+    in_place = {image: find(image) for image, path in found.items() if counts[path] > 1}
     gone = Counter(found[image] for image, path in in_place.items() if path is None)
-    return found | {
-        image: found[image] if path is None and gone[found[image]] == 1 else path for image, path in in_place.items()
-    }
+    moved = {image: found[image] for image, path in in_place.items() if path is None and gone[found[image]] == 1}
+    return found | in_place | moved
 
 
 def _prepare_photo(settings: PictureSettings, found: tuple[str, Path | None]) -> _Photo | None:
@@ -215,27 +214,33 @@ def _write_reduced(source: Path, target: Path, max_side: int) -> Path | None:
 
 
 def _prepare_row(settings: PictureSettings, row: ReportRow, photo: _Photo | None) -> RowPictures:
-    paths = {kind: row.pictures[kind] for kind in sorted(row.pictures, key=_rank_kind) if row.pictures[kind].is_file()}
-    if row.heatmap is not None:
-        drawn = None if photo is None else _draw_overlay(settings, row.heatmap, photo.path)
-        kind = "heatmap" if drawn is None else "overlay"
-        drawn = drawn or _draw_heatmap(row.heatmap, settings.folder / PICTURE_FOLDER)
-        paths = {} if drawn is None else {kind: drawn}
+    paths = _list_pictures(settings, row, photo)
     url = None if photo is None else photo.url
     if not paths:
         return RowPictures(photo=url)
     main = next(iter(paths.values()))
     size = _read_header(main)[1] or (1, 1)
+    # A stored heatmap alone covers what the model saw, which need not be the whole photo.
+    covers_photo = row.heatmap is None or "overlay" in paths
     return RowPictures(
         thumbnail=link_to(_find_thumbnail(settings, main, size), settings.folder),
         pictures=tuple((kind, link_to(path, settings.folder)) for kind, path in paths.items()),
         ratio=size[0] / size[1],
         photo=url,
-        # A stored heatmap alone covers what the model saw, which need not be the whole photo.
-        is_placed=photo is not None
-        and (row.heatmap is None or "overlay" in paths)
-        and _have_same_shape(photo.size, size),
+        is_placed=photo is not None and covers_photo and _have_same_shape(photo.size, size),
     )
+
+
+def _list_pictures(settings: PictureSettings, row: ReportRow, photo: _Photo | None) -> dict[str, Path]:
+    """Return kind → picture of a row, the main one first: those that the run wrote, or one of a stored heatmap."""
+    if row.heatmap is None:
+        kinds = sorted(row.pictures, key=_rank_kind)
+        return {kind: row.pictures[kind] for kind in kinds if row.pictures[kind].is_file()}
+    overlay = None if photo is None else _draw_overlay(settings, row.heatmap, photo.path)
+    if overlay is not None:
+        return {"overlay": overlay}
+    heatmap = _draw_heatmap(row.heatmap, settings.folder / PICTURE_FOLDER)
+    return {} if heatmap is None else {"heatmap": heatmap}
 
 
 def _rank_kind(kind: str) -> tuple[int, str]:

@@ -19,11 +19,9 @@ from camtool.errors import CamtoolError, raise_interrupt
 from camtool.rendering.written_files import resolve
 from camtool.runs.file_names import is_inside
 from camtool.runs.report.columns import ReportContents, ReportFailure, ReportRow, RowWarning, StoredHeatmap
-from camtool.runs.stored_files import parse_object
-
-EXPLANATIONS = "explanations.jsonl"
-FAILURES = "failures.jsonl"
-_RUN = "run.json"
+from camtool.runs.run_folder.cleaning import FAILURES
+from camtool.runs.run_folder.description import DESCRIPTION
+from camtool.runs.stored_files import MANIFEST, parse_object
 
 MAX_ROWS = 100_000
 """Explanations on one page. A browser opens so many in seconds; of more, the first are shown, and the page says so."""
@@ -45,9 +43,9 @@ def read_run_folder(folder: Path, *, max_rows: int = MAX_ROWS) -> ReportContents
         CamtoolError: The folder holds no results of a run.
         OSError: A file cannot be read.
     """
-    if not any((folder / name).is_file() for name in (EXPLANATIONS, FAILURES)):
-        raise CamtoolError(f"{str(folder)!r} holds no {EXPLANATIONS}; give the output folder of camtool run.")
-    rows, count, damaged = _read_lines(folder / EXPLANATIONS, lambda fields: build_row(fields, folder), max_rows)
+    if not any((folder / name).is_file() for name in (MANIFEST, FAILURES)):
+        raise CamtoolError(f"{str(folder)!r} holds no {MANIFEST}; give the output folder of camtool run.")
+    rows, count, damaged = _read_lines(folder / MANIFEST, lambda fields: build_row(fields, folder), max_rows)
     failures, _, damaged_failures = _read_lines(folder / FAILURES, _build_failure, max_rows)
     notices = [describe_limit(count, max_rows)] if count > max_rows else []
     if damaged or damaged_failures:
@@ -57,7 +55,7 @@ def read_run_folder(folder: Path, *, max_rows: int = MAX_ROWS) -> ReportContents
 
 def read_run_description(folder: Path) -> dict[str, Any]:
     """Return what made the results, from ``run.json``; nothing if there is no such file or it is damaged."""
-    path = folder / _RUN
+    path = folder / DESCRIPTION
     return (_parse_object(read_regular(path)) or {}) if path.is_file() else {}
 
 

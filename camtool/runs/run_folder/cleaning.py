@@ -17,11 +17,10 @@ from camtool.errors import CamtoolError
 from camtool.rendering.written_files import check_inside, resolve
 from camtool.runs import file_names
 from camtool.runs.file_names import is_inside
-from camtool.runs.manifest import MANIFEST, parse_row
 from camtool.runs.run_folder.description import DESCRIPTION, list_methods, read_description
 from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, PhotoRecord, check_records
 from camtool.runs.save_kinds import list_endings
-from camtool.runs.stored_files import parse_object
+from camtool.runs.stored_files import MANIFEST, parse_object, parse_row
 
 FAILURES = "failures.jsonl"
 """Name of the file in the output folder with one JSON line for each photo that failed."""
@@ -96,12 +95,13 @@ def find_result_files(folder: Path, records: Iterable[PhotoRecord], methods: Seq
     stems: dict[str, list[str]] = {}
     endings = list_endings()
     for record in records:  # there may be millions, and a Path takes long
-        place, _, stem = record.stem.rpartition("/")
-        stems.setdefault(place, []).append(stem)
-    for place, names in stems.items():
+        subfolder, _, stem = record.stem.rpartition("/")
+        stems.setdefault(subfolder, []).append(stem)
+    for subfolder, names in stems.items():
         with suppress(OSError):  # most often there is no such folder yet
-            for name in file_names.find_results(os.listdir(folder / place), names, methods, endings):  # noqa: PTH208
-                yield f"{place}/{name}" if place else name
+            listed = os.listdir(folder / subfolder)  # noqa: PTH208
+            for name in file_names.find_results(listed, names, methods, endings):
+                yield f"{subfolder}/{name}" if subfolder else name
 
 
 def list_manifest_files(folder: Path) -> Iterator[str]:
@@ -196,7 +196,7 @@ def _restore(folder: Path) -> None:
         remove_run(folder)  # the new one, which has recorded no files yet
         aside.rename(moving)
     if moving.exists():
-        places = ((Path(place), files) for place, _, files in os.walk(moving))  # links to folders are not followed
-        names = [(place / name).relative_to(moving).as_posix() for place, files in places for name in files]
+        walked = ((Path(path), files) for path, _, files in os.walk(moving))  # links to folders are not followed
+        names = [(path / name).relative_to(moving).as_posix() for path, files in walked for name in files]
         move_results(moving, names, folder)
         shutil.rmtree(moving)

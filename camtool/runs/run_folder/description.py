@@ -11,17 +11,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from camtool import __version__
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import CamtoolError
+from camtool.geometry.resampling import DRAWING
+from camtool.methods import find_method
+from camtool.models import Loaded
 from camtool.rendering.image_writing import open_atomically
 from camtool.runs.file_names import is_encodable
 from camtool.runs.run_folder.hashes import hash_file, hash_text, hash_user_code, hash_weights, remove_addresses
 from camtool.runs.stored_files import build_check, parse_object
-
-if TYPE_CHECKING:
-    from camtool.models import Loaded
 
 DESCRIPTION = "run.json"
 """Name of the file in the output folder that describes the run."""
@@ -73,10 +76,6 @@ def describe_run(
         options: Options of the methods, by name.
         command: The options of the command that results depend on, by name, as :func:`describe_command` returns them.
     """
-    from camtool import __version__
-    from camtool.geometry.resampling import DRAWING
-    from camtool.methods import find_method
-
     used = [find_method(name) for name in methods]
     by_method = {method.name: method.options | method.select_options(options) for method in used}
     engine = str(to_plain(command.get("engine", "eager")))
@@ -160,8 +159,6 @@ def list_versions(loaded: Loaded, engine: str) -> dict[str, str]:
 
 def _describe_machine(device: str) -> dict[str, Any]:
     """Return what of the hardware may change the last bits of a result."""
-    import torch
-
     machine = {
         "processor": _get_processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
@@ -230,8 +227,6 @@ def list_methods(description: Mapping[str, Any]) -> list[str]:
 
 def encode_description(description: Mapping[str, Any]) -> bytes:
     """Return the content of the file with a description."""
-    from camtool import __version__
-
     return f"{json.dumps({**_MARK, _VERSION: __version__, **description}, indent=2)}\n".encode()
 
 
@@ -247,7 +242,7 @@ def find_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     Parts that one of the descriptions lacks as a whole are not compared.
     """
     parts = [name for name in now if name in then]
-    old, new = (dict(_flatten({name: description[name] for name in parts})) for description in (then, now))
+    old, new = (dict(flatten({name: description[name] for name in parts})) for description in (then, now))
     if not _has_relative_path(now):
         old.pop("directory", None), new.pop("directory", None)
     names = [*new, *(name for name in old if name not in new)]
@@ -320,13 +315,13 @@ def check_directory(description: Mapping[str, Any]) -> None:
         raise CamtoolError(f"the paths of the run are relative to {directory!r}; start the command there.")
 
 
-def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each value that is no mapping, with its dotted name."""
     if not isinstance(value, Mapping):
         yield name, value
         return
     for key, entry in value.items():
-        yield from _flatten(entry, f"{name}.{key}" if name else str(key))
+        yield from flatten(entry, f"{name}.{key}" if name else str(key))
 
 
 def _has_relative_path(description: Mapping[str, Any]) -> bool:

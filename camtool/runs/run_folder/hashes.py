@@ -15,10 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from camtool.arguments.regular_files import hash_stream
 from camtool.errors import Forgive, ImageError
+from camtool.inputs.formats.dicom_series import list_dicom_files
 from camtool.inputs.image_files import MAX_BYTES
 
 _INSTALLED = ("site-packages", "dist-packages")
@@ -51,8 +53,6 @@ def hash_photo(path: Path) -> str | None:
 
 
 def _hash_slices(folder: Path) -> str | None:
-    from camtool.inputs.formats.dicom_series import list_dicom_files
-
     slices = list_dicom_files(folder)
     return hash_text("\n".join(f"{hash_file(file)} {file.name}" for file in slices)) if slices else None
 
@@ -75,8 +75,6 @@ def remove_addresses(text: str) -> str:
 
 
 def _add_value(digest: hashlib._Hash, value: Any) -> None:
-    from torch import Tensor
-
     if isinstance(value, Tensor):
         _add_tensor(digest, value)
     elif isinstance(value, Mapping):
@@ -91,8 +89,6 @@ def _add_value(digest: hashlib._Hash, value: Any) -> None:
 
 
 def _add_tensor(digest: hashlib._Hash, tensor: Tensor) -> None:
-    import torch
-
     digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     if tensor.is_quantized:
         digest.update(repr(tensor.flatten()[:0]).encode())  # scale and zero point

@@ -7,7 +7,7 @@ file says about the batch.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -16,8 +16,7 @@ from typing import Any
 from camtool.arguments.regular_files import iterate_lines
 from camtool.errors import CamtoolError
 from camtool.runs.file_names import is_encodable, is_inside
-from camtool.runs.manifest import parse_row
-from camtool.runs.stored_files import build_checked, parse_object
+from camtool.runs.stored_files import build_checked, parse_object, parse_row
 from camtool.runs.text_escapes import to_json
 
 PHOTOS = "photos.jsonl"
@@ -148,20 +147,25 @@ def _parse_record(line: bytes) -> PhotoRecord:
     if unknown:
         raise ValueError(f"camtool writes no {min(unknown)!r}")
     record = build_checked(PhotoRecord, values)
-    rows = [parse_row(row) for row in record.explanations or ()]
     if record.batch < 0 or not record.image or not is_encodable(record.image):
         raise ValueError("its batch or its image is invalid")
-    if any(row.image != record.image for row in rows) or (rows and record.failure is not None):
-        raise ValueError("its explanations are of another photo")
-    _check_files(record)
-    if any(name not in record.files for row in rows for name in row.files.values()):
-        raise ValueError("a file of an explanation is not listed")
+    _check_files(record, _list_files(record))
     return record
 
 
-def _check_files(record: PhotoRecord) -> None:
+def _list_files(record: PhotoRecord) -> set[str]:
+    """Return the files that the explanations of a record name."""
+    rows = [parse_row(row) for row in record.explanations or ()]
+    if any(row.image != record.image for row in rows) or (rows and record.failure is not None):
+        raise ValueError("its explanations are of another photo")
+    return {name for row in rows for name in row.files.values()}
+
+
+def _check_files(record: PhotoRecord, of_explanations: Collection[str]) -> None:
     if not all(name and is_inside(name) for name in (record.stem, *record.files)):
         raise ValueError("a path leads out of the folder")
     for facts in record.files.values():
         if not isinstance(facts.get("bytes"), int) or not isinstance(facts.get("sha256"), str):
             raise ValueError("a file has no size or no hash")
+    if not record.files.keys() >= {*of_explanations}:
+        raise ValueError("a file of an explanation is not listed")

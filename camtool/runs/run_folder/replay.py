@@ -12,8 +12,10 @@ from typing import Any
 from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError, ImageError
 from camtool.explaining.explainer import Explainer
+from camtool.models import is_offline
 from camtool.rendering.written_files import resolve
 from camtool.runs.job_list import Job, parse_source
+from camtool.runs.run_folder import photo_records
 from camtool.runs.run_folder.description import (
     DESCRIPTION,
     check_directory,
@@ -22,14 +24,7 @@ from camtool.runs.run_folder.description import (
     read_description,
 )
 from camtool.runs.run_folder.hashes import hash_photo
-from camtool.runs.run_folder.photo_records import (
-    JOURNAL,
-    PHOTOS,
-    PhotoRecord,
-    check_records,
-    merge_records,
-    read_records,
-)
+from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, PhotoRecord
 from camtool.runs.run_folder.run_folder import RunStart
 from camtool.runs.save_kinds import OutputSettings
 
@@ -91,8 +86,6 @@ class Replayer:
 
         Somebody else may have written the files, and what they name may be a trap.
         """
-        from camtool.models import is_offline
-
         command = self.description["command"]
         model, weights, transform = (command.get(name) for name in ("model", "weights", "transform"))
         texts = _iterate_texts({name: value for name, value in command.items() if name not in ("model", "paths")})
@@ -136,18 +129,21 @@ class Replayer:
             for _ in outcomes:
                 pass
         self.changes = find_changes({**self.description, "command": {}}, {**description, "command": {}})
-        made = {record.image: record for record in read_records(output.folder / PHOTOS)}
+        made = {record.image: record for record in photo_records.read_records(output.folder / PHOTOS)}
+        self.explanations = [*self._compare_photos(stored, made)]
+
+    def _compare_photos(
+        self, stored: Sequence[PhotoRecord], made: Mapping[str, PhotoRecord]
+    ) -> Iterator[ReplayedExplanation]:
         changed = {record.image for record in stored if made[record.image].sha256 != record.sha256}
-        self.explanations = [
-            replayed
-            for record in stored
-            if self.image in (None, record.image)
-            for replayed in _compare(self.folder, record, made[record.image], _describe_photos(record, stored, changed))
-        ]
+        for record in stored:
+            if self.image in (None, record.image):
+                photos = _describe_photos(record, stored, changed)
+                yield from _compare(self.folder, record, made[record.image], photos)
 
     def _read_stored(self) -> Iterator[PhotoRecord]:
-        journal = check_records(self.folder / JOURNAL, skip_damaged=True)
-        return merge_records(check_records(self.folder / PHOTOS), journal)
+        journal = photo_records.check_records(self.folder / JOURNAL, skip_damaged=True)
+        return photo_records.merge_records(photo_records.check_records(self.folder / PHOTOS), journal)
 
     def _select_batches(self) -> Iterator[PhotoRecord]:
         """Yield all photos of the batches that hold a photo to replay."""

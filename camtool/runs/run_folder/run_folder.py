@@ -15,27 +15,11 @@ from camtool.rendering.image_writing import name_path_in_errors, open_atomically
 from camtool.rendering.written_files import check_inside
 from camtool.runs import file_names
 from camtool.runs.job_list import Job, fold_path, parse_source
-from camtool.runs.locking import LockedError, hold_lock
-from camtool.runs.manifest import MANIFEST
-from camtool.runs.run_folder import cleaning
-from camtool.runs.run_folder.description import (
-    DESCRIPTION,
-    check_unchanged,
-    is_cluster_run,
-    list_methods,
-    read_description,
-    write_description,
-)
+from camtool.runs.locking import lock_folder
+from camtool.runs.run_folder import cleaning, description, photo_records
 from camtool.runs.run_folder.hashes import hash_photo
-from camtool.runs.run_folder.photo_records import (
-    JOURNAL,
-    PHOTOS,
-    PhotoRecord,
-    check_records,
-    encode_record,
-    merge_records,
-    read_records,
-)
+from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, PhotoRecord
+from camtool.runs.stored_files import MANIFEST
 from camtool.runs.text_escapes import to_json
 
 
@@ -61,15 +45,20 @@ def plan_new_photos(jobs: Sequence[Job], recorded: Sequence[PhotoRecord], batch_
     of a recorded one.
     """
     known = {record.image for record in recorded}
-    taken = {fold_path(Path(record.stem)) for record in recorded}
     new = [job for job in jobs if str(job.source) not in known]
-    wanted = [job.stem if fold_path(job.stem) not in taken else job.stem.with_name(job.name) for job in new]
-    stems = file_names.make_distinct([*(record.stem for record in recorded), *(stem.as_posix() for stem in wanted)])
+    stems = _choose_stems(new, [record.stem for record in recorded])
     first = recorded[-1].batch + 1 if recorded else 0
     return [
         PhotoRecord(str(job.source), stem, first + number // batch_size)
-        for number, (job, stem) in enumerate(zip(new, stems[len(recorded) :], strict=True))
+        for number, (job, stem) in enumerate(zip(new, stems, strict=True))
     ]
+
+
+def _choose_stems(jobs: Sequence[Job], recorded: Sequence[str]) -> list[str]:
+    """Return the names of results of new photos: none is that of a recorded one."""
+    taken = {fold_path(Path(stem)) for stem in recorded}
+    wanted = [job.stem if fold_path(job.stem) not in taken else job.stem.with_name(job.name) for job in jobs]
+    return file_names.make_distinct([*recorded, *(stem.as_posix() for stem in wanted)])[len(recorded) :]
 
 
 @dataclass(frozen=True)
@@ -204,13 +193,13 @@ class RunFolder:
         self._folder, self._state = folder, state
         self._discard_old_run = discard_old_run
         self._journal = _open_journal(folder) if any(not batch.is_complete for batch in batches) else None
-        self._old = iterate_batches(read_records(folder / PHOTOS))
+        self._old = iterate_batches(photo_records.read_records(folder / PHOTOS))
         self._begun: dict[str, PhotoRecord] = {}
 
     def read_complete(self) -> Iterator[PhotoRecord]:
         """Yield the records of all complete batches."""
         complete = {batch.number for batch in self.batches if batch.is_complete}
-        return (record for record in read_records(self._folder / PHOTOS) if record.batch in complete)
+        return (record for record in photo_records.read_records(self._folder / PHOTOS) if record.batch in complete)
 
     def get_batch(self, number: int) -> Batch:
         """Return the batch with a number."""
@@ -234,7 +223,7 @@ class RunFolder:
             if not job.is_asked and self._state.is_complete(record, job)
         }
         # At once: if the process is killed within the batch, what is not in the journal is not done.
-        self._write(b"".join(map(encode_record, kept.values())))
+        self._write(b"".join(map(photo_records.encode_record, kept.values())))
         return kept
 
     def add(self, image: str, results: Mapping[str, Any]) -> None:
@@ -254,7 +243,7 @@ class RunFolder:
         earlier = self._begun.pop(image)
         # Before the record: if the process is killed in between, the photo is explained again.
         cleaning.remove_results(self._folder, earlier.files.keys() - results.get("files", {}).keys())
-        self._write(encode_record(replace(earlier.without_results(), **results)))
+        self._write(photo_records.encode_record(replace(earlier.without_results(), **results)))
 
     def _write(self, lines: bytes) -> None:
         """Write records to the journal."""
@@ -292,33 +281,24 @@ def open_run_folder(folder: Path, jobs: Sequence[Job], batch_size: int, start: R
     folder.mkdir(parents=True, exist_ok=True)
     if start.overwrite:
         _check_no_cluster_run(folder)
-    for name in (MANIFEST, cleaning.FAILURES, DESCRIPTION, PHOTOS):
+    for name in (MANIFEST, cleaning.FAILURES, description.DESCRIPTION, PHOTOS):
         check_inside(folder, Path(name))
         with suppress(FileNotFoundError):
             open_regular(folder / name).close()
-    try:
-        with hold_lock(folder / _LOCK), cleaning.replace_old_run(folder, is_asked=start.overwrite) as discard_old_run:
-            opened = _open(folder, jobs, batch_size, start, discard_old_run)
-            try:
-                yield opened
-            except CamtoolError:
-                opened.close()
-                _publish(folder)
-                # A request that cannot be served at all must not keep the user from correcting it.
-                if not any(record.is_done for record in read_records(folder / PHOTOS)):
-                    cleaning.remove_run(folder)
-                raise
-            except BaseException:
-                opened.close()
-                _publish(folder)
-                raise
+    lock = lock_folder(folder / _LOCK, str(folder))
+    with lock, cleaning.replace_old_run(folder, is_asked=start.overwrite) as discard_old_run:
+        opened, is_refused = _open(folder, jobs, batch_size, start, discard_old_run), False
+        try:
+            yield opened
+        except CamtoolError:
+            is_refused = True
+            raise
+        finally:
             opened.close()
             _publish(folder)
-    except LockedError as error:
-        raise CamtoolError(
-            f"out {str(folder)!r}: another run writes to this folder ({error}); wait for it to end, or give another "
-            "folder with --out."
-        ) from None
+            # A request that cannot be served at all must not keep the user from correcting it.
+            if is_refused and not any(record.is_done for record in photo_records.read_records(folder / PHOTOS)):
+                cleaning.remove_run(folder)
 
 
 def _open(
@@ -328,19 +308,24 @@ def _open(
         _check_folder(folder, start)
     was_killed = (folder / JOURNAL).exists()
     _merge_journal(folder)
-    recorded = list(start.plan) or [record.without_results() for record in check_records(folder / PHOTOS)]
+    recorded = list(start.plan) or [record.without_results() for record in photo_records.check_records(folder / PHOTOS)]
     remove_temporary_files({folder, *(folder / Path(record.stem).parent for record in recorded)})
     new = [] if start.plan else plan_new_photos(jobs, recorded, batch_size)
     _check_free(folder, new, start)
-    if read_description(folder) is None:
-        write_description(folder, start.description or {})
-    if new or start.plan:
-        kept = () if start.plan else read_records(folder / PHOTOS)
-        _write_lines(folder / PHOTOS, map(encode_record, chain(kept, start.plan, new)))
-    started = (folder / DESCRIPTION).stat().st_mtime_ns
+    if description.read_description(folder) is None:
+        description.write_description(folder, start.description or {})
+    _write_plan(folder, new, start.plan)
+    started = (folder / description.DESCRIPTION).stat().st_mtime_ns
     state = FolderState(folder, started, was_killed, start.retry_failed)
-    batches = [*find_batches(read_records(folder / PHOTOS), jobs, start.listed, state)]
+    batches = [*find_batches(photo_records.read_records(folder / PHOTOS), jobs, start.listed, state)]
     return RunFolder(folder, batches, state, discard_old_run)
+
+
+def _write_plan(folder: Path, new: Sequence[PhotoRecord], plan: Sequence[PhotoRecord]) -> None:
+    """Add new photos to the list of the folder, or replace the list by a plan."""
+    kept = () if plan else photo_records.read_records(folder / PHOTOS)
+    if new or plan:
+        _write_lines(folder / PHOTOS, map(photo_records.encode_record, chain(kept, plan, new)))
 
 
 def _check_no_cluster_run(folder: Path) -> None:
@@ -349,7 +334,7 @@ def _check_no_cluster_run(folder: Path) -> None:
     Raises:
         CamtoolError: It does.
     """
-    if is_cluster_run(read_description(folder) or {}):
+    if description.is_cluster_run(description.read_description(folder) or {}):
         raise CamtoolError(
             f"out {str(folder)!r} holds a run of camtool cluster, which only that command removes; give another "
             "folder with --out."
@@ -363,8 +348,8 @@ def _check_folder(folder: Path, start: RunStart) -> None:
         CamtoolError: It holds another run.
     """
     if start.description is not None:
-        check_unchanged(folder, start.description)
-    elif read_description(folder) is not None:
+        description.check_unchanged(folder, start.description)
+    elif description.read_description(folder) is not None:
         raise CamtoolError(
             f"out {str(folder)!r} holds results whose settings are unknown; give another folder with --out, or remove "
             "them and start anew with --overwrite."
@@ -377,7 +362,7 @@ def _check_free(folder: Path, new: Sequence[PhotoRecord], start: RunStart) -> No
     Raises:
         CamtoolError: One has, so that it may be the user's.
     """
-    taken = [*cleaning.find_result_files(folder, new, list_methods(start.description or {}))]
+    taken = [*cleaning.find_result_files(folder, new, description.list_methods(start.description or {}))]
     listed = {*cleaning.list_manifest_files(folder)} if taken else set()  # the record of a photo may have been damaged
     name = next((name for name in taken if name not in listed), None)
     if name is not None:
@@ -400,12 +385,12 @@ def _merge_journal(folder: Path) -> None:
         journal.unlink()
     if journal.is_file():
         # A power failure may have damaged the journal anywhere.
-        _merge(photos, check_records(photos), check_records(journal, skip_damaged=True))
+        _merge(photos, photo_records.check_records(photos), photo_records.check_records(journal, skip_damaged=True))
         journal.unlink()
 
 
 def _merge(photos: Path, planned: Iterable[PhotoRecord], done: Iterable[PhotoRecord]) -> None:
-    _write_lines(photos, map(encode_record, merge_records(planned, done)))
+    _write_lines(photos, map(photo_records.encode_record, photo_records.merge_records(planned, done)))
 
 
 def _publish(folder: Path) -> None:
@@ -415,7 +400,7 @@ def _publish(folder: Path) -> None:
     """
     journal, photos = folder / JOURNAL, folder / PHOTOS
     if journal.exists():
-        _merge(photos, read_records(photos), read_records(journal))
+        _merge(photos, photo_records.read_records(photos), photo_records.read_records(journal))
     for name, list_lines in ((MANIFEST, _list_rows), (cleaning.FAILURES, _list_failures)):
         if not _holds_lines(folder / name, list_lines(photos)):
             _write_lines(folder / name, list_lines(photos))
@@ -423,13 +408,13 @@ def _publish(folder: Path) -> None:
 
 
 def _list_rows(photos: Path) -> Iterator[bytes]:
-    for record in read_records(photos):
+    for record in photo_records.read_records(photos):
         for row in record.explanations or ():
             yield f"{to_json(row)}\n".encode()
 
 
 def _list_failures(photos: Path) -> Iterator[bytes]:
-    for record in read_records(photos):
+    for record in photo_records.read_records(photos):
         if record.failure is not None:
             yield f"{to_json({'image': record.image, 'reason': record.failure})}\n".encode()
 

@@ -7,19 +7,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from PIL import Image, PngImagePlugin
 
 from camtool.arguments.messages import format_percent
 from camtool.arguments.regular_files import iterate_lines, open_regular
 from camtool.errors import CamtoolError
+from camtool.inputs.image_files import read_image
+from camtool.rendering import contact_sheet
+from camtool.rendering.contact_sheet import Caption, CaptionLine
+from camtool.rendering.image_writing import open_atomically
+from camtool.rendering.pixel_checks import Pixels
+from camtool.rendering.text_drawing import INK, MUTED, find_undrawable
 from camtool.runs.file_names import is_inside
-from camtool.runs.manifest import MANIFEST, ManifestLine
-from camtool.runs.stored_files import parse_object
+from camtool.runs.stored_files import MANIFEST, ManifestLine, parse_object
 from camtool.runs.text_escapes import escape_hidden
-
-if TYPE_CHECKING:
-    from camtool.rendering.contact_sheet import Caption
-    from camtool.rendering.pixel_checks import Pixels
 
 SHEET = "contact-sheet"
 """Name of the contact sheets, before a page's number and the suffix."""
@@ -42,9 +46,6 @@ def build_caption(line: ManifestLine) -> Caption:
 
 
 def _build_caption(fields: Mapping[str, Any]) -> Caption:
-    from camtool.rendering.contact_sheet import RIGHT, WRONG, CaptionLine
-    from camtool.rendering.text_drawing import INK, MUTED
-
     probability = fields.get("probability")
     label = CaptionLine(
         _make_drawable(fields["label"], fields.get("index")),
@@ -55,17 +56,15 @@ def _build_caption(fields: Mapping[str, Any]) -> Caption:
     if correct is None:
         return [label, CaptionLine(method, MUTED)]
     if correct:
-        return [label, CaptionLine("right", RIGHT, method)]
+        return [label, CaptionLine("right", contact_sheet.RIGHT, method)]
     predicted, true = fields.get("predicted_label"), _make_drawable(fields.get("true_label"))
     # If another class than the predicted one is explained, the prediction is told as well.
     more = "" if predicted == fields["label"] else f", predicted: {_make_drawable(predicted)}"
-    return [label, CaptionLine(f"wrong, true: {true}{more}", WRONG, method)]
+    return [label, CaptionLine(f"wrong, true: {true}{more}", contact_sheet.WRONG, method)]
 
 
 def _make_drawable(label: object, index: object = None) -> str:
     """Return a label without control characters; the index of its class if no font has its letters."""
-    from camtool.rendering.text_drawing import find_undrawable
-
     text = escape_hidden(str(label))
     return f"class {index}" if index is not None and find_undrawable([text]) else text
 
@@ -104,8 +103,6 @@ def write_sheets(
         CamtoolError: A file has the name of a sheet, and camtool did not draw it.
         OSError: A sheet cannot be written.
     """
-    from camtool.rendering.contact_sheet import draw_picture_sheet
-
     old = check_sheets(folder)
     wanted = frozenset(images)
     count = sum(1 for _ in _iterate_pictures(folder, wanted))
@@ -114,7 +111,7 @@ def write_sheets(
     pictures = _iterate_pictures(folder, wanted)
     for name in names:
         page = ((_load_picture(path, has_caption=has_captions), text) for path, text in islice(pictures, per_page))
-        _write_sheet(folder / name, draw_picture_sheet(page, columns=_COLUMNS))
+        _write_sheet(folder / name, contact_sheet.draw_picture_sheet(page, columns=_COLUMNS))
     for path in old:
         if path.name not in names:
             path.unlink()
@@ -136,10 +133,6 @@ def check_sheets(folder: Path) -> list[Path]:
 
 
 def _write_sheet(path: Path, pixels: Pixels) -> None:
-    from PIL import Image, PngImagePlugin
-
-    from camtool.rendering.image_writing import open_atomically
-
     mark = PngImagePlugin.PngInfo()
     mark.add_text("Software", _MARK)
     with open_atomically(path) as stream:
@@ -148,9 +141,6 @@ def _write_sheet(path: Path, pixels: Pixels) -> None:
 
 def _iterate_pictures(folder: Path, images: frozenset[str]) -> Iterator[tuple[Path, Caption]]:
     """Yield the overlay of each line about one of the images, with its caption, if the file exists."""
-    from camtool.rendering.contact_sheet import CaptionLine
-    from camtool.rendering.text_drawing import MUTED
-
     for line in read_manifest(folder):
         overlay = line.get("files", {}).get("overlay")
         if overlay is None or line.get("image") not in images:
@@ -162,10 +152,5 @@ def _iterate_pictures(folder: Path, images: frozenset[str]) -> Iterator[tuple[Pa
 
 
 def _load_picture(path: Path, *, has_caption: bool) -> Pixels:
-    import numpy as np
-
-    from camtool.inputs.image_files import read_image
-    from camtool.rendering.contact_sheet import remove_caption
-
     pixels = np.asarray(read_image(path).convert("RGB"))
-    return remove_caption(pixels) if has_caption else pixels
+    return contact_sheet.remove_caption(pixels) if has_caption else pixels

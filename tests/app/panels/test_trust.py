@@ -11,8 +11,15 @@ import torch
 from PIL import Image
 
 import camtool
-from camtool.app.panels.charts import Curve, TrustCurves, draw_bars, draw_check_up, draw_curves
-from camtool.app.panels.trust import draw_places, iterate_curves
+from camtool.app.panels.trust import (
+    Curve,
+    TrustCurves,
+    draw_bars,
+    draw_check_up,
+    draw_curves,
+    draw_places,
+    iterate_curves,
+)
 from camtool.models import Loaded
 from camtool.targets import Detection
 from camtool.trust.checks.check_report import CheckReport, Finding

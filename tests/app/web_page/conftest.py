@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import camtool
-from camtool.app.web_page.runtime import find_runtime
+from camtool.app.web_page.building import find_runtime
 from camtool.demo.camnet import load_bundled_model
 from camtool.models import Loaded
 from tests.app.web_page.page_tab import Opened, draw, serve

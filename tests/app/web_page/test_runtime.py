@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from camtool.app.web_page import runtime
+from camtool.app.web_page import building as runtime
 from camtool.errors import CamtoolError
 
 

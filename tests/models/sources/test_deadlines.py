@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from torch import nn
 
-from camtool.app.web_page import runtime
-from camtool.cli import doctor_command
+from camtool.app.web_page import building as runtime
+from camtool.cli import demo_and_doctor_commands
 from camtool.errors import Forgive, raise_interrupt
 from camtool.evaluation.audit.split import read_capture_time
 from camtool.inputs.formats.dicom_series import are_of_one_series
@@ -24,7 +24,7 @@ from camtool.models import build_untrained, load
 from camtool.models.sources import hugging_face, open_clip, timm
 from camtool.models.weights import find_file_kind, read_state
 from camtool.rendering.image_writing import encode_image
-from camtool.runs.cluster.ray_engine import _check_reachable
+from camtool.runs.cluster.cluster_run import _check_reachable
 from camtool.runs.run_folder.hashes import hash_photo
 from camtool.slides.readers import TiffReader
 from tests.helpers import onnx_files
@@ -135,7 +135,7 @@ def test_of_a_model(let_time_run_out, monkeypatch: pytest.MonkeyPatch, replaced:
         ("PIL.Image.Image.save", lambda path: encode_image(PICTURE)),
         ("camtool.runs.run_folder.hashes.hash_file", lambda path: hash_photo(path)),
         ("socket.create_connection", lambda path: _check_reachable("127.0.0.1:9")),
-        ("camtool.explain", lambda path: doctor_command._test_device("cpu")),
+        ("camtool.explain", lambda path: demo_and_doctor_commands._test_device("cpu")),
         ("PIL.Image.open", lambda path: read_capture_time(path)),
         ("camtool.inputs.formats.dicom_series._read_place", lambda path: are_of_one_series(path, path)),
     ],

@@ -15,10 +15,9 @@ import pytest
 import camtool
 from camtool.cli import app
 from camtool.runs.cluster import cluster_run
-from camtool.runs.cluster.cluster_run import ClusterRun
+from camtool.runs.cluster.cluster_run import ClusterRun, Resources, run_on_ray
 from camtool.runs.cluster.explain_batch import ExplainBatch
-from camtool.runs.cluster.output_folder import OutputFolder
-from camtool.runs.cluster.ray_engine import Resources, run_on_ray
+from camtool.runs.cluster.remote_files import OutputFolder
 from camtool.runs.cluster.rows import build_rows, decode_heatmap
 from tests.runs.cluster.photos import plan_shards, read_shards, write_scenes, write_tar
 from tests.runs.cluster.test_same_as_local import compute_here

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import camtool
-from camtool.runs.manifest import ManifestLine, parse_row, to_row
 from camtool.runs.run_folder.description import (
     check_directory,
     check_unchanged,
@@ -25,6 +24,7 @@ from camtool.runs.run_folder.description import (
     write_description,
 )
 from camtool.runs.run_folder.hashes import hash_file, hash_photo, hash_weights, remove_addresses
+from camtool.runs.stored_files import ManifestLine, parse_row, to_row
 from tests.runs.photos import posix
 
 

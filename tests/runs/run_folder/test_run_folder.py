@@ -18,12 +18,12 @@ import camtool
 from camtool.rendering import image_writing
 from camtool.runs.executor import run_jobs
 from camtool.runs.job_list import plan_run
-from camtool.runs.manifest import MANIFEST
 from camtool.runs.result_writer import Failure, Success
 from camtool.runs.run_folder import run_folder
 from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, read_records
 from camtool.runs.run_folder.run_folder import RunStart
 from camtool.runs.save_kinds import OutputSettings
+from camtool.runs.stored_files import MANIFEST
 from camtool.targets import Top
 from tests.runs.photos import posix, write_photo
 from tests.runs.test_executor import build_explainer, read_manifest, write_broken_photo

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from camtool.rendering.contact_sheet import RIGHT, WRONG
-from camtool.runs.manifest import MANIFEST, ManifestLine
 from camtool.runs.run_folder import sheets
 from camtool.runs.run_folder.sheets import build_caption, write_sheets
+from camtool.runs.stored_files import MANIFEST, ManifestLine
 
 LINE = ManifestLine(
     image="dog.jpg",

@@ -1,4 +1,4 @@
-"""Command ``camtool doctor``: is this installation complete, and does it compute the map that it should?"""
+"""Commands ``camtool demo`` and ``camtool doctor``: camtool at work on bundled scenes, and what is installed."""
 
 from __future__ import annotations
 
@@ -7,18 +7,74 @@ import platform
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from packaging.requirements import Requirement
 from rich.table import Table
+from typer import Option
 
 from camtool.cli import terminal
 from camtool.cli.options.option_classes import takes_options
-from camtool.cli.options.output_options import JsonOption
+from camtool.cli.options.output_options import JsonOption, Out, PrintOptions
 from camtool.errors import raise_interrupt
+
+
+@takes_options
+def show_demo(
+    *,
+    printed: PrintOptions,
+    out: Out = Path("demo"),
+    scenes: Annotated[int, Option(metavar="N", min=1)] = 12,
+) -> None:
+    """Show camtool at work, offline, on generated scenes whose right answer is known.
+
+    Args:
+        scenes: Number of scenes.
+    """
+    with terminal.show_activity("Explaining bundled scenes", is_quiet=printed.hides_progress):
+        from camtool.demo.tour import run_tour
+
+        shown = run_tour(out, scenes)
+    with terminal.show_activity("Auditing the model that cheats", is_quiet=printed.hides_progress):
+        sentence = _audit_cheat()
+    if printed.as_json:
+        files = {"overview": str(shown.overview), "cheat": str(shown.cheat)}
+        terminal.print_json({"rows": [asdict(row) for row in shown.rows], **files, "audit": sentence})
+    if printed.hides_progress:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method", style="bold cyan")
+    for heading in ("points at it", "energy inside", "by chance", "ms a scene"):
+        table.add_column(heading, justify="right")
+    for row in shown.rows:
+        table.add_row(row.method, f"{row.hits:.0%}", f"{row.energy:.0%}", f"{row.share:.0%}", f"{row.milliseconds:.0f}")
+    terminal.out.print(table)
+    overview, cheat = terminal.escape(str(shown.overview)), terminal.escape(str(shown.cheat))
+    terminal.print_line(f"\nThe maps:                      [bold]{overview}[/]")
+    terminal.print_line(f"A model that cheats is caught: [bold]{cheat}[/]")
+    terminal.print_line(f"An audit finds it, too:        {terminal.escape(sentence)}")
+    terminal.print_line("Your own photos:               [bold]python -m camtool PHOTOS --model resnet50[/]")
+
+
+def _audit_cheat() -> str:
+    """Return the finding of an audit of the model that cheats, on scenes of three classes that it has not seen."""
+    from camtool.demo.camnet import CHEATED_CLASS, load_bundled_model
+    from camtool.demo.scenes import UNSEEN, draw_scene
+    from camtool.evaluation.audit import audit
+
+    labels = [CHEATED_CLASS, "star", "arrow"] * 20
+    scenes = [
+        draw_scene(UNSEEN + 200_000 + number, classes=[label], mark=label == CHEATED_CLASS).image
+        for number, label in enumerate(labels)
+    ]
+    # Few controls and one kind of cues keep this at seconds.
+    result = audit(load_bundled_model("demo-cheat"), scenes, labels, kinds=["place"], controls=9, passes=1500)
+    return result.findings[0].sentence if result.findings else "no finding."
+
 
 _LIBRARIES = ("torch", "torchvision", "numpy", "pillow", "opencv-python", "scikit-image", "safetensors")
 
@@ -151,10 +207,10 @@ def _measure_caches() -> dict[str, dict[str, Any]]:
 def _measure_folder(folder: Path) -> int:
     """Return the bytes of all files in a folder; 0 if there is none."""
     sizes = 0
-    for place, _, names in os.walk(folder):
+    for path, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):  # it was removed meanwhile
-                sizes += Path(place, name).lstat().st_size
+                sizes += Path(path, name).lstat().st_size
     return sizes
 
 
@@ -179,21 +235,23 @@ def _test_device(device: str) -> str | None:
 
 
 def _print_result(result: Mapping[str, Any]) -> None:
-    engines = {name: by and terminal.escape(by) for name, by in result["engines"].items()}
     caches = {name: f"{_format_size(cache['bytes'])} in {cache['path']}" for name, cache in result["caches"].items()}
-    tests = {
-        device: reason and f"[bold red]failed:[/] {terminal.escape(reason)}"
-        for device, reason in result["self_test"].items()
-    }
     _print_section("Versions", result["versions"])
     _print_section("Devices", result["devices"])
-    _print_section("Engines", {name: by or f"[yellow]needs[/] {_ENGINE_NEEDS[name]}" for name, by in engines.items()})
+    _print_section("Engines", {name: _describe_engine(name, by) for name, by in result["engines"].items()})
     _print_section("Extras", _describe_extras(result["extras"]))
     _print_section("Caches", {name: terminal.escape(text) for name, text in caches.items()})
     _print_section("Torch", result["torch"])
-    _print_section(
-        "Self-test", {device: text or f"[green]the heat is on the {_LABEL}[/]" for device, text in tests.items()}
-    )
+    _print_section("Self-test", {device: _describe_test(reason) for device, reason in result["self_test"].items()})
+
+
+def _describe_engine(name: str, version: str | None) -> str:
+    return terminal.escape(version) if version else f"[yellow]needs[/] {_ENGINE_NEEDS[name]}"
+
+
+def _describe_test(reason: str | None) -> str:
+    is_fine = f"[green]the heat is on the {_LABEL}[/]"
+    return f"[bold red]failed:[/] {terminal.escape(reason)}" if reason else is_fine
 
 
 def _print_section(title: str, rows: Mapping[str, str]) -> None:

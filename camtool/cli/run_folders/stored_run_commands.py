@@ -1,4 +1,4 @@
-"""Command ``camtool replay``: make the explanations of a run again, and say whether they are bit-identical."""
+"""Commands on the folder of a run: ``camtool report`` writes its page, ``camtool replay`` makes its results again."""
 
 from __future__ import annotations
 
@@ -9,28 +9,116 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.output_options import PrintOptions
+from camtool.cli.progress.run_progress import build_countdown
 from camtool.cli.run_folders import run_options
 from camtool.cli.terminal import escape, print_line
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
+    from camtool.evaluation.bundle import WrittenBundle
+    from camtool.runs.report import WrittenReport
     from camtool.runs.run_folder.replay import Replayer
+
+
+@takes_options
+def report(
+    *,
+    run: Annotated[Path, Argument(metavar="RUN")],
+    photos: Annotated[
+        Path | None,
+        Option(metavar="FOLDER", show_default="where the run found them", exists=True, file_okay=False),
+    ] = None,
+    copy_photos: Annotated[bool, Option("--copy-photos")] = False,
+    bundle: Annotated[Path | None, Option(metavar="FILE.zip", show_default=False)] = None,
+    printed: PrintOptions,
+) -> None:
+    """Write index.html in the folder of a run: a page with all explanations, to open in a browser.
+
+    Args:
+        run: Output folder of a run, or Parquet shards of a cluster run.
+        photos: Folder that the photos have been moved to.
+        copy_photos: Put reduced copies of the photos beside the page, to give it to others.
+        bundle: Write hashes, settings, measurements and results of the run as supporting evidence, too.
+    """
+    if bundle is not None and run.exists():  # the page takes long, so it is not written first
+        from camtool.evaluation.bundle import check_bundle
+
+        check_bundle(run, bundle)
+    written = _write(run, photos=photos, copy_photos=copy_photos, quiet=printed.hides_progress)
+    packed = None if bundle is None else _pack(run, bundle, is_quiet=printed.hides_progress)
+    if printed.as_json:
+        terminal.print_json(
+            {**asdict(written), "path": str(written.path)}
+            | ({} if packed is None else {"bundle": {**asdict(packed), "path": str(packed.path)}})
+        )
+    elif not printed.quiet:
+        failures = f" and {format_count(written.failures, 'failure')}" if written.failures else ""
+        print_line(
+            f"[bold green]{format_count(written.explanations, 'explanation')}[/]{failures} are in "
+            f"[bold]{escape(str(written.path))}[/]"
+        )
+        for notice in written.notices:
+            print_line(f"[yellow]{escape(notice)}[/]")
+        if packed is not None:
+            print_line(f"The evidence is in [bold]{escape(str(packed.path))}[/], SHA-256 {packed.sha256}")
+
+
+def write_after_run(out: Path, *, is_stopped: bool, quiet: bool) -> None:
+    """Write the page of a run that ended. If that fails, the run's results are not affected: print why.
+
+    Args:
+        out: The output folder.
+        is_stopped: The user stopped the run, and waits for its end.
+        quiet: Print errors only.
+    """
+    try:
+        written = _write(out, is_quick=is_stopped, quiet=quiet)
+    except (CamtoolError, OSError) as error:
+        terminal.err.print(f"[yellow]There is no report:[/] {escape(str(error))}", soft_wrap=True)
+        return
+    if not quiet:
+        what = "them all" if written.explanations or not written.failures else "why"
+        print_line(f"Open [bold]{escape(str(written.path))}[/] to see {what}.")
+
+
+def _pack(run: Path, bundle: Path, *, is_quiet: bool) -> WrittenBundle:
+    with terminal.show_activity("Writing the bundle", is_quiet=is_quiet):
+        from camtool.evaluation.bundle import write_bundle
+
+        return write_bundle(run, bundle)
+
+
+def _write(
+    run: Path, *, photos: Path | None = None, copy_photos: bool = False, is_quick: bool = False, quiet: bool
+) -> WrittenReport:
+    from camtool.runs.report import write_report
+
+    with build_countdown(is_quiet=quiet) as bar:
+        task = bar.add_task("Writing the report")
+        return write_report(
+            run,
+            photos=photos,
+            copy_photos=copy_photos,
+            is_quick=is_quick,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
 
 
 @takes_options
 def replay(
     *,
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(metavar="RUN", exists=True)],
-    image: Annotated[str | None, typer.Argument(metavar="IMAGE", show_default="all")] = None,
-    allow_code: Annotated[bool, typer.Option("--allow-code")] = False,
-    model: Annotated[str | None, typer.Option(metavar="NAME")] = None,
-    transform: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    run: Annotated[Path, Argument(metavar="RUN", exists=True)],
+    image: Annotated[str | None, Argument(metavar="IMAGE", show_default="all")] = None,
+    allow_code: Annotated[bool, Option("--allow-code")] = False,
+    model: Annotated[str | None, Option(metavar="NAME")] = None,
+    transform: Annotated[str | None, Option(metavar="NAME")] = None,
     printed: PrintOptions,
 ) -> None:
     """Make the explanations of a run again, and tell whether they are bit-identical.
@@ -107,19 +195,27 @@ def _build_options(command: Any, values: Mapping[str, Any]) -> Iterator[str]:
     for name, value in values.items():
         if name not in known:
             raise CamtoolError(f"this version of camtool has no option --{name.replace('_', '-')}, which the run used.")
-        parameter = known[name]
-        if parameter.param_type_name == "argument" or value is None:
-            continue
-        if parameter.is_flag:
-            yield from (parameter.opts if value else parameter.secondary_opts)[:1]
-        elif parameter.multiple:
-            yield from (f"{parameter.opts[0]}={entry}" for entry in (value if isinstance(value, list) else [value]))
-        elif isinstance(value, list) and len(value) == parameter.nargs > 1:
-            yield from (parameter.opts[0], *map(str, value))
-        elif isinstance(value, (list, dict)):
-            raise CamtoolError(f"{parameter.opts[0]} of the run is damaged: {value}.")
-        else:
-            yield f"{parameter.opts[0]}={value}"
+        if known[name].param_type_name != "argument" and value is not None:
+            yield from _write_option(known[name], value)
+
+
+def _write_option(option: Any, value: Any) -> list[str]:
+    """Return the arguments of the command line that give an option a value.
+
+    Raises:
+        CamtoolError: It takes no such value.
+    """
+    name = option.opts[0]
+    if option.is_flag:
+        switches: list[str] = option.opts if value else option.secondary_opts
+        return switches[:1]
+    if option.multiple:
+        return [f"{name}={entry}" for entry in (value if isinstance(value, list) else [value])]
+    if isinstance(value, list) and len(value) == option.nargs > 1:
+        return [name, *map(str, value)]
+    if isinstance(value, (list, dict)):
+        raise CamtoolError(f"{name} of the run is damaged: {value}.")
+    return [f"{name}={value}"]
 
 
 def _print_result(replayer: Replayer) -> None:

@@ -1,0 +1,351 @@
+"""Commands ``camtool audit`` and ``camtool diff``: what a model should not use, and what two models use differently."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from camtool.arguments.messages import format_count
+from camtool.cli import terminal
+from camtool.cli.options import map_options, model_options, photo_options
+from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.output_options import Out, Overwrite, PrintOptions
+from camtool.cli.progress.run_progress import FileProgress
+from camtool.cli.stopping import exit_at_stop
+from camtool.errors import CamtoolError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from camtool.evaluation.audit import Audit
+    from camtool.evaluation.diff import CamDiff
+    from camtool.models import Loaded
+    from camtool.runs.job_list import Plan
+
+_WEIGHTS = (".safetensors", ".pt", ".pth")
+
+_MODEL_HELP = "Name of a model, e.g. demo or demo-cheat; NAME=WEIGHTS; or with --model a file of weights."
+
+_GOES_ON = "Stopped; the same command goes on from here."
+
+_NO_SHORTCUT = "No finding at q ≤ {:g}, which does not mean that there is no shortcut."
+_NOT_THE_SAME = "No finding at q ≤ {:g}, which does not mean that the models look at the same."
+
+Passes = Annotated[int, Option(metavar="N", min=1, help="Most forward passes.")]
+Level = Annotated[float, Option(metavar="Q", help="Largest q of a finding.")]
+Controls = Annotated[int, Option(metavar="N", min=1, help="Control regions in each image.")]
+
+
+@takes_options
+def audit_model(
+    *,
+    folder: Annotated[str, Argument(metavar="FOLDER")],
+    loading: model_options.ModelOptions,
+    naming: model_options.LabelOptions,
+    preparing: model_options.PreprocessingOptions,
+    truth: photo_options.Classes = None,
+    metadata: Annotated[Path | None, model_options.build_file_option()] = None,
+    group: Annotated[str | None, Option(metavar="COLUMN")] = None,
+    masks: Annotated[Path | None, Option(metavar="FOLDER", exists=True)] = None,
+    passes: Passes = 20_000,
+    level: Level = 0.02,
+    controls: Controls = 19,
+    kind: Annotated[
+        list[str] | None,
+        Option("--kind", "--kinds", metavar="NAME", show_default="all but concept, which takes several times as long"),
+    ] = None,
+    method: Annotated[str, Option(metavar="NAME")] = "faithcam",
+    recursive: photo_options.Recursive = False,
+    limit: Annotated[int | None, Option(metavar="N", min=1)] = None,
+    verdicts: Annotated[
+        Path | None, model_options.build_file_option(show_default="verdicts.json in the folder for the results")
+    ] = None,
+    fail_on: Annotated[str | None, Option(metavar="WHAT")] = None,
+    out: Out = Path("audit"),
+    overwrite: Overwrite = False,
+    engine: model_options.EngineOption = "eager",
+    batch_size: model_options.BatchSize = 32,
+    seed: photo_options.Seed = 0,
+    printed: PrintOptions,
+) -> None:
+    """Audit a classifier on a folder of photos: does it recognize classes by something that it should not use?
+
+    It goes on where it stopped if it is called again with the same folder for its results.
+    The page in that folder shows the findings, and takes your verdicts: object, shortcut or unsure.
+
+    Args:
+        folder: Folder of photos.
+        metadata: A CSV file with a column image and others, e.g. site; by default that of --truth.
+        group: Column of what belongs together, e.g. patient; of DICOM files by default PatientID.
+        masks: Masks of the objects, by the paths of the photos, not black in them.
+        kind: Kinds of cues: place, border, position, patch, property, color, concept.
+        method: Method of the maps.
+        limit: Audit N photos only, with --truth as many of each class as possible.
+        verdicts: Your verdicts about findings of an earlier audit.
+        fail_on: 'finding': exit code 1 if a finding has not the verdict 'object', or if nothing was tested; for CI.
+    """
+    from camtool.arguments.checks import check_choice
+    from camtool.evaluation.audit import audit
+    from camtool.evaluation.audit.state import replace_state
+
+    if fail_on is not None:
+        check_choice("--fail-on", fail_on, ["finding"], error=CamtoolError)
+    plan = photo_options.plan_folder(folder, out, recursive=recursive or truth is not None, limit=None)
+    # Tables and masks are read before the model, which may take long, and for all photos, as names may be ambiguous.
+    columns = _read_columns(_find_table(metadata, truth), plan)
+    regions = _find_masks(masks, plan)
+    loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
+    classes, loaded = photo_options.read_classes(truth, plan, loaded)
+    rows = choose_evenly(classes or [0] * len(plan.jobs), limit)
+    photos = [Path(plan.jobs[row].source) for row in rows]
+    bar = FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress)
+    with exit_at_stop(_GOES_ON), replace_state(out, is_asked=overwrite), bar:
+        result = audit(
+            loaded,
+            photos,
+            _select(classes, rows),
+            _select_columns(columns, rows),
+            group=group,
+            passes=passes,
+            level=level,
+            controls=controls,
+            method=method,
+            kinds=map_options.split_names(kind) if kind else None,
+            masks=_select(regions, rows),
+            verdicts=verdicts,
+            out=out,
+            batch_size=batch_size,
+            engine=engine,
+            seed=seed,
+        )
+    lines = _describe_absence(result, _NO_SHORTCUT)
+    if result.untested:
+        lines = [f"Nothing was tested: {terminal.escape(result.untested)}"]
+    _write_result(result, out, printed, lines, "Pictures, and what was not tested", unread=result.unread)
+    has_failed = fail_on is not None and bool(result.suspects or result.untested)
+    raise typer.Exit(int(has_failed or result.unread > 0))
+
+
+def _find_table(metadata: Path | None, truth: str | None) -> Path | None:
+    """Return the file of the columns, or that of ``--truth``; a file that is missing is refused later."""
+    if metadata is not None:
+        return metadata
+    is_table = truth not in (None, photo_options.IMAGE_FOLDER) and Path(str(truth)).is_file()
+    return Path(str(truth)) if is_table else None
+
+
+def _read_columns(table: Path | None, plan: Plan) -> dict[str, list[str | None]] | None:
+    from camtool.runs.true_labels import read_metadata
+
+    return None if table is None else read_metadata(table, plan)
+
+
+def _select(values: Sequence[Any] | None, rows: Sequence[int]) -> list[Any] | None:
+    return None if values is None else [values[row] for row in rows]
+
+
+def _select_columns(columns: Mapping[str, list[Any]] | None, rows: Sequence[int]) -> dict[str, list[Any]] | None:
+    return None if columns is None else {name: [values[row] for row in rows] for name, values in columns.items()}
+
+
+def choose_evenly(classes: Sequence[int], limit: int | None) -> list[int]:
+    """Return the rows of the first photos of each class, as many of each as possible, in their order."""
+    counts, ranked = Counter[int](), list[tuple[int, int]]()
+    for row, target in enumerate(classes):
+        ranked.append((counts[target], row))
+        counts[target] += 1
+    return sorted(row for _, row in sorted(ranked)[:limit])
+
+
+def _find_masks(masks: Path | None, plan: Plan) -> list[Path | None] | None:
+    """Return the file of each photo's mask, None for a photo without one; None without a folder of masks.
+
+    Raises:
+        CamtoolError: No photo has a mask, one has several, or a mask fits several photos.
+    """
+    from camtool.runs.true_labels import match_masks
+
+    if masks is None:
+        return None
+    matched = match_masks(masks, plan, f"--masks {masks}")
+    if not matched:
+        raise CamtoolError(f"--masks {masks} fits no photo; name them as the photos are, e.g. {plan.jobs[0].stem}.png.")
+    return [matched.get(job.source) for job in plan.jobs]
+
+
+@takes_options
+def compare_models(
+    *,
+    old: Annotated[str, Argument(metavar="OLD", help=_MODEL_HELP)],
+    new: Annotated[str, Argument(metavar="NEW")],
+    folder: Annotated[str, Argument(metavar="FOLDER")],
+    recursive: photo_options.Recursive = False,
+    model: Annotated[
+        str | None,
+        Option(metavar="NAME", help=model_options.MODEL_HELP, rich_help_panel="Model", show_default="OLD or NEW"),
+    ] = None,
+    device: Annotated[model_options.Device, Option(rich_help_panel="Model")] = "auto",
+    naming: model_options.LabelOptions,
+    preparing: model_options.PreprocessingOptions,
+    truth: photo_options.Classes = None,
+    fail_on: Annotated[list[str] | None, Option(metavar="EVENT")] = None,
+    passes: Passes = 20_000,
+    level: Level = 0.02,
+    controls: Annotated[int, Option(metavar="N", min=1)] = 19,
+    pictures: Annotated[int, Option(metavar="N", min=0)] = 60,
+    method: Annotated[str, Option(metavar="NAME")] = "faithcam",
+    limit: photo_options.Limit = None,
+    out: Out = Path("diff"),
+    overwrite: Overwrite = False,
+    batch_size: model_options.BatchSize = 32,
+    seed: photo_options.Seed = 0,
+    printed: PrintOptions,
+) -> None:
+    """Compare what two models look at on a folder of photos: an old one, and a retrained, pruned or quantized one.
+
+    [bold]camtool diff old.pt new.pt photos/ --model resnet18[/] compares two files of weights.
+
+    It goes on where it stopped if it is called again with the same folder for its results.
+
+    Args:
+        new: The same for the new model.
+        folder: Folder of photos.
+        device: Device the models run on.
+        fail_on: Exit with code 1 if this happened: 'moved' for a finding, 'answers' for an answer that changed.
+        controls: Control regions in each photo.
+        pictures: Photos on the page, the most changed ones.
+        method: Method of the maps; for quantized models e.g. reciprocam.
+    """
+    from camtool.evaluation.audit.state import replace_state
+    from camtool.evaluation.diff import diff
+
+    events = _read_events(fail_on)
+    # Which folders are there decides about the classes, so the first photos are taken after that.
+    first = None if truth == photo_options.IMAGE_FOLDER else limit
+    plan = photo_options.plan_folder(folder, out, recursive=recursive or truth is not None, limit=first)
+    settings: Any = (model, device, naming, preparing)
+    before = _load("OLD", old, *settings, is_quiet=printed.hides_progress)
+    after = _load("NEW", new, *settings, is_quiet=printed.hides_progress)
+    classes, before = photo_options.read_classes(truth, plan, before)
+    if after.labels is None:
+        after = replace(after, labels=before.labels)
+    photos = [Path(job.source) for job in plan.jobs][:limit]
+    bar = FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress)
+    with exit_at_stop(_GOES_ON), replace_state(out, is_asked=overwrite), bar:
+        result = diff(
+            before,
+            after,
+            photos,
+            classes and classes[:limit],
+            passes=passes,
+            level=level,
+            controls=controls,
+            method=method,
+            pictures=pictures,
+            out=out,
+            batch_size=batch_size,
+            seed=seed,
+        )
+    facts = "; ".join(f"{name.lower()}: {text}" for name, text in result.list_facts())
+    lines = [*_describe_absence(result, _NOT_THE_SAME), facts]
+    _write_result(result, out, printed, lines, "Both maps of the most changed photos")
+    unread = len(photos) - len(result.images)
+    _print_unread(unread, out / "diff.md")
+    happened = {"moved": result.findings, "answers": result.other_answers}
+    raise typer.Exit(int(unread > 0 or any(happened[event] for event in events)))
+
+
+def _read_events(fail_on: list[str] | None) -> list[str]:
+    """Return what ``--fail-on`` names.
+
+    Raises:
+        CamtoolError: It is none of the events.
+    """
+    from camtool.arguments.checks import check_choice
+
+    events = map_options.split_names(fail_on or [])
+    for event in events:
+        check_choice("--fail-on", event, ("moved", "answers"), error=CamtoolError)
+    return events
+
+
+def _load(
+    argument: str,
+    value: str,
+    model: str | None,
+    device: model_options.Device,
+    naming: model_options.LabelOptions,
+    preparing: model_options.PreprocessingOptions,
+    *,
+    is_quiet: bool,
+) -> Loaded:
+    """Return a model by its name, with a file of weights if one is given.
+
+    Raises:
+        CamtoolError: It is a file of weights without an architecture, or it cannot be loaded.
+    """
+    name, is_pair, file = value.partition("=") if value.endswith(_WEIGHTS) else (value, "", "")
+    if is_pair or not value.endswith(_WEIGHTS):
+        options = model_options.ModelOptions(name, file or None, device)
+    elif model is not None:
+        options = model_options.ModelOptions(model, value, device)
+    else:
+        raise CamtoolError(
+            f"{argument} {value} is a file of weights; name its architecture: --model resnet18, or resnet18={value}."
+        )
+    loaded = options.load(naming.labels, preparing.parse(), is_quiet=is_quiet)
+    return replace(loaded, name=Path(file or value).name if value.endswith(_WEIGHTS) else value)
+
+
+# ------------------------------------------------------------------------------------------------- their results
+
+
+def _describe_absence(result: Audit | CamDiff, sentence: str) -> list[str]:
+    """Return the sentence that no finding proves nothing, with the level; nothing if there are findings."""
+    return [] if result.findings else [sentence.format(result.level)]
+
+
+def _print_unread(count: int, listed: Path) -> None:
+    """Print how many photos could not be read, and which file lists them."""
+    if count:
+        terminal.print_notice(f"{format_count(count, 'photo')} could not be read, see {listed}.")
+
+
+def _write_result(
+    result: Audit | CamDiff, out: Path, printed: PrintOptions, lines: Sequence[str], page: str, *, unread: int = 0
+) -> None:
+    """Write a result to its folder, with the command that repeats it, and print it.
+
+    Args:
+        result: The result.
+        out: The folder.
+        printed: The options of printing.
+        lines: The lines below the findings.
+        page: What the page in the folder shows.
+        unread: Photos that could not be read.
+    """
+    result = replace(result, command=shlex.join(["camtool", *sys.argv[1:]]))
+    result.save(out)
+    if printed.as_json:
+        terminal.print_json(json.loads(result.to_json()))
+        return
+    _print_unread(unread, next(out.glob("*.md")))
+    if printed.quiet:
+        return
+    for note in result.notes:
+        terminal.print_note(note)
+    for finding in result.findings:
+        verdict = getattr(finding, "verdict", None)
+        given = f" (your verdict: {verdict})" if verdict else ""
+        terminal.print_line(f"[bold]{terminal.escape(finding.sentence)}[/]{given}")
+    for line in lines:
+        terminal.print_line(line)
+    terminal.print_line(f"{page}: [bold]{terminal.escape(str(out / 'index.html'))}[/]")
