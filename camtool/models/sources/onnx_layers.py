@@ -68,21 +68,24 @@ class OnnxModel(FileModel):
 
     def _list_layers(self) -> Iterator[tuple[str, NodeProto]]:
         """Yield the names of the tensors that may be layers, in the order of the graph, and what computes them."""
+        layers = [*self._list_maps()]
+        # Inside of attention (N, heads, T, C) and (N, heads, T, T) have the shape of maps.
+        counts = {shape[1] for _, shape in layers if len(shape) == 3} - {0}
+        for node, shape in layers:
+            if len(shape) == 3 or not counts.intersection(shape[2:]):
+                yield node.output[0], node
+
+    def _list_maps(self) -> Iterator[tuple[NodeProto, list[int]]]:
+        """Yield what computes maps (N, C, H, W), or tokens (N, T, C), of the image, and their shapes."""
         seen = {self.image.name}  # what depends on the image
-        layers: list[tuple[str, NodeProto, list[int]]] = []
         for node in self.cut_graph((), [self.scores.name]).graph.node:
             if node.op_type == "Shape" or not node.output or not seen.intersection(node.input):
                 continue
             # Of tokens (N, T, C) only sums and norms are layers: others are queries, keys, values and projections.
             shape, is_sum = self._read_shape(node), node.op_type == "Add" and seen.issuperset(node.input)
             if len(shape) == 4 or (len(shape) == 3 and (is_sum or node.op_type == "LayerNormalization")):
-                layers.append((node.output[0], node, shape))
+                yield node, shape
             seen.update(node.output)
-        # Inside of attention (N, heads, T, C) and (N, heads, T, T) have the shape of maps.
-        counts = {shape[1] for _, _, shape in layers if len(shape) == 3} - {0}
-        for name, node, shape in layers:
-            if len(shape) == 3 or not counts.intersection(shape[2:]):
-                yield name, node
 
     def _read_shape(self, node: NodeProto) -> list[int]:
         """Return the shape of what a node computes, if that is floating and may be shown; otherwise no axes."""
@@ -200,17 +203,21 @@ class OnnxModel(FileModel):
             self._sessions[key] = OnnxProgram(part.SerializeToString())
         return self._sessions[key]
 
+    def _find_needed(self, held: Collection[str], outputs: Sequence[str]) -> set[str]:
+        """Return the names of the tensors from which outputs are computed, and their own; behind held ones no more."""
+        needed, stack = set[str](), [*outputs]
+        while stack:
+            name = stack.pop()
+            if name not in needed:
+                needed.add(name)
+                stack += _list_inputs(self._producers[name]) if name in self._producers and name not in held else []
+        return needed
+
     def cut_graph(self, held: Sequence[str], outputs: Sequence[str]) -> ModelProto:
         """Return the graph from its inputs and from held tensors, which become inputs, to other tensors."""
         import onnx
 
-        needed, stack = set[str](), [*outputs]
-        while stack:
-            name = stack.pop()
-            if name in needed:
-                continue
-            needed.add(name)
-            stack += _list_inputs(self._producers[name]) if name in self._producers and name not in held else []
+        needed = self._find_needed(held, outputs)
         whole, computed = self._graph.graph, needed - {*held}
 
         def declare(name: str) -> onnx.ValueInfoProto:

@@ -41,18 +41,9 @@ def follow(node: NodeProto, values: Mapping[str, Tensor], constants: Mapping[str
         return x
     if node.op_type in _JOINING:
         return torch.stack([*torch.broadcast_tensors(*given)]).sum(0) if len(given) > 2 else sum(given[1:], x)
-    if node.op_type in ("Conv", "AveragePool", "MaxPool"):
-        return _slide(node, x, options, constants)
-    if node.op_type == "MatMul" and node.input[1] in constants:
-        return functional.linear(x, _to_tensor(constants[node.input[1]]).T)
     if node.op_type == "Concat" and len(given) == len(node.input):
         return torch.cat(given, options["axis"])
-    if node.op_type == "Transpose":
-        return x.permute(options["perm"])
-    if node.op_type in ("GlobalAveragePool", "ReduceMean"):
-        axes = options.get("axes") or (_to_tensor(constants[node.input[1]]).tolist() if len(node.input) > 1 else [2, 3])
-        return x.mean(axes, keepdim=bool(options.get("keepdims", 1)))
-    raise KeyError(node.op_type)
+    return _OF_ONE_TENSOR[node.op_type](node, x, options, constants)
 
 
 def _slide(node: NodeProto, x: Tensor, options: Mapping[str, Any], constants: Mapping[str, TensorProto]) -> Tensor:
@@ -72,6 +63,24 @@ def _slide(node: NodeProto, x: Tensor, options: Mapping[str, Any], constants: Ma
     if node.op_type == "MaxPool":
         return functional.max_pool2d(x, kernel, stride, padding, dilation, is_ceiled)
     return functional.avg_pool2d(x, kernel, stride, padding, is_ceiled)
+
+
+def _multiply(node: NodeProto, x: Tensor, options: Mapping[str, Any], constants: Mapping[str, TensorProto]) -> Tensor:
+    return functional.linear(x, _to_tensor(constants[node.input[1]]).T)
+
+
+def _average(node: NodeProto, x: Tensor, options: Mapping[str, Any], constants: Mapping[str, TensorProto]) -> Tensor:
+    axes = options.get("axes") or (_to_tensor(constants[node.input[1]]).tolist() if len(node.input) > 1 else [2, 3])
+    return x.mean(axes, keepdim=bool(options.get("keepdims", 1)))
+
+
+_OF_ONE_TENSOR = {
+    **dict.fromkeys(("Conv", "AveragePool", "MaxPool"), _slide),
+    **dict.fromkeys(("GlobalAveragePool", "ReduceMean"), _average),
+    "MatMul": _multiply,
+    "Transpose": lambda _, x, options, __: x.permute(options["perm"]),
+}
+"""Operator → what it does to the tensor that depends on the image; its other inputs are constants."""
 
 
 def _read_options(node: NodeProto) -> dict[str, Any]:
