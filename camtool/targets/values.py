@@ -81,14 +81,13 @@ class Action(Target):
         named = get_named_items(output)
         actions = find_main_tensor(named.get("action", named.get("actions", output)))
         place = (self.index,) if self.step is None else (self.step, self.index)
-        shape = None if actions is None else tuple(actions.shape)
-        if actions is None or len(place) != actions.ndim - 1:
+        shape = () if actions is None else tuple(actions.shape)
+        if actions is None or len(shape) != len(place) + 1:
             need = "(N, A); for a chunk (N, T, A) give step=" if self.step is None else "(N, T, A); for (N, A) no step"
             raise TargetError(f"{self} needs actions {need}; the model returned {shape or type(output).__name__}.")
-        if any(not 0 <= at < size for at, size in zip(place, actions.shape[1:], strict=True)):
+        if any(not 0 <= at < size for at, size in zip(place, shape[1:], strict=True)):
             raise TargetError(f"{self} does not exist: the model returned actions {shape}, and both count from 0.")
-        of_step = actions if self.step is None else actions[:, self.step]
-        return of_step[:, self.index] * (self.sign or 1)
+        return actions[(slice(None), *place)] * (self.sign or 1)
 
     def with_sign(self, sign: int) -> Action:
         """Return the same action, for what raises it (1) or lowers it (-1)."""
