@@ -222,7 +222,9 @@ class Evidence:
     @property
     def rows_by_image(self) -> list[list[int]]:
         """The rows of each image, image by image; the rows of one image share forward passes."""
-        return [[row for row, its in enumerate(self.images) if its == image] for image in dict.fromkeys(self.images)]
+        return [
+            [row for row, shown in enumerate(self.images) if shown == image] for image in dict.fromkeys(self.images)
+        ]
 
     def select_rows(self, by_image: Tensor) -> Tensor:
         """Return ``(R, ...)``, for each row its image's part of a tensor ``(N, ...)``."""
@@ -285,11 +287,7 @@ class Evidence:
 
 
 def gather_evidence(
-    forward_pass: ForwardPass,
-    targets: Sequence[Target],
-    images: Sequence[int] | None = None,
-    *,
-    at_input: bool = False,
+    forward_pass: ForwardPass, targets: Sequence[Target], images: Sequence[int] | None = None, *, at_input: bool = False
 ) -> list[Evidence]:
     """Return the evidence about some targets, one for each layer of a forward pass.
 
@@ -321,7 +319,7 @@ def gather_evidence_by_level(
     layers = [_find_level(forward_pass.layers, scored, row) for row in range(len(targets))]
     by_level = []
     for layer in dict.fromkeys(layers):
-        rows = [row for row, its in enumerate(layers) if its == layer]
+        rows = [row for row, level in enumerate(layers) if level == layer]
         by_level.append((rows, Evidence(forward_pass, scored.select(rows), layer)))
     return by_level
 
