@@ -30,8 +30,7 @@ from camtool.inputs.formats.decoding import PIL_FAULTS
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import MAX_DRAWN, MAX_PIXELS, ReadingOptions
 from camtool.inputs.formats.tiff_stacks import build_tiff_origin
-from camtool.inputs.orientation import get_orientation
-from camtool.inputs.tiff import count_surplus_bands, get_page_tags, is_reduced_page, is_tiff
+from camtool.inputs.tiff import count_surplus_bands, get_orientation, get_page_tags, is_reduced_page, is_tiff
 from camtool.warning_codes import MapWarning
 
 ImageSource: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[Any] | FileImage

@@ -157,20 +157,18 @@ class TextTokens(Target):
 
     def __call__(self, output: Any) -> Tensor:
         logits = find_text_logits(output)
-        skipped = 0 if logits is None or self.length is None else self.length - logits.shape[1]
+        if logits is None:
+            raise self._build_error("no logits of a text (N, T, V)")
+        skipped = 0 if self.length is None else self.length - logits.shape[1]
         before = [position - 1 - skipped for position in self.positions]
-        if (
-            logits is None
-            or skipped < 0
-            or min(before) < 0
-            or max(before) >= logits.shape[1]
-            or max(self.tokens) >= logits.shape[2]
-        ):
-            came = "no logits of a text (N, T, V)" if logits is None else f"logits {tuple(logits.shape)}"
-            raise TargetError(
-                f"TextTokens asks for tokens {self.tokens} at positions {self.positions}; the model returned {came}."
-            )
+        has_positions = skipped >= 0 and min(before) >= 0 and max(before) < logits.shape[1]
+        if not has_positions or max(self.tokens) >= logits.shape[2]:
+            raise self._build_error(f"logits {tuple(logits.shape)}")
         return logits[:, before, [*self.tokens]].sum(1)
+
+    def _build_error(self, came: str) -> TargetError:
+        asked = f"tokens {self.tokens} at positions {self.positions}"
+        return TargetError(f"TextTokens asks for {asked}; the model returned {came}.")
 
     def list_text_positions(self) -> tuple[int, ...]:
         """Return the positions of the tokens."""

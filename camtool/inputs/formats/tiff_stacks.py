@@ -25,7 +25,6 @@ from camtool.inputs.formats import contrast as contrasts
 from camtool.inputs.formats.decoding import hide_log, name_in_errors
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
-from camtool.inputs.orientation import ORIENTATION_TAG, turn_upright
 from camtool.warning_codes import MapWarning
 
 # Tags of the GeoTIFF 1.1 specification, with the types in which they are written.
@@ -84,7 +83,7 @@ def build_tiff_origin(tags: Mapping[int, Any], name: str, shape: tuple[int, ...]
 
     ``None`` if the file asks to be shown rotated: GeoTIFF has no meaning for that, and a heatmap would be misplaced.
     """
-    if tags.get(ORIENTATION_TAG, 1) != 1:
+    if tags.get(tiff.ORIENTATION_TAG, 1) != 1:
         return None
     plain_tags = {tag: _to_plain(tags[tag]) for tag in _TAG_TYPES if tag in tags}
     keys = _parse_keys(plain_tags)
@@ -290,10 +289,10 @@ def _build_file_image(
     photometric = int(tags.get(_PHOTOMETRIC, _BLACK_IS_ZERO))
     is_rgb = photometric in (_RGB, _YCBCR) and sizes.get("C", 1) == 1 and sizes.get("S", 1) >= 3
     values, opacity, is_color = _choose_samples(values, tags, name, options, is_rgb=is_rgb)
-    orientation = tags.get(ORIENTATION_TAG, 1)
-    values = np.ascontiguousarray(turn_upright(values, orientation))
+    orientation = tags.get(tiff.ORIENTATION_TAG, 1)
+    values = np.ascontiguousarray(tiff.turn_upright(values, orientation))
     if opacity is not None:
-        opacity = np.ascontiguousarray(turn_upright(opacity, orientation))
+        opacity = np.ascontiguousarray(tiff.turn_upright(opacity, orientation))
         if _ASSOCIATED in np.atleast_1d(tags[_EXTRA_SAMPLES]):
             _divide_by_opacity(values, opacity)
     contrast = _choose_contrast(values, opacity, tags, options, is_inverted=photometric == _WHITE_IS_ZERO)
