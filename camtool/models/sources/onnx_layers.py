@@ -5,7 +5,7 @@ Its operators are those of torch here, as far as they decide from which pixels a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -315,7 +315,7 @@ def _average(node: NodeProto, x: Tensor, options: Mapping[str, Any], constants: 
     return x.mean(axes, keepdim=bool(options.get("keepdims", 1)))
 
 
-_OF_ONE_TENSOR = {
+_OF_ONE_TENSOR: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys(("Conv", "AveragePool", "MaxPool"), _slide),
     **dict.fromkeys(("GlobalAveragePool", "ReduceMean"), _average),
     "MatMul": _multiply,
