@@ -62,6 +62,12 @@ class Evidence:
         refined: Row to ``uncertainty``, ``passes`` and ``posterior`` of its explanation, if passes corrected its map.
     """
 
+    # Computed when they are first read. Plain attributes, as a method reads them more often than anything else.
+    _activations: Tensor | None = None
+    _gradients: Tensor | None = None
+    _has_zero_gradient: list[bool] | None = None
+    uses_gradients: bool = False
+
     def __init__(self, forward_pass: ForwardPass, scored: ScoredTargets, layer: Layer | None) -> None:
         self._scored, self._layer = scored, layer
         self.forward_pass, self.model, self.black = forward_pass, forward_pass.model, forward_pass.black
@@ -69,11 +75,6 @@ class Evidence:
         self.targets, self.images, self.scores = scored.targets, scored.images, scored.scores.detach()
         self.layer = "" if layer is None else layer.name
         self.call_count = forward_pass.call_counts.get(self.layer, 0)
-        # Computed when they are first read. Plain attributes, as a method reads them more often than anything else.
-        self._activations: Tensor | None = None
-        self._gradients: Tensor | None = None
-        self.uses_gradients = False
-        self._has_zero_gradient: list[bool] | None = None
         self.notes: dict[int, list[str]] = {}
         self.refined: dict[int, dict[str, Any]] = {}
 

@@ -30,7 +30,7 @@ from camtool.models.preprocessing import StatedPreprocessing, check_fits_model, 
 from camtool.models.sources import FACTORY, MODEL_FILES, SOURCES, Source
 from camtool.models.sources.python_factory import FactorySource
 from camtool.models.sources.source import get_first_line
-from camtool.models.two_towers import ImageTower, TextTower, find_encoders, get_image_tower
+from camtool.models.two_towers import ENCODERS, ImageTower, TextTower, find_encoders, get_image_tower
 from camtool.models.vision_language import get_vision_language_model, takes_image_and_text
 from camtool.models.weights import FILE_KINDS, WeightsWarning, find_file_kind
 
@@ -77,7 +77,7 @@ def to_loaded(model: nn.Module | Loaded | Callable[[Tensor], Any]) -> Loaded:
     if labels is not loaded.labels:
         loaded = replace(loaded, labels=labels)
     inner = unwrap_model(module)
-    if find_encoders(inner):
+    if any(hasattr(inner, name) for name in ENCODERS) and find_encoders(inner):
         return replace(loaded, model=get_image_tower(inner), text=loaded.text or build_text_encoder(inner))
     if hasattr(inner, "config") and takes_image_and_text(inner):
         return replace(loaded, model=get_vision_language_model(inner))

@@ -46,7 +46,7 @@ def find_phrase_scores(named: Mapping[Any, Any], logits: Tensor) -> list[PhraseS
         logits: ``(N, Q, T)``, one for each box and token.
     """
     is_token = ~logits.detach().isneginf().all(1)  # (N, T)
-    tokens = named.get("input_ids")
+    tokens: Any = named.get("input_ids")
     has_prompts = isinstance(tokens, Tensor) and tokens.ndim == 2 and len(tokens) == len(logits)
     if has_prompts and tokens.shape[1] <= logits.shape[2]:
         prompts: Sequence[Sequence[int]] = tokens.tolist()
