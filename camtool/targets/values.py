@@ -87,7 +87,8 @@ class Action(Target):
             raise TargetError(f"{self} needs actions {need}; the model returned {shape or type(output).__name__}.")
         if any(not 0 <= at < size for at, size in zip(place, shape[1:], strict=True)):
             raise TargetError(f"{self} does not exist: the model returned actions {shape}, and both count from 0.")
-        return actions[(slice(None), *place)] * (self.sign or 1)
+        of_all_images = slice(None), *place
+        return actions[of_all_images] * (self.sign or 1)
 
     def with_sign(self, sign: int) -> Action:
         """Return the same action, for what raises it (1) or lowers it (-1)."""
