@@ -305,11 +305,7 @@ def _build(
 
 
 def _compare(
-    explained: nn.Module,
-    model: nn.Module,
-    images: Tensor,
-    layer: Layer,
-    functions: Sequence[Callable[[Any], Tensor]],
+    explained: nn.Module, model: nn.Module, images: Tensor, layer: Layer, functions: Sequence[Callable[[Any], Tensor]]
 ) -> torch.Size:
     """Check that the graph gives the results of the model, and return the grid of its maps.
 

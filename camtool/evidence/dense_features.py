@@ -72,12 +72,7 @@ class DenseFeatures:
     """
 
     def __init__(
-        self,
-        evidence: Evidence,
-        captured: CapturedBranches,
-        block: AttentionBlock,
-        layout: Layout,
-        embeddings: Tensor,
+        self, evidence: Evidence, captured: CapturedBranches, block: AttentionBlock, layout: Layout, embeddings: Tensor
     ) -> None:
         self._evidence, self._block, self._layout, self._embeddings = evidence, block, layout, upcast(embeddings)
         self._calls, self._blocks = captured.attention.calls, captured.attention.blocks

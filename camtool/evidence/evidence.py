@@ -62,6 +62,12 @@ class Evidence:
         refined: Row to ``uncertainty``, ``passes`` and ``posterior`` of its explanation, if passes corrected its map.
     """
 
+    # Computed when they are first read. Plain attributes, as a method reads them more often than anything else.
+    _activations: Tensor | None = None
+    _gradients: Tensor | None = None
+    _has_zero_gradient: list[bool] | None = None
+    uses_gradients: bool = False
+
     def __init__(self, forward_pass: ForwardPass, scored: ScoredTargets, layer: Layer | None) -> None:
         self._scored, self._layer = scored, layer
         self.forward_pass, self.model, self.black = forward_pass, forward_pass.model, forward_pass.black
@@ -69,11 +75,6 @@ class Evidence:
         self.targets, self.images, self.scores = scored.targets, scored.images, scored.scores.detach()
         self.layer = "" if layer is None else layer.name
         self.call_count = forward_pass.call_counts.get(self.layer, 0)
-        # Computed when they are first read. Plain attributes, as a method reads them more often than anything else.
-        self._activations: Tensor | None = None
-        self._gradients: Tensor | None = None
-        self.uses_gradients = False
-        self._has_zero_gradient: list[bool] | None = None
         self.notes: dict[int, list[str]] = {}
         self.refined: dict[int, dict[str, Any]] = {}
 
@@ -222,7 +223,9 @@ class Evidence:
     @property
     def rows_by_image(self) -> list[list[int]]:
         """The rows of each image, image by image; the rows of one image share forward passes."""
-        return [[row for row, its in enumerate(self.images) if its == image] for image in dict.fromkeys(self.images)]
+        return [
+            [row for row, shown in enumerate(self.images) if shown == image] for image in dict.fromkeys(self.images)
+        ]
 
     def select_rows(self, by_image: Tensor) -> Tensor:
         """Return ``(R, ...)``, for each row its image's part of a tensor ``(N, ...)``."""
@@ -285,11 +288,7 @@ class Evidence:
 
 
 def gather_evidence(
-    forward_pass: ForwardPass,
-    targets: Sequence[Target],
-    images: Sequence[int] | None = None,
-    *,
-    at_input: bool = False,
+    forward_pass: ForwardPass, targets: Sequence[Target], images: Sequence[int] | None = None, *, at_input: bool = False
 ) -> list[Evidence]:
     """Return the evidence about some targets, one for each layer of a forward pass.
 
@@ -321,7 +320,7 @@ def gather_evidence_by_level(
     layers = [_find_level(forward_pass.layers, scored, row) for row in range(len(targets))]
     by_level = []
     for layer in dict.fromkeys(layers):
-        rows = [row for row, its in enumerate(layers) if its == layer]
+        rows = [row for row, level in enumerate(layers) if level == layer]
         by_level.append((rows, Evidence(forward_pass, scored.select(rows), layer)))
     return by_level
 

@@ -257,20 +257,24 @@ class ForwardPass:
         # Targets are frozen dataclasses, so equal ones compare equal; a user's own target compares by identity.
         latest = self._scored
         if latest is None or latest.targets != list(wanted) or latest.images != list(images):
-            output, outputs, places = self.output, self.layer_outputs, images
-            if self._repeat is not None and len(set(images)) < len(images):
-                # Each row gets a copy of its image's outputs, without a forward pass: one backward pass serves all.
-                repeated, places = self._repeat(images, [layer.name for layer in self.layers]), range(len(images))
-                output = predictions.to_batch(repeated.output, len(images))
-                outputs = {name: get_call(name, calls, self.call_index) for name, calls in repeated.calls.items()}
-            with enable_gradients():
-                scores = targets.score_targets(wanted, output, places)
-            outputs, norms = {layer.name: outputs[layer.name] for layer in self.layers}, self.plan.norms[self.run]
-            latest = self._scored = ScoredTargets(list(wanted), list(images), scores, outputs, list(places), norms)
-            if self.layers and not scores.requires_grad and not lacks_gradients(self.model):
-                find = partial(describe_missing_gradient, self.model, self.select_inputs(0))
-                latest.find_reason = find if self._missing_graph is None else partial(str, self._missing_graph)
+            latest = self._scored = self._score_targets(list(wanted), list(images))
         return latest
+
+    def _score_targets(self, wanted: list[targets.Target], images: list[int]) -> ScoredTargets:
+        output, outputs, places = self.output, self.layer_outputs, images
+        if self._repeat is not None and len(set(images)) < len(images):
+            # Each row gets a copy of its image's outputs, without a forward pass: one backward pass serves all.
+            repeated, places = self._repeat(images, [layer.name for layer in self.layers]), [*range(len(images))]
+            output = predictions.to_batch(repeated.output, len(images))
+            outputs = {name: get_call(name, calls, self.call_index) for name, calls in repeated.calls.items()}
+        with enable_gradients():
+            scores = targets.score_targets(wanted, output, places)
+        outputs = {layer.name: outputs[layer.name] for layer in self.layers}
+        scored = ScoredTargets(wanted, images, scores, outputs, places, self.plan.norms[self.run])
+        if self.layers and not scores.requires_grad and not lacks_gradients(self.model):
+            find = partial(describe_missing_gradient, self.model, self.select_inputs(0))
+            scored.find_reason = find if self._missing_graph is None else partial(str, self._missing_graph)
+        return scored
 
     def find_link(self) -> class_scores.FoundLink:
         """Return how scores become probabilities.

@@ -110,9 +110,7 @@ def _make(
         levels = find_level_layers(model, inputs, call_index=call_index, score=score)
         layers = levels or find_layers(model, inputs, call_index=call_index, score=score)
     else:
-        names = [layer for layer in asked if isinstance(layer, str)]
-        named = iter(find_layers(model, inputs, names, call_index=call_index) if names else [])
-        layers = [next(named) if isinstance(layer, str) else layer for layer in asked]
+        layers = _find_asked_layers(model, inputs, asked, call_index)
     on_the_way = {
         layer.name: tuple(find_depths(model, inputs, layer, depths, call_index=call_index)) if depths != 0 else ()
         for layer in layers
@@ -120,3 +118,11 @@ def _make(
     observed = tuple({depth.name: depth for layer in layers for depth in [*on_the_way[layer.name], layer]}.values())
     rows = {layer.name: layer.layout.rows for layer in observed if layer.layout.rows is not None}
     return Plan(tuple(layers), on_the_way, observed, rows, find_detector_transform(model) is not None, facts)
+
+
+def _find_asked_layers(
+    model: nn.Module, inputs: ModelInputs, asked: Sequence[str | Layer], call_index: int
+) -> list[Layer]:
+    names = [layer for layer in asked if isinstance(layer, str)]
+    named = iter(find_layers(model, inputs, names, call_index=call_index) if names else [])
+    return [next(named) if isinstance(layer, str) else layer for layer in asked]

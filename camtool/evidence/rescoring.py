@@ -121,11 +121,7 @@ def _score_chunks(score: Callable[[slice], Tensor], count: int, size: int) -> Te
 
 
 def score_logits(
-    evidence: Evidence,
-    rows: Sequence[int],
-    logits: Tensor,
-    *,
-    convert_target: Callable[[Target], Target] | None = None,
+    evidence: Evidence, rows: Sequence[int], logits: Tensor, *, convert_target: Callable[[Target], Target] | None = None
 ) -> Tensor:
     """Score other logits ``(M, K)`` of the rows' image: ``(M, rows)``.
 

@@ -84,16 +84,19 @@ def explain_ensemble(
     return _join(members)
 
 
+def _stack_maps(members: Sequence[Explanation]) -> tuple[Explanation, NDArray[Any]]:
+    """Return the first member, and the maps ``(M, *grid)`` on its grid; where that differs, both on the photo."""
+    first = members[0]
+    if all(_have_same_grid(first, member) for member in members):
+        return first, np.stack([_scale(member.raw) for member in members])
+    placed = [_scale(member.view.place_map(member.raw, member.centers)) for member in members]
+    on_photo = replace(first, view=Photo(first.photo, Geometry.whole(*first.view.size)), centers=None)
+    return on_photo, np.stack(placed)
+
+
 def _join(members: Sequence[Explanation]) -> Explanation:
     """Return the explanation with mean and spread of the members' maps, on their grid or on the photo's pixels."""
-    first = members[0]
-    joined = first
-    if all(_have_same_grid(first, member) for member in members):
-        maps = [_scale(member.raw) for member in members]
-    else:
-        maps = [_scale(member.view.place_map(member.raw, member.centers)) for member in members]
-        joined = replace(first, view=Photo(first.photo, Geometry.whole(*first.view.size)), centers=None)
-    stacked = np.stack(maps)
+    joined, stacked = _stack_maps(members)
     known = [member.probability for member in members if member.probability is not None]
     return replace(
         joined,

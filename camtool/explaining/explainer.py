@@ -157,12 +157,7 @@ def explain(
 ) -> Explanation: ...
 @overload  # several methods for one image and one target
 def explain(
-    model: Model,
-    img: OneImage,
-    target_class: OneTarget = None,
-    *,
-    method: Sequence[OneMethod],
-    **options: Any,
+    model: Model, img: OneImage, target_class: OneTarget = None, *, method: Sequence[OneMethod], **options: Any
 ) -> list[Explanation]: ...
 @overload  # any other call with options or with several methods
 def explain(
@@ -322,6 +317,11 @@ def _check_alone(layer: Layers, options: Mapping[str, Any]) -> None:
         raise MethodError("method='auto' chooses the layer and takes no options; leave layer= and options out.")
 
 
+def _check_not_empty(methods: Sequence[object], layers: Sequence[object] | None) -> None:
+    if not methods or layers == []:
+        raise CamtoolError(f"{'layer' if methods else 'method'} asks for nothing; give one or more.")
+
+
 def _find_layer_names(layer: Layers, whole: torch.nn.Module, model: torch.nn.Module) -> list[str] | None:
     """Return the names in a model of the layers that the user gave, as they are in the whole; ``None`` for none."""
     if layer is None:
@@ -379,13 +379,12 @@ class Explainer(Generic[Result]):
         whole = get_module(model) if isinstance(model, torch.nn.Module) or not is_function(model) else loaded.model
         settings = _take_settings(options)
         labels = _choose_labels(loaded, settings)
-        if isinstance(method, str) and method == "auto":
+        if method == "auto":
             _check_alone(layer, options)
             self._recommend, method = partial(_recommend, model, settings), "gradcam"  # until the first images come
         methods = [find_method(choice) for choice in to_list(method)]
         layers = _find_layer_names(layer, whole, loaded.model)
-        if not methods or layers == []:
-            raise CamtoolError(f"{'layer' if methods else 'method'} asks for nothing; give one or more.")
+        _check_not_empty(methods, layers)
         methods = [adapt_method(choice, loaded.model) for choice in methods]
         if options:
             check_options(methods, options, loaded.model)

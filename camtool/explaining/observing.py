@@ -338,11 +338,8 @@ class ObservedPass:
                 raise MethodError(
                     f"{name}, but its weights have changed since the forward pass; explain before optimizer.step()."
                 )
-            if (
-                is_run
-                and self._is_training
-                and not _are_close(run_observed(model, [], inputs, grad=False).output, self._scored)
-            ):
+            may_differ = is_run and self._is_training
+            if may_differ and not _are_close(run_observed(model, [], inputs, grad=False).output, self._scored):
                 raise MethodError(
                     f"{name}, in evaluation mode, in which it computes something else: the forward pass ran in "
                     "training mode. Call model.eval() before the pass, or use a method of gradients, e.g. 'gradcam'."

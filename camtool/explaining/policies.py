@@ -299,6 +299,23 @@ def _move_to_device(observation: Mapping[str, Any], module: nn.Module) -> dict[s
     return {key: item.to(device) if isinstance(item, Tensor) else item for key, item in observation.items()}
 
 
+def _check_moment(tensors: Mapping[str, Tensor], names: Sequence[str]) -> None:
+    """Check that all inputs are there, each for one moment, and one of them a view."""
+    for name in names:
+        if name not in tensors:
+            hint = suggest_names(name, tensors)
+            raise CamtoolError(f"inputs: {name!r} is no float tensor of the observation; these are {[*tensors]}.{hint}")
+    shapes = {name: tuple(tensors[name].shape) for name in names}
+    if not _list_views(tensors, names):
+        raise ImageError(f"observation has no view, which is a floating tensor (1, C, H, W); it holds {shapes}.")
+    for name, shape in shapes.items():
+        if shape[:1] != (1,):
+            raise ImageError(
+                f"observation[{name!r}] has shape {shape}; one moment (1, ...) is explained at a "
+                "time: {key: value[:1] for key, value in observation.items()}."
+            )
+
+
 def _list_inputs(observation: Mapping[str, Any], inputs: Sequence[str] | None) -> list[str]:
     """Return the names of the inputs that are compared.
 
@@ -310,19 +327,7 @@ def _list_inputs(observation: Mapping[str, Any], inputs: Sequence[str] | None) -
         raise ImageError(f"observation must be a dictionary of inputs, got {add_article(type(observation).__name__)}.")
     tensors = {key: item for key, item in observation.items() if isinstance(item, Tensor) and item.is_floating_point()}
     names = _list_observed(tensors) if inputs is None else [*inputs]
-    for name in names:
-        if name not in tensors:
-            hint = suggest_names(name, tensors)
-            raise CamtoolError(f"inputs: {name!r} is no float tensor of the observation; these are {[*tensors]}.{hint}")
-    if not _list_views(tensors, names):
-        shapes = {name: tuple(tensors[name].shape) for name in names}
-        raise ImageError(f"observation has no view, which is a floating tensor (1, C, H, W); it holds {shapes}.")
-    for name in names:
-        if tensors[name].shape[:1] != (1,):
-            raise ImageError(
-                f"observation[{name!r}] has shape {tuple(tensors[name].shape)}; one moment (1, ...) is explained at a "
-                "time: {key: value[:1] for key, value in observation.items()}."
-            )
+    _check_moment(tensors, names)
     if len(names) > _MOST_INPUTS:
         raise CamtoolError(f"inputs: {len(names)} inputs take 2^{len(names)} passes; name at most {_MOST_INPUTS}.")
     return names

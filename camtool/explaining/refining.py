@@ -238,13 +238,7 @@ class _Trial:
     """
 
     def __init__(
-        self,
-        explainer: _Explainer,
-        evidence: Evidence,
-        fills: dict[str, Removal],
-        cells: int,
-        *,
-        is_sufficient: bool,
+        self, explainer: _Explainer, evidence: Evidence, fills: dict[str, Removal], cells: int, *, is_sufficient: bool
     ) -> None:
         target = prefer_probability(evidence.targets[0])
         self._explainer, self._evidence = explainer, evidence.for_targets([target], [0])
@@ -372,6 +366,10 @@ def _describe_region(
     )
 
 
+def _name_fill(fill: Removal) -> str:
+    return getattr(fill, "__name__", type(fill).__name__) if callable(fill) else fill
+
+
 def _name_fills(fill: Removal | Sequence[Removal]) -> dict[str, Removal]:
     """Return name to fill; a name that a function shares with one before it gets a number.
 
@@ -386,7 +384,7 @@ def _name_fills(fill: Removal | Sequence[Removal]) -> dict[str, Removal]:
             check_choice("fill", one, REMOVALS)
     named: dict[str, Removal] = {}
     for one in dict.fromkeys(fills):
-        name = getattr(one, "__name__", type(one).__name__) if callable(one) else one
+        name = _name_fill(one)
         numbered = (f"{name} {number}" for number in count(2))
         named[next(free for free in chain([name], numbered) if free not in named)] = one
     return named

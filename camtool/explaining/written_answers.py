@@ -187,10 +187,7 @@ def tokens(
     length = start + len(written)
     targets = [
         TextTokens(
-            tuple(start + index for index in indices),
-            tuple(written[index] for index in indices),
-            label,
-            length=length,
+            tuple(start + index for index in indices), tuple(written[index] for index in indices), label, length=length
         )
         for label, indices in words
     ]
@@ -521,16 +518,20 @@ def _find_context(tokenizer: Any, ids: Sequence[int], prompt: str, written: Sequ
     return [place for place in places if both[place] not in special]
 
 
-def _split_words(tokenizer: Any, written: Sequence[int], by: str) -> list[tuple[str, list[int]]]:
-    """Return the words of an answer, each with the indices of its tokens; without special tokens and punctuation."""
+def _find_continuations(tokenizer: Any, written: Sequence[int]) -> list[bool]:
+    """Return for each token whether it continues a word."""
     pieces = tokenizer.convert_ids_to_tokens([*written])
     # Byte pairs and sentence pieces mark the first token of a word, word pieces all others.
     marks_first = any(piece[:1] in "Ġ▁" for piece in tokenizer.tokenize("a b"))
+    return [piece[:1] not in "Ġ▁" if marks_first else piece.startswith("##") for piece in pieces]
+
+
+def _split_words(tokenizer: Any, written: Sequence[int], by: str) -> list[tuple[str, list[int]]]:
+    """Return the words of an answer, each with the indices of its tokens; without special tokens and punctuation."""
     words: list[list[int]] = []
-    for index, piece in enumerate(pieces):
+    for index, continues in enumerate(_find_continuations(tokenizer, written)):
         if written[index] in tokenizer.all_special_ids:
             continue
-        continues = piece[:1] not in "Ġ▁" if marks_first else piece.startswith("##")
         if by == "words" and continues and words and words[-1][-1] == index - 1:
             words[-1].append(index)
         else:

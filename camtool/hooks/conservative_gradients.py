@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -85,11 +86,9 @@ class ConservativeMode(FunctionMode):
         valves = [valve for gate in live for valve in self._gates[gate]]
         return name in _KEEPING or (name in _MIXING and all(valve.is_attention for valve in valves))
 
-    def _is_of_parameters(self, tensor: Tensor) -> bool:
-        return isinstance(tensor, nn.Parameter) or tensor in self._of_parameters
-
     def _list_live(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [tensor for tensor in tensors if tensor.requires_grad and not self._is_of_parameters(tensor)]
+        of_image = (tensor for tensor in tensors if tensor not in self._of_parameters)
+        return [tensor for tensor in of_image if tensor.requires_grad and not isinstance(tensor, nn.Parameter)]
 
     # ------------------------------------------------------------------------------------------- kinds of calls
 
@@ -118,19 +117,22 @@ class ConservativeMode(FunctionMode):
         gates = [tensor for tensor in live if tensor in self._gates]
         if len(live) < 2:
             return self._note_gate(func(*args, **kwargs), gates)
-        self.has_acted, scale = True, partial(change_gradient, change=lambda gradient: gradient / len(live))
+        self.has_acted = True
         if gates and len(gates) < len(live):
-            for gate in gates:
-                for valve in self._gates[gate]:
-                    valve.is_closed = True
+            for valve in chain.from_iterable(self._gates[gate] for gate in gates):
+                valve.is_closed = True
             return self._forget_gate(func(*args, **kwargs))
+        return self._note_gate(self._share(func, args, kwargs, live), gates)
 
+    def _share(self, func: Any, args: Any, kwargs: dict[str, Any], live: Sequence[Tensor]) -> Any:
+        """Run a product of which each factor gets an equal part of the gradient."""
+        scale = partial(change_gradient, change=lambda gradient: gradient / len(live))
         if getattr(func, "__name__", "").endswith("_"):  # in place: what is saved for the backward pass is a copy
-            return self._note_gate(args[0].copy_(torch.mul(*(scale(factor.clone()) for factor in live))), gates)
+            return args[0].copy_(torch.mul(*(scale(factor.clone()) for factor in live)))
         args, kwargs = map_tensors(
             (args, kwargs), lambda tensor: scale(tensor) if any(tensor is factor for factor in live) else tensor
         )
-        return self._note_gate(func(*args, **kwargs), gates)
+        return func(*args, **kwargs)
 
     def _divide(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a division by a constant."""

@@ -33,8 +33,6 @@ _TOLERANCE_IN_TF32 = 5e-3
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
-_UNCHANGED = torch.preserve_format
-
 
 class FoldedModel:
     """A model for many forward passes in a row: equal up to rounding, and faster.
@@ -73,8 +71,15 @@ def _run(model: nn.Module, inputs: ModelInputs, memory_format: torch.memory_form
 def to_memory_format(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     """Return a tensor of images ``(N, C, H, W)`` in a memory format; others stay unchanged."""
     # torch.channels_last is defined for 4 dimensions alone.
-    is_changed = tensor.ndim == 4 and memory_format != _UNCHANGED
+    is_changed = tensor.ndim == 4 and memory_format != torch.preserve_format
     return tensor.contiguous(memory_format=memory_format) if is_changed else tensor
+
+
+def _mirror(example: ModelInputs) -> ModelInputs:
+    """Return another input: a path that the model takes for one kind of input alone would not show with one."""
+    image = find_main_tensor(example)
+    mirrored: ModelInputs = map_tensors(example, lambda tensor: -tensor.flip(-1) if tensor is image else tensor)
+    return mirrored
 
 
 def choose_copy(
@@ -100,25 +105,21 @@ def choose_copy(
     foldable = [pair for pair in _find_foldable(calls) if pair[0] not in kept]
     folded = _copy_model(model)
     if folded is None:
-        return model, _UNCHANGED
+        return model, torch.preserve_format
     for convolution, norm in foldable:
         _fold(folded.get_submodule(convolution), folded.get_submodule(norm))
-    # Two inputs, as a path that the model takes for one kind of input alone would not show with one.
-    image = find_main_tensor(example)
-    mirrored = map_tensors(example, lambda tensor: -tensor.flip(-1) if tensor is image else tensor)
-    probes = [example, mirrored]
-    expected = [_run(model, probe, _UNCHANGED) for probe in probes]
+    probes = [example, _mirror(example)]
+    expected = [_run(model, probe, torch.preserve_format) for probe in probes]
     # Some models fail in channels-last format, e.g. those that call view() on a feature map. In contiguous format only
     # a copy with folded norms is faster than the model.
-    for memory_format in formats:
-        if memory_format == torch.contiguous_format and not foldable:
-            continue
+    useful = [choice for choice in formats if choice != torch.contiguous_format or foldable]
+    for memory_format in useful:
         for parameter in folded.parameters():
             parameter.data = to_memory_format(parameter.data, memory_format)
         pairs = zip(probes, expected, strict=True)
         if all(_gives_output(folded, probe, memory_format, output) for probe, output in pairs):
             return folded, memory_format
-    return model, _UNCHANGED
+    return model, torch.preserve_format
 
 
 def _copy_model(model: nn.Module) -> nn.Module | None:

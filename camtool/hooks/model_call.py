@@ -87,14 +87,13 @@ def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
         held.update(dict.fromkeys(held))
 
 
-def retry_with_gradients(model: nn.Module, run: Callable[[], _T]) -> _T:
+def retry_with_gradients(model: nn.Module, run: Callable[[], _T], error: ForwardError) -> _T:
     """Return ``run()`` of a model that failed without gradients, and note that it needs them.
 
-    Call it where the error is handled: it is raised again if the model fails with gradients, too, or runs out of
-    memory for their graph.
+    The error is raised again if the model fails with gradients, too, or runs out of memory for their graph.
     """
     if model in NEED_GRADIENTS:
-        raise
+        raise error
     NEED_GRADIENTS.add(model)
     try:
         return run()
@@ -102,7 +101,7 @@ def retry_with_gradients(model: nn.Module, run: Callable[[], _T]) -> _T:
         NEED_GRADIENTS.discard(model)
         if not isinstance(second, (ForwardError, torch.OutOfMemoryError)):
             raise
-    raise
+    raise error
 
 
 def _find_remedy(error: Exception, image: Tensor | None, model: nn.Module) -> str:
@@ -112,17 +111,19 @@ def _find_remedy(error: Exception, image: Tensor | None, model: nn.Module) -> st
     if _INFERENCE_TENSOR in str(error):
         made = any(parameter.is_inference() for parameter in model.parameters())
         return f". {_MADE_IN_INFERENCE_MODE if made else _IN_INFERENCE_MODE}"
-    if "stft" in str(error):
-        return f". {MAKES_SPECTROGRAM}"
-    if remedy := _suggest_channels(str(error), image):
+    remedy = _find_known_remedy(str(error)) or _suggest_channels(str(error), image)
+    if remedy:
         return remedy
-    axes = _CONVOLUTION_AXES.search(str(error))
-    if axes is not None and axes[2].count(",") == int(axes[1]):
-        return f". {_AXIS_TOO_MANY}"
-    if "is on the meta device" in str(error) or "meta tensor" in str(error):
-        return ". A part of the model is on the meta device and has no weights; load them first"
     has_several = image is not None and image.shape[:1] > (1,)
     return ". If it takes one image at a time, pass batch_size=1" if has_several else ""
+
+
+def _find_known_remedy(reason: str) -> str:
+    """Return the remedy for an error of torch that its text alone explains, or ""."""
+    axes = _CONVOLUTION_AXES.search(reason)
+    if axes is not None and axes[2].count(",") == int(axes[1]):
+        return f". {_AXIS_TOO_MANY}"
+    return next((f". {remedy}" for part, remedy in _REMEDIES.items() if part in reason), "")
 
 
 def _suggest_channels(reason: str, image: Tensor | None) -> str:
@@ -191,12 +192,16 @@ def differentiate(
             return torch.autograd.grad(outputs, inputs, *args, **options)  # type: ignore[no-any-return]
     except Exception as error:
         raise_interrupt(error, CamtoolError, torch.OutOfMemoryError)
-        # Checkpointing raises its error in a function of its own, which must not be taken for a hook.
-        reason = next((meaning for part, meaning in _REASONS.items() if part in str(error)), None)
-        reason = reason or (None if hooks_have_run else _describe_hook_error(error))
+        reason = _explain_gradient_error(error, hooks_have_run=hooks_have_run)
         if reason is None:
             raise
         raise ForwardError(f"no gradient passes through the model: {reason}") from error
+
+
+def _explain_gradient_error(error: Exception, *, hooks_have_run: bool) -> str | None:
+    # Checkpointing raises its error in a function of its own, which must not be taken for a hook.
+    reason = next((meaning for part, meaning in _REASONS.items() if part in str(error)), None)
+    return reason or (None if hooks_have_run else _describe_hook_error(error))
 
 
 def _differentiate_at_edges(
@@ -239,15 +244,24 @@ def compute_row_gradients(
             gradients = compute(grad_outputs=torch.ones_like(scores))
             # A copy only if the rows are in another order than the images.
             return [*gradients] if index == [*range(len(tensors[0]))] else [gradient[index] for gradient in gradients]
-        # One weighted sum of the scores for each rank: it holds at most one row of every image.
-        ranks = _rank_within_image(index)
-        weights = scores.new_zeros(max(ranks) + 1, len(ranks))
-        weights[ranks, range(len(ranks))] = 1
-        at_once = max(1, _MOST_ELEMENTS // max(tensor.numel() for tensor in tensors))
-        by_rank = None if at_once == 1 else _differentiate_batches(compute, weights.split(at_once))
-        if by_rank is None:
-            return _differentiate_one_by_one(compute, weights, ranks, index)
-        return [gradient[ranks, index] for gradient in by_rank]
+        return _differentiate_by_rank(compute, scores, index, tensors)
+
+
+def _differentiate_by_rank(
+    compute: Callable[..., Sequence[Tensor]], scores: Tensor, images: Sequence[int], tensors: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return the gradients of rows of which several are about one image, by one weighted sum of scores for each rank.
+
+    A sum holds at most one row of every image.
+    """
+    ranks = _rank_within_image(images)
+    weights = scores.new_zeros(max(ranks) + 1, len(ranks))
+    weights[ranks, range(len(ranks))] = 1
+    at_once = max(1, _MOST_ELEMENTS // max(tensor.numel() for tensor in tensors))
+    by_rank = None if at_once == 1 else _differentiate_batches(compute, weights.split(at_once))
+    if by_rank is None:
+        return _differentiate_one_by_one(compute, weights, ranks, images)
+    return [gradient[ranks, images] for gradient in by_rank]
 
 
 def compute_row_products(scores: Tensor, images: Sequence[int], tensor: Tensor, directions: Tensor) -> Tensor:
@@ -326,6 +340,11 @@ def describe_missing_gradient(model: nn.Module, inputs: ModelInputs) -> str | No
             output = find_main_tensor(run_model(model, inputs if leaf is None else replace_main_tensor(inputs, leaf)))
         except ForwardError as error:
             return _IN_INFERENCE_MODE if _INFERENCE_TENSOR in str(error) else None
+    return _explain_graph(output)
+
+
+def _explain_graph(output: Tensor | None) -> str | None:
+    """Return why no gradient passes back from an output; ``None`` if one may pass."""
     if output is not None and output.is_inference():
         return _IN_INFERENCE_MODE
     if output is None or output.grad_fn is None:
@@ -362,6 +381,10 @@ MAKES_SPECTROGRAM = (
     "The model makes a spectrogram of the signal: make the spectrogram the input, and explain the module behind it"
 )
 
+_ON_META = "A part of the model is on the meta device and has no weights; load them first"
+_REMEDIES = {"stft": MAKES_SPECTROGRAM, "is on the meta device": _ON_META, "meta tensor": _ON_META}
+"""A part of an error of torch in a forward pass, and what to do."""
+
 _REASONS: dict[str, str] = json.loads(Path(__file__).with_name("autograd_errors.json").read_text(encoding="utf-8"))
 """A part of an error of autograd, and what it means."""
 
@@ -374,26 +397,38 @@ def _describe_error(error: BaseException) -> str:
 def _describe_hook_error(error: Exception) -> str | None:
     """Return what to do about a hook of the user that failed, or that forbids in-place operations; else ``None``."""
     running: nn.Module | None = None
-    is_backward, caller, last = False, None, None
+    caller: nn.Module | None = None
+    entered: list[str] = []
     # The locals of the first frame hold the error: to read them would make a reference cycle, which keeps the model.
     deeper = error.__traceback__.tb_next if error.__traceback__ is not None else None
     for frame, _ in walk_tb(deeper):
         owner: Any = frame.f_locals.get("self")
-        if caller is not None and frame.f_code in map(_get_code, list_foreign_hooks(caller)):
-            return _describe_failure("forward", caller, error)
-        if description := describe_hook(owner):
-            return f"{description} failed with {_describe_error(error)}"
-        # Torch keeps the module of a hook on the backward pass in an object of its own.
-        if isinstance(owner, BackwardHook):
-            return _describe_failure("backward", owner.module, error)
+        failure = _describe_failed_hook(frame.f_code, owner, caller, error)
+        if failure is not None:
+            return failure
         caller = owner if isinstance(owner, nn.Module) else None
-        running, is_backward = caller or running, is_backward or frame.f_code.co_name == "_engine_run_backward"
-        last = frame
+        running = caller or running
+        entered.append(frame.f_code.co_name)
     if "BackwardHookFunction" in str(error) and running is not None:
         return _describe_write(running)
-    if is_backward and last is not None and last.f_code.co_name != "_engine_run_backward":
+    if _ENGINE in entered and entered[-1] != _ENGINE:
         return _describe_failure("backward", None, error)
     return None
+
+
+_ENGINE = "_engine_run_backward"
+"""The function of torch that runs a backward pass; what it calls in Python are hooks."""
+
+
+def _describe_failed_hook(code: Any, owner: Any, caller: nn.Module | None, error: Exception) -> str | None:
+    """Return what to do about a hook if its code is that of a frame, which the method of a module may have called."""
+    if caller is not None and code in map(_get_code, list_foreign_hooks(caller)):
+        return _describe_failure("forward", caller, error)
+    description = describe_hook(owner)
+    if description:
+        return f"{description} failed with {_describe_error(error)}"
+    # Torch keeps the module of a hook on the backward pass in an object of its own.
+    return _describe_failure("backward", owner.module, error) if isinstance(owner, BackwardHook) else None
 
 
 def _describe_write(module: nn.Module) -> str:

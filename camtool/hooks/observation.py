@@ -136,8 +136,8 @@ def observe(
     run = partial(_observe, model, layers, inputs, rows, further, grad=grad)
     try:
         observation, is_connected = run(grad_in_trunk=model in NEED_GRADIENTS)
-    except ForwardError:
-        observation, is_connected = retry_with_gradients(model, partial(run, grad_in_trunk=True))
+    except ForwardError as error:
+        observation, is_connected = retry_with_gradients(model, partial(run, grad_in_trunk=True), error)
     # A second pass does not connect a quantized model, as its operators have no backward pass.
     if grad and not is_connected and model not in NEED_GRADIENTS and not lacks_gradients(model):
         # The model switches grad mode off itself, e.g. around a frozen backbone. The end of its block undid what the

@@ -66,8 +66,8 @@ def trace(model: nn.Module | HasModel, inputs: ModelInputs) -> list[TracedCall]:
     model = get_module(model)
     try:
         return _trace(model, inputs)
-    except ForwardError:
-        return retry_with_gradients(model, partial(_trace, model, inputs))
+    except ForwardError as error:
+        return retry_with_gradients(model, partial(_trace, model, inputs), error)
 
 
 def ran_no_layer(model: nn.Module, calls: Sequence[TracedCall]) -> bool:

@@ -83,14 +83,19 @@ def infer_kind(model: nn.Module, shape: Sequence[int], kind: DataKind | None = N
             if is_convolution(module) and len(module.kernel_size) == 2 and module.in_channels == shape[-3]:
                 return "image"
         kind = _infer_from_convolutions(model, shape)
-    elif not isinstance(kind, str) or kind not in SPATIAL_AXES:
-        raise ImageError(f"kind={kind!r} is unknown; it is one of {', '.join(map(repr, get_args(DataKind)))}.")
-    elif len(shape) - SPATIAL_AXES[kind] not in (1, 2):
-        wanted = SHAPE_TEXTS[SPATIAL_AXES[kind]].replace("(", "(N, ")
-        raise ImageError(f"img: kind={kind!r} is {wanted}, with or without the N, but the shape is {tuple(shape)}.")
+    else:
+        _check_named_kind(kind, shape)
     if SPATIAL_AXES[kind] == 3:
         _check_frames_follow_channels(model, shape)
     return kind
+
+
+def _check_named_kind(kind: DataKind, shape: Sequence[int]) -> None:
+    if not isinstance(kind, str) or kind not in SPATIAL_AXES:
+        raise ImageError(f"kind={kind!r} is unknown; it is one of {', '.join(map(repr, get_args(DataKind)))}.")
+    if len(shape) - SPATIAL_AXES[kind] not in (1, 2):
+        wanted = SHAPE_TEXTS[SPATIAL_AXES[kind]].replace("(", "(N, ")
+        raise ImageError(f"img: kind={kind!r} is {wanted}, with or without the N, but the shape is {tuple(shape)}.")
 
 
 def list_channels(model: nn.Module, axes: int) -> tuple[int, ...]:
@@ -122,22 +127,29 @@ def choose_device(model: nn.Module, device: torch.device | str | None) -> torch.
         )
     own = torch.device("cpu") if first is None else first.device
     if own.type == "meta":
-        # accelerate and similar libraries load the weights when a module runs.
-        if not any(map(_loads_weights, read_tree(model).modules)):
-            raise CamtoolError(
-                "model is on the meta device and has no weights; build it on the CPU, or load its weights with "
-                "model.to_empty(device='cpu') and model.load_state_dict(state)."
-            )
-        places = (
-            getattr(getattr(module, "_hf_hook", None), "execution_device", None) for module in read_tree(model).modules
-        )
-        place = device if device is not None else next((known for known in places if known is not None), "cpu")
-        # accelerate writes the number of a GPU.
-        return torch.device("cuda", place) if isinstance(place, int) else parse_device(place)
-    wanted = own if device is None else parse_device(device)
-    if first is not None and wanted.type != own.type:
+        return _choose_device_of_offloaded(model, device)
+    if device is None:
+        return own
+    wanted = parse_device(device)
+    if first is None:
+        return wanted
+    if wanted.type != own.type:
         raise CamtoolError(f"device={str(device)!r}, but the model is on {own}; call model.to({str(device)!r}) first.")
-    return wanted if first is None else own
+    return own
+
+
+def _choose_device_of_offloaded(model: nn.Module, device: torch.device | str | None) -> torch.device:
+    """Return the device of a model whose weights accelerate or a similar library loads when a module runs."""
+    modules = read_tree(model).modules
+    if not any(map(_loads_weights, modules)):
+        raise CamtoolError(
+            "model is on the meta device and has no weights; build it on the CPU, or load its weights with "
+            "model.to_empty(device='cpu') and model.load_state_dict(state)."
+        )
+    places = (getattr(getattr(module, "_hf_hook", None), "execution_device", None) for module in modules)
+    place = device if device is not None else next((known for known in places if known is not None), "cpu")
+    # accelerate writes the number of a GPU.
+    return torch.device("cuda", place) if isinstance(place, int) else parse_device(place)
 
 
 def _loads_weights(module: nn.Module) -> bool:
@@ -179,14 +191,18 @@ def _check_channels_first(model: nn.Module, shape: tuple[int, ...], single: tupl
 
 
 def _infer_from_convolutions(model: nn.Module, shape: Sequence[int]) -> DataKind:
+    axes = _infer_axes(model, shape)
+    if axes == 3:
+        return "clip" if len(shape) > 3 and shape[-4] == _COLORS else "volume"
+    return "signal" if axes == 1 else "image"
+
+
+def _infer_axes(model: nn.Module, shape: Sequence[int]) -> int:
     convolutions = _find_convolutions(model)
     fitting = {axes: channels for axes, channels in convolutions.items() if len(shape) in (axes + 1, axes + 2)}
     takers = [axes for axes, channels in fitting.items() if shape[-axes - 1] in channels]
     options = takers or ([2] if 2 in convolutions and len(shape) < 5 else list(fitting))
-    axes = 2 if 2 in options else next(iter(options), max(len(shape) - 2, 2))
-    if axes == 3:
-        return "clip" if len(shape) > 3 and shape[-4] == _COLORS else "volume"
-    return "signal" if axes == 1 else "image"
+    return 2 if 2 in options else next(iter(options), max(len(shape) - 2, 2))
 
 
 def _check_frames_follow_channels(model: nn.Module, shape: Sequence[int]) -> None:

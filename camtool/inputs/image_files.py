@@ -30,8 +30,7 @@ from camtool.inputs.formats.decoding import PIL_FAULTS
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import MAX_DRAWN, MAX_PIXELS, ReadingOptions
 from camtool.inputs.formats.tiff_stacks import build_tiff_origin
-from camtool.inputs.orientation import get_orientation
-from camtool.inputs.tiff import count_surplus_bands, get_page_tags, is_reduced_page, is_tiff
+from camtool.inputs.tiff import count_surplus_bands, get_orientation, get_page_tags, is_reduced_page, is_tiff
 from camtool.warning_codes import MapWarning
 
 ImageSource: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[Any] | FileImage
@@ -200,35 +199,44 @@ def read_plain(source: ImageSource, options: ReadingOptions, max_side: int | Non
     """
     check_count("max_side", max_side, optional=True, error=ImageError)
     options = options if max_side is None else replace(options, max_drawn=None)
+    if isinstance(source, (str, os.PathLike)):
+        return _read_place(source, max_side, options)
+    if isinstance(source, bytes):
+        return _decode(BytesIO(source), "the bytes", max_side, options)
+    if isinstance(source, FileImage):
+        return _flatten(source, max_side, options)
+    if isinstance(source, Image.Image):
+        return _add_notes(_reduce(_load(source), max_side), source)
+    if isinstance(source, np.ndarray):
+        return _reduce(_make_plain(_convert_array(source), "the array"), max_side)
+    raise ImageError(f"source must be a path, bytes, a PIL image or a NumPy array; {type(source).__qualname__} came.")
+
+
+def _read_place(source: str | os.PathLike[str], max_side: int | None, options: ReadingOptions) -> Image.Image:
+    """Read a file, a folder of a series, or a URL."""
     if isinstance(source, str) and not source.strip():
         raise ImageError(f"the path is empty ({source!r}); give the path of an image.")
     if isinstance(source, str) and is_web_address(source):
         from camtool.inputs.downloads import download_image
 
         return _decode(BytesIO(download_image(source)), source, max_side, options)
-    if isinstance(source, (str, os.PathLike)):
-        check_not_url("image", source, ImageError)
-        path = Path(source)
-        volume = format_table.read_folder(path, options) if path.is_dir() else None
-        if volume is not None:
-            return _flatten(volume, max_side, options)
-        with _open_file(path) as stream:
-            return _decode(stream, str(path), max_side, options)
-    if isinstance(source, bytes):
-        return _decode(BytesIO(source), "the bytes", max_side, options)
-    if isinstance(source, FileImage):
-        return _flatten(source, max_side, options)
-    if isinstance(source, Image.Image):
-        name = str(getattr(source, "filename", "")) or "the PIL image"
-        with _name_in_errors(name):
-            source.load()
-        # A user who has chosen a frame has seen that the file has several.
-        if source.tell() == 0:
-            _check_bands(get_page_tags(source), name)
-        return _add_notes(_reduce(_make_plain(source, name), max_side), source)
-    if isinstance(source, np.ndarray):
-        return _reduce(_make_plain(_convert_array(source), "the array"), max_side)
-    raise ImageError(f"source must be a path, bytes, a PIL image or a NumPy array; {type(source).__qualname__} came.")
+    check_not_url("image", source, ImageError)
+    path = Path(source)
+    volume = format_table.read_folder(path, options) if path.is_dir() else None
+    if volume is not None:
+        return _flatten(volume, max_side, options)
+    with _open_file(path) as stream:
+        return _decode(stream, str(path), max_side, options)
+
+
+def _load(image: Image.Image) -> Image.Image:
+    name = str(getattr(image, "filename", "")) or "the PIL image"
+    with _name_in_errors(name):
+        image.load()
+    # A user who has chosen a frame has seen that the file has several.
+    if image.tell() == 0:
+        _check_bands(get_page_tags(image), name)
+    return _make_plain(image, name)
 
 
 def get_reading_notes(image: Image.Image) -> tuple[MapWarning, ...]:
@@ -278,6 +286,12 @@ def _decode(stream: BinaryIO, name: str, max_side: int | None, options: ReadingO
         file_image = format_table.read_stream(stream, name, options)
     if file_image is not None:
         return _flatten(file_image, max_side, options)
+    return _decode_photo(stream, header, name, max_side, options)
+
+
+def _decode_photo(
+    stream: BinaryIO, header: bytes, name: str, max_side: int | None, options: ReadingOptions
+) -> Image.Image:
     formats = _list_formats(header, name)
     with _name_in_errors(name, _UNREADABLE_TIFF if is_tiff(header) else ""):
         image = _open_image(stream, header, formats)
@@ -488,18 +502,21 @@ def _check_scans(image: Image.Image, stream: BinaryIO, name: str) -> int:
 
 def _convert_array(array: npt.NDArray[Any]) -> Image.Image:
     """Return an array ``(H, W)`` or ``(H, W, 1|3|4)`` as a PIL image of mode L, RGB or RGBA."""
-    is_gray = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 1)
+    _check_array(array)
+    if array.dtype != np.uint8:
+        array = _scale_to_levels(array, _choose_white(array, "the array", whites=(1,)))
+    return Image.fromarray(array[..., 0] if array.shape[2:] == (1,) else array)
+
+
+def _check_array(array: npt.NDArray[Any]) -> None:
     if array.dtype != np.uint8 and array.dtype.kind not in "bf":
         hint = " Divide by the largest value that a pixel can have." if array.dtype.kind in "iu" else ""
         raise ImageError(f"the array has dtype {array.dtype}; uint8, bool, or floats in [0, 1] are allowed.{hint}")
-    if not is_gray and not (array.ndim == 3 and array.shape[2] in (3, 4)):
+    if array.ndim != 2 and not (array.ndim == 3 and array.shape[2] in (1, 3, 4)):
         hint = _suggest_shape(array)
         raise ImageError(f"the array has shape {array.shape}; (H, W) or (H, W, 1|3|4) is allowed.{hint}")
     if array.size == 0:
         raise ImageError(f"the array has shape {array.shape}: no pixels.")
-    if array.dtype != np.uint8:
-        array = _scale_to_levels(array, _choose_white(array, "the array", whites=(1,)))
-    return Image.fromarray(array.reshape(array.shape[:2]) if is_gray else array)
 
 
 def _suggest_shape(array: npt.NDArray[Any]) -> str:

@@ -348,19 +348,7 @@ class InputPreparer:
                 f"img: a photo came, but how {self._model.name} takes photos is not known; pass transform=, e.g. "
                 f"{self._model.example} (--size, --mean and --std), or a tensor as it takes it."
             )
-        channels = list_channels(self._model, 2)
-        kinds = (kind for kind, axes in SPATIAL_AXES.items() if list_channels(self._model, axes))
-        kind = None if channels else next(kinds, None)
-        if kind is not None:
-            raise ImageError(
-                f"img: an image came, but the model's convolutions take a {kind} {SHAPE_TEXTS[SPATIAL_AXES[kind]]}; "
-                "give a tensor, or pass transform=."
-            )
-        if channels and not {0, 1, 3} & {*channels}:  # 0: a lazy one
-            raise ImageError(
-                f"img: a photo has 1 or 3 channels, but the model's first convolution takes {channels[0]}; give a "
-                f"tensor ({channels[0]}, H, W), or pass a transform= that makes one."
-            )
+        _check_takes_photos(self._model)
         size = read_input_size(self._model)
         is_gray = count_input_channels(self._model) == 1
         text = _ASSUMED_TRANSFORM.format(
@@ -452,13 +440,12 @@ class InputPreparer:
             ImageError: There is no image at this key, or the other inputs have another batch size.
         """
         made = {key: self._prepare_argument(value, is_image=key == image) for key, value in inputs.entries.items()}
-        entries = {key: _get_value(value) for key, value in made.items()}
+        entries = {key: value.tensor if isinstance(value, PreparedInput) else value for key, value in made.items()}
         main = nested_tensors.find_main_tensor(entries[image])
         if main is None:
             raise ImageError(f"img: {image!r} holds no floating tensor, so it is no image; name another with image=.")
         # An input that is given twice is the image in one place only.
-        for key in entries.keys() - {image}:
-            entries[key] = _replace_by_view(entries[key], main)
+        entries |= {key: _replace_by_view(entries[key], main) for key in entries.keys() - {image}}
         kind = check_kind(self._model, main, self._kind)
         axes = SPATIAL_AXES[kind]
         others = {key: value for key, value in entries.items() if key not in (image, *inputs.shared)}
@@ -466,21 +453,19 @@ class InputPreparer:
         is_batch = main.ndim == axes + 2
         if not is_batch:
             entries = nested_tensors.map_tensors(entries, lambda tensor: tensor[None] if tensor.ndim else tensor)
-        for key in inputs.shared:
-            entries[key] = _share(made[key])
-        for key in find_shared_entries(self._model, entries, image) if is_batch else ():
-            entries[key] = nested_tensors.SharedInput(entries[key])
-        single, batch = made[image], main if is_batch else main[None]
-        items = [single] if isinstance(single, PreparedInput) else [self._prepare_tensor(one, kind) for one in batch]
+        entries |= {key: _share(made[key]) for key in inputs.shared}
+        if is_batch:
+            shared = find_shared_entries(self._model, entries, image)
+            entries |= {key: nested_tensors.SharedInput(entries[key]) for key in shared}
+        items = self._prepare_items(made[image], main if is_batch else main[None], kind)
         # The main tensor of a mapping is that of its first entry.
         return InputBatch(items, {image: entries[image], **entries}, call_index, score), is_batch
 
+    def _prepare_items(self, image: Any, batch: Tensor, kind: DataKind) -> list[PreparedInput]:
+        return [image] if isinstance(image, PreparedInput) else [self._prepare_tensor(one, kind) for one in batch]
+
     def select_image_input(
-        self,
-        inputs: Inputs,
-        layers: Sequence[str] | None,
-        call_index: int | None,
-        score: UserScore | None = None,
+        self, inputs: Inputs, layers: Sequence[str] | None, call_index: int | None, score: UserScore | None = None
     ) -> tuple[Key, int | None]:
         """Return the input that the layers depend on, and the index of the call that does.
 
@@ -532,8 +517,25 @@ class ReadOnDemand(Sequence[Any]):
         return self._preparer.read(image) if isinstance(image, (str, bytes, PathLike)) else image
 
 
-def _get_value(value: Any) -> Any:
-    return value.tensor if isinstance(value, PreparedInput) else value
+def _check_takes_photos(model: nn.Module) -> None:
+    """Check that the convolutions of a model take two axes, and one or three channels.
+
+    Raises:
+        ImageError: They do not.
+    """
+    channels = list_channels(model, 2)
+    kinds = (kind for kind, axes in SPATIAL_AXES.items() if list_channels(model, axes))
+    kind = None if channels else next(kinds, None)
+    if kind is not None:
+        raise ImageError(
+            f"img: an image came, but the model's convolutions take a {kind} {SHAPE_TEXTS[SPATIAL_AXES[kind]]}; "
+            "give a tensor, or pass transform=."
+        )
+    if channels and not {0, 1, 3} & {*channels}:  # 0: a lazy one
+        raise ImageError(
+            f"img: a photo has 1 or 3 channels, but the model's first convolution takes {channels[0]}; give a "
+            f"tensor ({channels[0]}, H, W), or pass a transform= that makes one."
+        )
 
 
 def _share(value: Any) -> nested_tensors.SharedInput:
@@ -562,7 +564,8 @@ def _check_batch_sizes(key: Key, image: Tensor, kind: DataKind, others: Mapping[
         is_alike = isinstance(other, Tensor) and other.is_floating_point() and other.ndim in (axes + 1, axes + 2)
         if not is_alike or other.shape[-axes - 1] != image.shape[-axes - 1]:
             continue
-        if len(other) != len(image) if image.ndim == axes + 2 else other.ndim != image.ndim:
+        differs = len(other) != len(image) if image.ndim == axes + 2 else other.ndim != image.ndim
+        if differs:
             raise ImageError(
                 f"img: {name!r} {tuple(other.shape)} does not match the image {key!r} {tuple(image.shape)}; give one "
                 f"for each image, or mark it as the same for all images: camtool.Inputs(..., shared=[{name!r}])."

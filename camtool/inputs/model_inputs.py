@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import combinations
+from itertools import chain, combinations
 from numbers import Integral
 from os import PathLike
 from typing import Any, TypeAlias
@@ -126,13 +126,14 @@ class Inputs:
 
 def _find_largest_tensors(entries: Mapping[Key, Any]) -> list[Key]:
     """Return the keys of floating tensors with the most axes, at least two; if some have three channels, of these."""
-    tensors = {key: nested_tensors.find_main_tensor(value) for key, value in entries.items()}
-    shapes = {key: tensor.shape for key, tensor in tensors.items() if tensor is not None}
-    most = max(map(len, shapes.values()), default=0)
+    found = ((key, nested_tensors.find_main_tensor(value)) for key, value in entries.items())
+    tensors = [(key, tensor) for key, tensor in found if tensor is not None]
+    most = max((tensor.ndim for _, tensor in tensors), default=0)
     if most < 2:
         return []
-    largest = [key for key, shape in shapes.items() if len(shape) == most]
-    return [key for key in largest if shapes[key][1 if most > 3 else 0] == 3] or largest
+    largest = [(key, tensor) for key, tensor in tensors if tensor.ndim == most]
+    channel_axis = 1 if most > 3 else 0
+    return [key for key, tensor in largest if tensor.shape[channel_axis] == 3] or [key for key, _ in largest]
 
 
 def is_unprepared_image(value: object) -> bool:
@@ -171,7 +172,7 @@ def find_shared_entries(model: nn.Module, entries: Mapping[Key, Any], image: Key
 
 
 def _try_shared(model: nn.Module, entries: Mapping[Key, Any], count: int, doubtful: Sequence[Key]) -> tuple[Key, ...]:
-    choices = [chosen for size in range(len(doubtful) + 1) for chosen in combinations(doubtful, size)]
+    choices = chain.from_iterable(combinations(doubtful, size) for size in range(len(doubtful) + 1))
     alone = {chosen: _score_alone(model, entries, count, 0, chosen) for chosen in choices}
     possible = [chosen for chosen, scores in alone.items() if scores is not None]
     if possible in ([], [()]):
@@ -183,7 +184,11 @@ def _try_shared(model: nn.Module, entries: Mapping[Key, Any], count: int, doubtf
         last = _score_alone(model, entries, count, count - 1, chosen)
         if _is_close(alone[chosen], whole[:1]) and _is_close(last, whole[-1:]):
             return chosen
-    raise ImageError(
+    raise _build_doubt(entries, count, doubtful)
+
+
+def _build_doubt(entries: Mapping[Key, Any], count: int, doubtful: Sequence[Key]) -> ImageError:
+    return ImageError(
         f"img: it is not certain which of {_format_keys({key: entries[key] for key in doubtful})} have a row for each "
         f"of the {count} images: an image alone has other scores than in the batch. Name what all images share, "
         f"camtool.Inputs(..., shared=[{doubtful[0]!r}]), or give one image at a time."

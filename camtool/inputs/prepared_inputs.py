@@ -261,11 +261,7 @@ def find_range_warnings(value_range: ValueRange, black: Tensor | None, white: Te
     """Yield a warning about gray or RGB values that no usual normalization makes; see :func:`find_tensor_warnings`."""
     lowest, highest = value_range.lowest, value_range.highest
     size, text = max(-lowest, highest), f"The input's values range from {lowest:g} to {highest:g}"
-    if black is not None and white is not None:
-        margin = float(white.max() - black.min()) / 2
-        if lowest >= float(black.min()) - margin and highest <= float(white.max()) + margin:
-            return
-    if value_range.channels not in (1, 3):
+    if value_range.channels not in (1, 3) or _fits_normalization(value_range, black, white):
         return
     if value_range.is_byte:
         yield MapWarning(
@@ -279,6 +275,14 @@ def find_range_warnings(value_range: ValueRange, black: Tensor | None, white: Te
     ):
         question = "Were they normalized twice, or normalized without a division by 255 before?"
         yield MapWarning(f"{text}. {question}", "unusual-range")
+
+
+def _fits_normalization(value_range: ValueRange, black: Tensor | None, white: Tensor | None) -> bool:
+    """Return True if all values are near those between black and white."""
+    if black is None or white is None:
+        return False
+    margin = float(white.max() - black.min()) / 2
+    return value_range.lowest >= float(black.min()) - margin and value_range.highest <= float(white.max()) + margin
 
 
 def to_image_array(tensor: Tensor) -> NDArray[Any]:

@@ -1,4 +1,7 @@
-"""Bands and pages of TIFF files, read from their tags: Pillow decodes some files and leaves bands out silently."""
+"""Bands, pages and orientation of TIFF files, by their tags: Pillow decodes some files and leaves bands out silently.
+
+EXIF data has the tag of the orientation, too: how cameras and scanners were held.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
+
+from camtool.errors import Forgive
+from camtool.inputs.formats.decoding import DECODER_FAULTS
 
 # Little-endian TIFF, big-endian TIFF, little-endian BigTIFF.
 _MAGIC = (b"II*\0", b"MM\0*", b"II+\0")
@@ -86,3 +94,25 @@ def _count_bands_in_description(description: str) -> int | None:
 
 def _to_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
+
+
+# ------------------------------------------------------------------------------------------------- orientation
+
+ORIENTATION_TAG = 274
+_ON_SIDE = (5, 6, 7, 8)
+_FLIPPED = {2: (-2,), 3: (-3, -2), 4: (-3,), 6: (-2,), 7: (-3, -2), 8: (-3,)}
+"""Orientations that exchange rows and columns, and the axes that run backwards after that."""
+
+
+def get_orientation(image: Image.Image) -> Any:
+    """Return the orientation of a loaded image, 1 to 8; 1 if the EXIF data has none or is damaged."""
+    with Forgive(*DECODER_FAULTS):
+        return image.getexif().get(ORIENTATION_TAG, 1)
+    return 1  # the pixels can be read, and image viewers show them
+
+
+def turn_upright(values: NDArray[Any], orientation: Any) -> NDArray[Any]:
+    """Return a view of values ``(..., H, W, C)`` that is upright; an unknown orientation changes nothing."""
+    turned = values.swapaxes(-3, -2) if orientation in _ON_SIDE else values
+    upright: NDArray[Any] = np.flip(turned, _FLIPPED.get(orientation, ()))
+    return upright

@@ -131,12 +131,19 @@ def _read_containers(
     for index, call in enumerate(calls):
         # Only where all axes have one length: elsewhere the shape itself shows the grid.
         if call.name and channel_axes[index] is None and call.shape and len(set(call.shape[1:])) == 1:
-            around = f"{call.name}."
-            inside = [i for i in range(index) if calls[i].shape == call.shape and calls[i].name.startswith(around)]
-            known = [channel_axes[i] for i in inside]
-            axes = {channels.axis for channels in known if channels is not None}
-            if len(axes) == 1 and None not in known:
-                yield index, ChannelAxis(axes.pop(), is_certain=False)
+            axis = _find_axis_inside(calls[:index], call, channel_axes)
+            if axis is not None:
+                yield index, ChannelAxis(axis, is_certain=False)
+
+
+def _find_axis_inside(
+    before: Sequence[TracedCall], call: TracedCall, channel_axes: Sequence[ChannelAxis | None]
+) -> int | None:
+    """Return the axis of the channels on which all outputs inside of a container agree that have its shape."""
+    around = f"{call.name}."
+    inside = [i for i, child in enumerate(before) if child.shape == call.shape and child.name.startswith(around)]
+    axes = {None if channels is None else channels.axis for channels in (channel_axes[i] for i in inside)}
+    return axes.pop() if len(axes) == 1 else None
 
 
 def _find_own_axis(module: nn.Module, axes: int, *, is_certain: bool) -> int | None:

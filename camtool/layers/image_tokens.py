@@ -101,6 +101,11 @@ def find_image_tokens(model: nn.Module, inputs: ModelInputs) -> ImageTokens | No
     tiled = inputs.get(TILED_IMAGE)
     if isinstance(tiled, TiledImage) and tiled.tokens:
         return tiled.tokens.get(next(iter(inputs)), ImageTokens(ids.shape[1]))
+    return _locate_image(model, inputs, ids)
+
+
+def _locate_image(model: nn.Module, inputs: Mapping[Any, Any], ids: Tensor) -> ImageTokens:
+    """Return the tokens of the image among those of the texts ``(N, T)``."""
     mask = _find_mask(model, inputs, ids)
     if mask is None or not mask.any():
         return ImageTokens(ids.shape[1])

@@ -58,16 +58,21 @@ class LayoutReader:
         self._children: dict[str, list[tuple[int, ...]]] = {}
         for call in calls:
             self._children.setdefault(call.name.rpartition(".")[0], []).append(call.shape or ())
+        shaped = [(call, call.shape) for call in calls if call.shape]
         # Convolutions have one layout only, so these grids are certain, even if the model resized the image before.
-        self._convolved = [call.shape[2:] for call in calls if call.shape and self._is_convolved(call)]
-        # Convolutions that all have other proportions show that the model cut or stretched the image before.
-        is_as_input = not self._convolved or any(is_scaled_down(grid, self._size) for grid in self._convolved)
-        self._proportions = self._size if is_as_input else self._convolved[0]
-        self._convolved_frames = [call.shape[2:] for call in calls if call.shape and self._is_convolved_frame(call)]
+        self._convolved = [shape[2:] for call, shape in shaped if self._is_convolved(call)]
+        self._proportions = self._find_proportions()
+        self._convolved_frames = [shape[2:] for call, shape in shaped if self._is_convolved_frame(call)]
         self._channels = {id(call): axis for call, axis in zip(calls, find_channel_axes(calls), strict=True)}
         self._text, start = text, _find_start_of_text(calls, text)
         self._before_text, self._in_text = calls[:start], {id(call): call for call in calls[start:]}
         self._calls = calls  # keeps the calls alive, so that no id is used twice
+
+    def _find_proportions(self) -> Grid:
+        """Return the size whose proportions grids have: that of the image, or of what the model made of it."""
+        # Convolutions that all have other proportions show that the model cut or stretched the image before.
+        is_as_input = not self._convolved or any(is_scaled_down(grid, self._size) for grid in self._convolved)
+        return self._size if is_as_input else self._convolved[0]
 
     def find_layouts(self, call: TracedCall) -> list[Layout]:
         """Return the ways to read one image's output as a grid of more than one position, the likely one first."""
@@ -174,6 +179,9 @@ class LayoutReader:
             views = self._find_layouts_of_views(self._find_possible_layouts(call, (1, *shape[1:])), shape[0])
             if views:
                 return views
+        return self._find_layouts_of_image(shape)
+
+    def _find_layouts_of_image(self, shape: tuple[int, ...]) -> list[Layout]:
         if len(self._size) == 3 and len(shape) in (3, 4) and shape[0] == self._size[0] > 1:
             return self._find_layouts_of_frames(shape)
         if len(shape) == 3 and len(self._size) > 1:
@@ -242,16 +250,15 @@ def _find_start_of_text(calls: Sequence[TracedCall], text: ImageTokens | None) -
     """Return the index of the first call behind which the tokens are those of the text, with the image among them."""
     if text is None:
         return len(calls)
-    embeddings = [
-        call for call in calls if isinstance(call.module, nn.Embedding) and call.shape and call.shape[1] == text.length
-    ]
-    if not embeddings:  # all that have as many tokens may be the text
+    embeddings = [call for call in calls if isinstance(call.module, nn.Embedding)]
+    of_text = next((call.name for call in embeddings if (call.shape or ())[1:2] == (text.length,)), None)
+    if of_text is None:  # all that have as many tokens may be the text
         return 0
-    model_of_text = embeddings[0].name.rpartition(".")[0]
-    is_inside = (
-        call.name.startswith(f"{model_of_text}.") and not isinstance(call.module, nn.Embedding) for call in calls
-    )
-    return next((index for index, inside in enumerate(is_inside) if inside), len(calls))
+    inside = f"{of_text.rpartition('.')[0]}."
+    for index, call in enumerate(calls):
+        if call.name.startswith(inside) and not isinstance(call.module, nn.Embedding):
+            return index
+    return len(calls)
 
 
 def find_first_with_tokens(calls: Iterable[TracedCall], before_channels: tuple[int, ...]) -> list[str]:

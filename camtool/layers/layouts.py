@@ -20,7 +20,7 @@ _MOST_PREFIX_TOKENS = 16
 """Upper bound on prefix tokens. Known models have at most 8 registers and a class token. A larger bound would fit a
 grid to almost any number of tokens."""
 
-_CLEARLY = 1.2
+_MIN_RESPONSE_RATIO = 1.2
 """Factor by which another layout must respond more strongly than the likely one to be chosen instead. In random
 networks that mix positions widely, the wrong layout responded up to 1.2 times as strongly in 90 of 100 networks. The
 right one responded at least 1.28 times as strongly in all networks that were tried."""
@@ -49,23 +49,23 @@ root of the number of cells, by the number of axes."""
 _MOST_REQUIRED = 0.75
 """Largest correlation that is required: the cells of 2 x 2 and 3 x 3 transformers have 0.76 and more."""
 
-_REACH = 0.25
+_BAND_WIDTH = 0.25
 """Distance from the center of a cell, relative to the image, at which the expected response falls to 1/e: a band."""
 
-_ELSEWHERE = 0.4
+_MOVED_MARGIN = 0.4
 """Cells count as moved if the correlation of their responses with other places is higher by this than with their own
 places. Of 79 networks of torchvision and timm with random weights, none counts, and 74 do behind a mirrored
 image; the others hardly tell places apart. A ResNet has 1.6 behind a mirrored image, 0.8 behind a turned one, and 0.4
 behind one that is rolled by an eighth."""
 
-_STEPS = 8
+_SHIFTS = 8
 """Number of places along each axis to which the grid is rolled for that."""
 
-_OF_MANY = 1.5
+_SEARCH_MARGIN = 1.5
 """Factor by which the best of these places must fit better than a single one, so that it is no chance. With it, random
 but smooth responses of 4 x 4 cells, the fewest, seldom count as moved."""
 
-_EXACT = 0.99
+_MIN_EXACT_PAIRS = 0.99
 """Share of the pairs of a cell in the changed half and another one, of which the first responds more, from which a grid
 begins at the right token. A grid of 14 columns that begins one token early or late has 0.86 or less."""
 
@@ -75,7 +75,7 @@ UNCHANGED = 1e-4
 _EXACT_MARGIN = 0.25
 """Share of the cells on each side of the border that do not count there, because convolutions overlap."""
 
-_MIXED = 0.5
+_MAX_FRAME_LEAK = 0.5
 """Largest change of unchanged frames, relative to the changed ones. It is 0 for networks that run on each frame, and 1
 if the rows of the batch are no frames or in another order."""
 
@@ -312,7 +312,7 @@ def choose_layout(tensor: Tensor, layouts: Sequence[Layout]) -> Layout:
         return float(corner.mean() / change.mean().clamp_min(torch.finfo(change.dtype).tiny))
 
     first, best = layouts[0], max(layouts, key=compute_response)
-    return best if compute_response(best) > _CLEARLY * compute_response(first) else first
+    return best if compute_response(best) > _MIN_RESPONSE_RATIO * compute_response(first) else first
 
 
 def _follows_frames(clips: Tensor) -> bool:
@@ -326,7 +326,7 @@ def _follows_frames(clips: Tensor) -> bool:
     change = (clips[1:] - clips[:1]).abs().mean((0, 1, 3, 4))
     half = max(1, len(change) // 2)
     # Networks that mix neighboring frames change some of the others.
-    return float(change[half:].mean()) < _MIXED * float(change[:half].mean())
+    return float(change[half:].mean()) < _MAX_FRAME_LEAK * float(change[:half].mean())
 
 
 def measure_order(maps: Tensor, *, margin: float = 0.0) -> list[tuple[float, float]]:
@@ -430,18 +430,20 @@ def lies_elsewhere(maps: Tensor) -> bool:
     if responding < FEWEST_CELLS:
         return False
     own = [_correlate_with_places(change[axis], axis) for axis in axes]
-    best = [
-        max(
-            _correlate_with_places(change[axis], other, is_mirrored=is_mirrored, shift=shift)
-            for other in axes
-            for is_mirrored in (False, True)
-            for shift in range(0, maps.shape[2 + other], max(1, maps.shape[2 + other] // _STEPS))
-        )
-        for axis in axes
-    ]
+    best = [_correlate_with_best_places(change[axis], axes) for axis in axes]
     by_chance = _PLACED_BY_CHANCE.get(len(axes), 0.0) / math.sqrt(responding)
     gain = max(there - here for there, here in zip(best, own, strict=True))
-    return gain > _ELSEWHERE and min(best) >= max(_PLACED, _OF_MANY * by_chance)
+    return gain > _MOVED_MARGIN and min(best) >= max(_PLACED, _SEARCH_MARGIN * by_chance)
+
+
+def _correlate_with_best_places(change: Tensor, axes: Sequence[int]) -> float:
+    """Return the largest correlation of a change ``(bands, *grid)`` with places along any axis, mirrored or rolled."""
+    return max(
+        _correlate_with_places(change, axis, is_mirrored=is_mirrored, shift=shift)
+        for axis in axes
+        for is_mirrored in (False, True)
+        for shift in range(0, change.shape[axis + 1], max(1, change.shape[axis + 1] // _SHIFTS))
+    )
 
 
 def find_responding_cells(maps: Tensor) -> Tensor:
@@ -469,7 +471,7 @@ def _correlate_with_places(change: Tensor, axis: int, *, is_mirrored: bool = Fal
         (torch.arange(count, device="cpu").double() + 0.5) / count for count in (len(change), change.shape[axis + 1])
     )
     cells = (1 - cells if is_mirrored else cells).roll(shift)
-    near = (-((bands[:, None] - cells) / _REACH).square()).exp()
+    near = (-((bands[:, None] - cells) / _BAND_WIDTH).square()).exp()
     near = near.reshape(len(bands), *(-1 if other == axis else 1 for other in range(change.ndim - 1)))
     response = change.clamp_min(torch.finfo(change.dtype).tiny).log()
     # A band that holds no pixel of a tiny image changes nothing, and a cell behind a ReLU may respond to none.
@@ -510,16 +512,26 @@ def place_cells(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
             size 1, e.g. position embeddings, tell nothing.
     """
     beside = layout.prefix + layout.suffix
-    if not layout.has_tokens or layout.positions or not beside or beside > _MOST_PREFIX_TOKENS:
+    if not layout.has_tokens or layout.positions or not 0 < beside <= _MOST_PREFIX_TOKENS:
         return layout
-    others = [replace(layout, prefix=prefix, suffix=beside - prefix) for prefix in range(beside + 1)]
     outputs = [output for output in outputs if len(output) > 1]
     # What attention has not mixed yet decides alone: behind it, registers respond to everything, as any cell may.
     shown = next(([output] for output in outputs if _has_unchanged_tokens(output)), outputs)
-    fits = (candidate for candidate in (layout, *others) if any(_is_exact(candidate, output) for output in shown))
+    exact = _place_exactly(layout, shown)
+    if exact is not None:
+        return exact
     # Behind a trunk that sees so much of the image that no half changes alone, all cells respond to each half.
-    at_changed = (place_at_changed(layout, output) for output in shown)
-    return next(fits, None) or next(filter(None, at_changed), None)
+    return next(filter(None, (place_at_changed(layout, output) for output in shown)), None)
+
+
+def _place_exactly(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
+    """Return a layout with the grid at the tokens of an output that are exact; the likely place comes first."""
+    beside = layout.prefix + layout.suffix
+    for prefix in (layout.prefix, *range(beside + 1)):
+        candidate = replace(layout, prefix=prefix, suffix=beside - prefix)
+        if any(_is_exact(candidate, output) for output in outputs):
+            return candidate
+    return None
 
 
 def _has_unchanged_tokens(output: Tensor) -> bool:
@@ -537,7 +549,7 @@ def _is_exact(layout: Layout, output: Tensor) -> bool:
     for change in (upper, left.T):
         changed, unchanged = (half.flatten() for half in _split_halves(change, _EXACT_MARGIN))
         less = torch.searchsorted(unchanged.sort().values, changed.contiguous())
-        if changed.numel() and not float(less.double().mean()) >= _EXACT * unchanged.numel():
+        if changed.numel() and not float(less.double().mean()) >= _MIN_EXACT_PAIRS * unchanged.numel():
             return False
     return True
 

@@ -180,11 +180,7 @@ def is_moved(
 
 
 def _observe_bands(
-    model: nn.Module,
-    inputs: ModelInputs,
-    layers: Sequence[Candidate | Layer],
-    call_index: int,
-    nudge: float = NUDGE,
+    model: nn.Module, inputs: ModelInputs, layers: Sequence[Candidate | Layer], call_index: int, nudge: float = NUDGE
 ) -> list[Tensor]:
     """Return the grids of layers for an image, and for variants of it with some noise in one band each."""
     run = observe_in_parts if is_language_model(model, inputs) else observe_variants

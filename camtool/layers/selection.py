@@ -152,19 +152,20 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
     """Return the chosen candidate and those of feature levels, or raise an error that lists the last candidates."""
     candidates = find_candidates(model, inputs, call_index=call_index, score=score)
     chosen = [candidate for candidate in candidates if candidate.chosen]
-    if chosen:
-        start = candidates.index(chosen[0]) + 1
-        lost = [candidate.name for candidate in candidates[start:] if candidate.verdict in (NOT_LOCATED, OTHER_ORDER)]
-        passed_over = lost[-1] if len(lost) > start else ""
-        levels = [candidate for candidate in candidates if candidate.is_level]
-        return tuple(Layer(candidate.name, candidate.layout, passed_over) for candidate in [*chosen, *levels])
+    if not chosen:
+        raise LayerError(f"no layer of the model can carry a map{_explain_none(model, inputs, candidates, call_index)}")
+    start = candidates.index(chosen[0]) + 1
+    lost = [candidate.name for candidate in candidates[start:] if candidate.verdict in (NOT_LOCATED, OTHER_ORDER)]
+    passed_over = lost[-1] if len(lost) > start else ""
+    levels = [candidate for candidate in candidates if candidate.is_level]
+    return tuple(Layer(candidate.name, candidate.layout, passed_over) for candidate in [*chosen, *levels])
+
+
+def _explain_none(model: nn.Module, inputs: ModelInputs, candidates: Sequence[Candidate], call_index: int) -> str:
     calls = trace(model, select_first_image(inputs))
-    reason = (
-        _explain_verdicts(model, inputs, calls, candidates)
-        if candidates
-        else _explain_no_grid(model, inputs, calls, call_index)
-    )
-    raise LayerError(f"no layer of the model can carry a map{reason}")
+    if candidates:
+        return _explain_verdicts(model, inputs, calls, candidates)
+    return _explain_no_grid(model, inputs, calls, call_index)
 
 
 def _explain_no_grid(model: nn.Module, inputs: ModelInputs, calls: Sequence[TracedCall], call_index: int) -> str:
@@ -234,21 +235,24 @@ def _find_named(
     for name in names:
         module = find_module(model, name)
         call = get_call(name, [call for call in calls if call.module is module], call_index)
-        layouts = reader.find_layouts(call)
         # The prefix of a ViT does not change with the image's size, its grid does.
-        if like is not None:
-            layouts = [layout for layout in layouts if _has_same_beside(layout, like)]
+        layouts = [layout for layout in reader.find_layouts(call) if like is None or _has_same_beside(layout, like)]
         if not layouts:
-            near = ", ".join(output.name for output in group_grid_outputs(calls, reader, call_index)[-5:]) or "none"
-            raise LayerError(
-                f"layer {name!r} returned {call.shape or 'no tensor'}, which is no grid over the {_format_size(size)} "
-                f"input{_describe_shape(call.shape, size) or f'. Layers near the output that return one: {near}.'}"
-            )
+            outputs = group_grid_outputs(calls, reader, call_index)
+            raise LayerError(_describe_no_grid(name, call, size, [output.name for output in outputs[-5:]]))
         layer = Layer(name, _choose_named_layout(model, inputs, name, layouts, call, call_index))
         if not reader.is_in_text(layer.layout):
             layer = _locate_named(model, inputs, layer, reader, calls, call, call_index)
         layers.append(layer)
     return layers
+
+
+def _describe_no_grid(name: str, call: TracedCall, size: Sequence[int], near: Sequence[str]) -> str:
+    others = f". Layers near the output that return one: {', '.join(near) or 'none'}."
+    return (
+        f"layer {name!r} returned {call.shape or 'no tensor'}, which is no grid over the {_format_size(size)} "
+        f"input{_describe_shape(call.shape, size) or others}"
+    )
 
 
 def _choose_named_layout(

@@ -65,15 +65,18 @@ from camtool.outputs.detections import QueryTokens, find_detections, find_query_
 from camtool.outputs.predictions import get_image_output, to_batch
 
 _MOST_ASKED = 32
-_MOST_ASKED_IN_TEXT = 4
-_MOST_PROBED = 4
-"""Number of deepest grids that one second forward pass asks about. It bounds the memory of the recorded graph, and of
-the activations, which are large in a language model; without gradients each grid takes a few passes of its own."""
+"""Number of deepest grids that one second forward pass asks about. It bounds the memory of the recorded graph."""
 
-_UNCHANGED = 1e-4
+_MOST_ASKED_IN_TEXT = 4
+"""The same in a language model, whose activations are large."""
+
+_MOST_PROBED = 4
+"""The same in a model without gradients, where each grid takes a few passes of its own."""
+
+_SCORE_ROUNDING = 1e-4
 """Change of the top score, as a share of the largest, that is rounding: a part of a graph rounds otherwise than all."""
 
-_MOST_PREFIX_TOKENS = 5
+_MOST_SPECIAL_TOKENS = 5
 """Class token and registers at the start of a row of tokens."""
 
 
@@ -125,29 +128,30 @@ def _find_reached_by_level(
 
     Of the layers behind the chosen one, those count that no rule excludes but for the missing gradient of some levels.
     """
-    start = next((i for i, candidate in enumerate(candidates) if candidate.chosen and candidate.reached), None)
-    if start is None:
+    asked = _list_possible_ends(candidates)
+    if not asked:
         return []
-    asked = [i for i in range(start, len(candidates)) if candidates[i].verdict == rules.NOT_REACHED or i == start]
     observation = observe(backbone, [candidates[i].name for i in asked], images)
     tensors = [observation.calls[candidates[i].name][call_index] for i in asked]
     by_level = []
     for score in _compute_scores(observation.output, is_backbone=True):
-        gradients = _compute_gradients(score, tensors)
-        reached = {
-            i for i, gradient in zip(asked, gradients, strict=True) if gradient is not None and bool(gradient.any())
-        }
+        gradients = zip(asked, _compute_gradients(score, tensors), strict=True)
+        reached = {i for i, gradient in gradients if gradient is not None and bool(gradient.any())}
         by_level.append([i in reached for i in range(len(candidates))])
     return by_level
 
 
+def _list_possible_ends(candidates: Sequence[Candidate]) -> list[int]:
+    """Return the index of the chosen candidate, if the gradient reaches it, and of those behind that it does not."""
+    start = next((i for i, candidate in enumerate(candidates) if candidate.chosen and candidate.reached), None)
+    if start is None:
+        return []
+    behind = range(start + 1, len(candidates))
+    return [start, *(i for i in behind if candidates[i].verdict == rules.NOT_REACHED)]
+
+
 def _find_candidates(
-    model: nn.Module,
-    inputs: ModelInputs,
-    call_index: int,
-    *,
-    is_backbone: bool = False,
-    score: UserScore | None = None,
+    model: nn.Module, inputs: ModelInputs, call_index: int, *, is_backbone: bool = False, score: UserScore | None = None
 ) -> list[Candidate]:
     """Return the candidates of a model that gets its images as one batch."""
     inputs = score_next_token(inputs)
@@ -219,24 +223,21 @@ def _exclude_without_places(
     model: nn.Module, inputs: ModelInputs, candidates: Sequence[Candidate], reader: LayoutReader, call_index: int
 ) -> list[Candidate]:
     """Return the candidates; if the deepest good one does not show its order, a pass tells which have places at all."""
-    unknown = [
-        index
-        for index, candidate in enumerate(candidates)
-        if not candidate.verdict
-        and candidate.layout.has_tokens
-        and candidate.in_order is None
-        and not reader.is_in_text(candidate.layout)
-    ]
-    judged, good = [*candidates], [index for index, candidate in enumerate(candidates) if not candidate.verdict]
+    good = [index for index, candidate in enumerate(candidates) if not candidate.verdict]
+    unknown = [index for index in good if _hides_order(candidates[index], reader)]
+    judged = [*candidates]
     if not unknown or good[-1] != unknown[-1] or candidates[unknown[-1]].has_places:
         return judged
     places = find_places(model, inputs, [candidates[index] for index in unknown], call_index)
     for index, has_places in zip(unknown, places, strict=True):
-        order = rules.TokenOrder(None, has_places=has_places)
-        judged[index] = replace(
-            candidates[index], has_places=has_places, verdict=rules.find_verdict(rules.ORDER, order)
-        )
+        verdict = rules.find_verdict(rules.ORDER, rules.TokenOrder(None, has_places=has_places))
+        judged[index] = replace(candidates[index], has_places=has_places, verdict=verdict)
     return judged
+
+
+def _hides_order(candidate: Candidate, reader: LayoutReader) -> bool:
+    """Return True if a candidate has tokens that do not show their order."""
+    return candidate.layout.has_tokens and candidate.in_order is None and not reader.is_in_text(candidate.layout)
 
 
 def _choose_deepest(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -554,23 +555,27 @@ def _find_gradients(
         return [None] * len(tensors)
     # If other outputs have a graph, a score without one depends on none of the layers: its gradient is zero.
     is_connected = any(tensor.requires_grad for tensor in find_tensors(output))
+    gradients: Sequence[Tensor | None] = []
     with enable_gradients():  # in any gradient mode of the caller
-        compute: list[Callable[[], Sequence[Tensor | None]]] = [
-            partial(_compute_scores, output, is_backbone=is_backbone),
-            partial(_score_first, output, images, score),
-        ]
-        # The levels of a detector are those of any of its detections.
-        if is_backbone or find_detections(output) is not None:
-            compute = compute[:1]
-        elif score is not None and score.key is not None:
-            compute = compute[::-1]
-        gradients: Sequence[Tensor | None] = []
-        for compute_scores in compute:
+        for compute_scores in _order_scores(output, images, score, is_backbone=is_backbone):
             by_score = (_compute_gradients(scalar, tensors, is_connected=is_connected) for scalar in compute_scores())
             gradients = _combine_gradients(by_score, 1 if keeps_rows else images) or gradients
             if any(gradient is None or bool(gradient.any()) for gradient in gradients):
                 break
     return gradients
+
+
+def _order_scores(
+    output: object, images: int, score: UserScore | None, *, is_backbone: bool
+) -> list[Callable[[], Sequence[Tensor | None]]]:
+    """Return functions that compute the model's own scores and the user's, those first that count."""
+    own = partial(_compute_scores, output, is_backbone=is_backbone)
+    # The levels of a detector are those of any of its detections.
+    if is_backbone or find_detections(output) is not None:
+        return [own]
+    first = partial(_score_first, output, images, score)
+    is_other_score = score is not None and score.key is not None
+    return [first, own] if is_other_score else [own, first]
 
 
 def _probe_layers(
@@ -592,7 +597,7 @@ def _probe_layers(
     if scores.ndim != 2:
         return [None] * len(tensors)
     top = int(scores[0].argmax())
-    rounding = _UNCHANGED * float(scores.abs().max())
+    rounding = _SCORE_ROUNDING * float(scores.abs().max())
 
     def is_unchanged(name: str, kept: Tensor, own: Tensor) -> bool:
         changed = find_logits(to_batch(resume(model, name, own * kept, first), 1))
@@ -605,7 +610,7 @@ def _probe_layers(
         masks += [torch.zeros_like(own).index_fill_(axis, of_top, 1) for axis in axes]
         if own.ndim == 3:
             masks.append(torch.zeros_like(own))
-            masks[-1][:, :_MOST_PREFIX_TOKENS] = 1
+            masks[-1][:, :_MOST_SPECIAL_TOKENS] = 1
         try:
             return next((kept for kept in masks if is_unchanged(name, kept, own)), torch.ones_like(own))
         except (ForwardError, TargetError):  # the tail runs on no other values

@@ -90,11 +90,12 @@ def resolve_labels(model: nn.Module, given: Sequence[str] | None, classes: int |
         TargetError: The number of given names is not the number of classes.
     """
     if given is None:
-        if classes is None:
-            return None
-        answers = (source.find_labels(model) for source in SOURCES)
-        known = next((labels for labels in answers if labels is not None), None)
+        known = None if classes is None else _ask_sources(lambda source: source.find_labels(model))
         return known if known is not None and len(known) == classes else None
+    return _match_labels(given, classes)
+
+
+def _match_labels(given: Sequence[str], classes: int | None) -> Sequence[str]:
     if classes == 1 and len(given) in (1, 2):
         return given if len(given) == 2 else (f"not {given[0]}", given[0])
     if classes is not None and len(given) != classes:
@@ -215,22 +216,27 @@ def _list_sizes_of_weights(model: nn.Module) -> Iterator[tuple[int, int]]:
     """Yield the sizes of square images that a first linear layer, or positions beside an embedding of patches, fit."""
     yield from ((side, side) for _, side in _list_square_images(model))
     for module in read_tree(model).modules:
-        if not is_convolution(module) or len(module.kernel_size) != 2 or module.kernel_size != module.stride:
+        if is_convolution(module) and len(module.kernel_size) == 2 and module.kernel_size == module.stride:
+            height, width = module.kernel_size
+            yield from ((side * height, side * width) for side in _list_grid_sides(model, module.out_channels))
+
+
+def _list_grid_sides(model: nn.Module, channels: int) -> Iterator[int]:
+    """Yield the sides of square grids for whose patches a weight has positions, vectors of so many channels."""
+    for weight in list_weights(model, buffers=False):
+        if weight.ndim not in (2, 3) or weight.shape[-1] != channels or weight.shape[:-2].numel() != 1:
             continue
-        for weight in list_weights(model, buffers=False):
-            if weight.ndim not in (2, 3) or weight.shape[-1] != module.out_channels or weight.shape[:-2].numel() != 1:
-                continue
-            for prefix in range(6):  # class tokens and registers
-                side = math.isqrt(max(0, weight.shape[-2] - prefix))
-                if side > 1 and side * side == weight.shape[-2] - prefix:
-                    yield side * module.kernel_size[0], side * module.kernel_size[1]
+        for prefix in range(6):  # class tokens and registers
+            side = math.isqrt(max(0, weight.shape[-2] - prefix))
+            if side > 1 and side * side == weight.shape[-2] - prefix:
+                yield side
 
 
 def _list_square_images(model: nn.Module) -> list[tuple[int, int]]:
     """Return the channels and the sides of square images whose pixels the first layer of a perceptron takes."""
-    layers = [module for module in read_tree(model).modules if isinstance(module, nn.Linear) or is_convolution(module)]
-    if not layers or not isinstance(layers[0], nn.Linear):
+    layers = (module for module in read_tree(model).modules if isinstance(module, nn.Linear) or is_convolution(module))
+    first = next(layers, None)
+    if not isinstance(first, nn.Linear):
         return []
-    areas = [(channels, layers[0].in_features // channels) for channels in (3, 1)]
-    sides = [(channels, math.isqrt(area)) for channels, area in areas]
-    return [(c, side) for c, side in sides if side >= 8 and c * side * side == layers[0].in_features]
+    sides = [(channels, math.isqrt(first.in_features // channels)) for channels in (3, 1)]
+    return [(c, side) for c, side in sides if side >= 8 and c * side * side == first.in_features]

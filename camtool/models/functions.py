@@ -155,8 +155,10 @@ def _to_tensors(output: Any) -> Any:
     if isinstance(output, (list, tuple)) and any(isinstance(entry, (Mapping, Tensor, np.ndarray)) for entry in output):
         entries = (_to_tensors(entry) for entry in output)
         return list(entries) if isinstance(output, list) else tuple(entries)
+    if isinstance(output, np.ndarray):
+        return torch.from_numpy(output.copy())
     tensor = torch.from_numpy(np.array(output))
-    return tensor.float() if tensor.dtype == torch.float64 and not isinstance(output, np.ndarray) else tensor
+    return tensor.float() if tensor.dtype == torch.float64 else tensor  # Python's numbers
 
 
 def _split(output: Any, count: int) -> Sequence[Any] | None:

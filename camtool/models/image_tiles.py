@@ -13,7 +13,8 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise, product
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -97,10 +98,7 @@ def find_tiled_image(
     if pixels.ndim == 5 and pixels.shape[1] == 1:
         crop = (0, 0, pixels.shape[3], pixels.shape[4])
         return TiledImage(1, 1, crop, thumbnail=None, is_stacked=True, tokens={})
-    kind, text = str(getattr(getattr(model, "config", None), "model_type", "")), inputs.get("input_ids")
-    family = _FAMILIES.get(kind)
-    if family is None or family.is_stacked != (pixels.ndim == 5):
-        raise UnknownTilesError(f"the order of the tiles of {kind or 'this model'} is unknown")
+    family, text = _find_family(model, is_stacked=pixels.ndim == 5), inputs.get("input_ids")
     if placeholder is None or not isinstance(text, Tensor) or text.ndim != 2:
         raise UnknownTilesError("there is no text that holds them")
     _check_tiles(inputs)
@@ -112,6 +110,14 @@ def find_tiled_image(
     if any(arrangement != arrangements[0] for arrangement in arrangements):
         raise UnknownTilesError("the images of the batch are cut differently; explain them one by one")
     return arrangements[0]
+
+
+def _find_family(model: nn.Module, *, is_stacked: bool) -> _Family:
+    kind = str(getattr(getattr(model, "config", None), "model_type", ""))
+    family = _FAMILIES.get(kind)
+    if family is None or family.is_stacked != is_stacked:
+        raise UnknownTilesError(f"the order of the tiles of {kind or 'this model'} is unknown")
+    return family
 
 
 def _check_tiles(inputs: Mapping[str, Any]) -> None:
@@ -222,37 +228,37 @@ def _arrange_marked(
     comes after each row of tiles, and the thumbnail at the end.
     """
     breaks = (text.positions.diff() > 1).nonzero().flatten() + 1  # where other tokens are in between
-    ids, runs = text.ids.tolist(), torch.tensor_split(text.positions, breaks.tolist())
-    markers = [ids[int(run[0]) - 1] for run in runs]
-    if len(runs) != len(tiles) + 1 or int(runs[0][0]) < 2 or len({*markers}) != len(markers):
-        raise UnknownTilesError(f"the text has {len(runs)} runs of tokens, or no markers of rows and columns")
-    shared = ids[int(runs[0][0]) - 2]
-    between = [ids[int(run[-1]) + 1 : int(after[0])] for run, after in pairwise(runs)]
-    ends = [index for index, tokens in enumerate(between, 1) if tokens[:-1] != [shared]]
-    lengths = {end - start for start, end in pairwise([0, *ends])}
-    if len(lengths) != 1 or ends[-1] != len(tiles):
-        raise UnknownTilesError("the rows of tiles in the text have different lengths")
-    grid = len(ends), lengths.pop()
-    likely = _find_likely_arrangement(tiles, thumbnail)
+    runs = torch.tensor_split(text.positions, breaks.tolist())
+    grid, likely = _read_marked_grid(text.ids.tolist(), runs, len(tiles)), _find_likely_arrangement(tiles, thumbnail)
     if likely not in (None, grid):
         raise UnknownTilesError(f"the text has {grid} rows and columns, but the thumbnail shows {likely}")
     *cells, of_thumbnail = map(_to_square, runs)
     return _arrange_equal_tiles(tiles, torch.stack(cells), of_thumbnail, grid)
 
 
-def _arrange_thumbnail_last(
-    tiles: Tensor, thumbnail: Tensor, text: _Text, model: nn.Module, inputs: Mapping[str, Any]
-) -> _Arrangement:
-    """Arrange the tiles of InternVL, whose text does not tell rows from columns."""
-    *cells, of_thumbnail = _split_evenly(text.positions, len(tiles) + 1)
-    return _arrange_equal_tiles(tiles, torch.stack(cells), of_thumbnail, _require_arrangement(tiles, thumbnail))
+def _read_marked_grid(ids: list[int], runs: Sequence[Tensor], count: int) -> Grid:
+    """Return the rows and columns of ``count`` tiles by the tokens between the runs of their tokens in a text."""
+    markers = [ids[int(run[0]) - 1] for run in runs]
+    if len(runs) != count + 1 or int(runs[0][0]) < 2 or len({*markers}) != len(markers):
+        raise UnknownTilesError(f"the text has {len(runs)} runs of tokens, or no markers of rows and columns")
+    shared = ids[int(runs[0][0]) - 2]
+    between = [ids[int(run[-1]) + 1 : int(after[0])] for run, after in pairwise(runs)]
+    ends = [index for index, tokens in enumerate(between, 1) if tokens[:-1] != [shared]]
+    lengths = {end - start for start, end in pairwise([0, *ends])}
+    if len(lengths) != 1 or ends[-1] != count:
+        raise UnknownTilesError("the rows of tiles in the text have different lengths")
+    return len(ends), lengths.pop()
 
 
-def _arrange_thumbnail_first(
-    tiles: Tensor, thumbnail: Tensor, text: _Text, model: nn.Module, inputs: Mapping[str, Any]
+def _arrange_by_thumbnail(
+    place: int, tiles: Tensor, thumbnail: Tensor, text: _Text, model: nn.Module, inputs: Mapping[str, Any]
 ) -> _Arrangement:
-    """Arrange the crops of Gemma 3 ("pan and scan"), whose text does not tell rows from columns."""
-    of_thumbnail, *cells = _split_evenly(text.positions, len(tiles) + 1)
+    """Arrange the tiles of InternVL or the crops of Gemma 3 ("pan and scan"), whose text tells no rows and columns.
+
+    ``place`` is that of the thumbnail: 0 if it is the first of them in the text, -1 if it is the last.
+    """
+    cells = _split_evenly(text.positions, len(tiles) + 1)
+    of_thumbnail = cells.pop(place)
     return _arrange_equal_tiles(tiles, torch.stack(cells), of_thumbnail, _require_arrangement(tiles, thumbnail))
 
 
@@ -363,21 +369,21 @@ def _read_coordinates(cells: Tensor) -> tuple[tuple[int, int, int, int], Grid]:
     shape = (len(cells) // max(width, 1), width)
     if math.prod(shape) != len(cells) or min(shape) < 2:
         raise UnknownTilesError("the model makes no grid of them")
-    rows, columns = cells[::width, 0], cells[:width, 1]
-    steps = [float(axis[-1] - axis[0]) / (len(axis) - 1) for axis in (rows, columns)]
-    starts = [float(axis[0]) - step / 2 for axis, step in zip((rows, columns), steps, strict=True)]
-    regular = [
-        start + step * (torch.arange(length, dtype=torch.float64, device="cpu") + 0.5)
-        for start, step, length in zip(starts, steps, shape, strict=True)
-    ]
-    expected = torch.stack(torch.meshgrid(*regular, indexing="ij"), -1).reshape(-1, 2)
-    stops = [start + step * length for start, step, length in zip(starts, steps, shape, strict=True)]
-    edges = [round(edge) for edge in (*starts, *stops)]
-    is_exact = all(abs(edge - whole) <= _ROUNDING * 100 for edge, whole in zip((*starts, *stops), edges, strict=True))
+    (top, bottom, rows), (left, right, columns) = map(_read_axis, (cells[::width, 0], cells[:width, 1]))
+    expected = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).reshape(-1, 2)
+    edges = top, left, bottom, right
+    is_exact = all(abs(edge - round(edge)) <= _ROUNDING * 100 for edge in edges)
     if not is_exact or float((cells - expected).abs().max()) > _ROUNDING:
         raise UnknownTilesError("the model makes no regular grid of them")
-    top, left, bottom, right = edges
-    return (top, left, bottom, right), shape
+    return (round(top), round(left), round(bottom), round(right)), shape
+
+
+def _read_axis(centers: Tensor) -> tuple[float, float, Tensor]:
+    """Return where cells start and stop along an axis, and the centers of as many that lie between at equal steps."""
+    step = float(centers[-1] - centers[0]) / (len(centers) - 1)
+    start = float(centers[0]) - step / 2
+    regular = start + step * (torch.arange(len(centers), dtype=torch.float64, device="cpu") + 0.5)
+    return start, start + step * len(centers), regular
 
 
 def _to_pixel(edge: int, count: int, patch: int, side: int) -> int:
@@ -394,7 +400,7 @@ _FAMILIES = {
     "llava_onevision": _Family(_arrange_packed, "first", True),
     "idefics3": _Family(_arrange_marked, "last", True),
     "smolvlm": _Family(_arrange_marked, "last", True),
-    "internvl": _Family(_arrange_thumbnail_last, "last", False),
-    "gemma3": _Family(_arrange_thumbnail_first, "first", False),
+    "internvl": _Family(partial(_arrange_by_thumbnail, -1), "last", False),
+    "gemma3": _Family(partial(_arrange_by_thumbnail, 0), "first", False),
 }
 """``model_type`` of a configuration → how its models read tiles."""

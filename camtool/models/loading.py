@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_not_url, parse_device
-from camtool.arguments.explain_arguments import check_settings, get_module, is_function
+from camtool.arguments.explain_arguments import check_settings, get_module, is_function, read_by_position
 from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
@@ -73,8 +73,9 @@ def to_loaded(model: nn.Module | Loaded | Callable[[Tensor], Any]) -> Loaded:
         return Loaded(FunctionModel(model))
     module = get_module(model)
     loaded = model if isinstance(model, Loaded) else Loaded(module)
-    if loaded.labels is not None and hasattr(loaded.labels, "iloc"):  # a series of pandas, of which [i] is not the i-th
-        loaded = replace(loaded, labels=list(loaded.labels))
+    labels = read_by_position(loaded.labels)
+    if labels is not loaded.labels:
+        loaded = replace(loaded, labels=labels)
     inner = unwrap_model(module)
     if any(hasattr(inner, name) for name in ENCODERS) and find_encoders(inner):
         return replace(loaded, model=get_image_tower(inner), text=loaded.text or build_text_encoder(inner))
@@ -175,28 +176,34 @@ def load(
         ModelError: The name is unknown, the weights cannot be downloaded or read, they or the preprocessing beside them
             do not fit the model, or a library is missing.
     """
-    if isinstance(name, os.PathLike):  # no folder but one of Hugging Face is a model
-        name = f"hf:{os.fspath(name)}" if Path(name).is_dir() else os.fspath(name)
+    name = _name_path(name) if isinstance(name, os.PathLike) else name
     _check_calls(name, calls)
     check_settings(transform, labels, 1, None, None)
+    names = None if labels is None else list(labels)
     if is_function(name):
-        names = None if labels is None else list(labels)
         return Loaded(FunctionModel(cast("Any", name), **cast("Any", calls)), transform, names)
     if not isinstance(name, str):
         raise ModelError(f"name: a model is loaded by its name, a string, or is a function; got {type(name).__name__}.")
-    if weights is not None and not isinstance(weights, (str, os.PathLike)):
-        raise ModelError(f"weights: a file of weights is given by its path; {type(weights).__name__} came.")
+    _check_weights(weights)
     where = None if device is None else parse_device(device)
     source, rest = _find_source(name)
     if name == rest and source.prefix == "ultralytics":
         warnings.warn(f"model {name!r} is a file of Ultralytics, ultralytics:{name}.", WeightsWarning, stacklevel=2)
     with _silence_retries():
         loaded = source.load(rest, weights, **calls) if source is MODEL_FILES else source.load(rest, weights)
-    if labels is not None:
-        loaded = replace(loaded, labels=list(labels))
+    loaded = loaded if names is None else replace(loaded, labels=names)
     loaded = replace(loaded, model=_move(_set_evaluation_mode(loaded.model), where), name=name)
-    has_own = isinstance(source, FactorySource) and loaded.transform is not None
-    return _wrap_towers(_set_transform(loaded, transform, None if has_own else weights))
+    return _wrap_towers(_set_transform(loaded, transform, weights, source))
+
+
+def _name_path(path: PathLike[str]) -> str:
+    # No folder but one of Hugging Face is a model.
+    return f"hf:{os.fspath(path)}" if Path(path).is_dir() else os.fspath(path)
+
+
+def _check_weights(weights: object) -> None:
+    if weights is not None and not isinstance(weights, (str, os.PathLike)):
+        raise ModelError(f"weights: a file of weights is given by its path; {type(weights).__name__} came.")
 
 
 def _check_calls(name: str | Callable[[Tensor], Any], calls: Mapping[str, Any]) -> None:
@@ -231,11 +238,14 @@ def _wrap_towers(loaded: Loaded) -> Loaded:
     return replace(loaded, model=ImageTower(loaded.model), text=loaded.text or build_text_encoder(loaded.model))
 
 
-def _set_transform(loaded: Loaded, transform: Transform | None, weights: str | PathLike[str] | None) -> Loaded:
-    """Return a model with the preprocessing that was given, or else with that beside its weights."""
+def _set_transform(
+    loaded: Loaded, transform: Transform | None, weights: str | PathLike[str] | None, source: Source
+) -> Loaded:
+    """Return a model with the preprocessing that was given, that of its factory, or else that beside its weights."""
     if transform is not None:
         return replace(loaded, transform=transform)
-    return loaded if weights is None else _use_transform_beside(loaded, weights)
+    has_own = isinstance(source, FactorySource) and loaded.transform is not None
+    return loaded if weights is None or has_own else _use_transform_beside(loaded, weights)
 
 
 def _use_transform_beside(loaded: Loaded, weights: str | PathLike[str]) -> Loaded:
@@ -324,12 +334,9 @@ def _find_source(name: str) -> tuple[Source, str]:
     has_prefix = bool(colon) and _has_known_prefix(name)
     plain = rest if has_prefix else name
     check_not_url("model", plain, ModelError)
-    for source in SOURCES:
-        if has_prefix and source.prefix != first:
-            continue
-        names = source.list_names()
-        if plain in names or (has_prefix and not names):
-            return source, plain
+    known = _find_known_source(first if has_prefix else None, plain)
+    if known is not None:
+        return known, plain
     if colon and not has_prefix:
         return FACTORY, name
     if PurePath(plain).suffix.lower() in (".safetensors", ".pt", ".pth"):
@@ -337,6 +344,17 @@ def _find_source(name: str) -> tuple[Source, str]:
     hint = _describe_file_hint(plain) or suggest_names(plain, _list_plain_names())
     *usages, last = (source.usage for source in SOURCES)
     raise ModelError(f"model {name!r} is unknown.{hint} Give {', '.join(usages)}, or {last}.")
+
+
+def _find_known_source(prefix: str | None, name: str) -> Source | None:
+    """Return the first source that lists a name; of a prefix, one that cannot list its names will do."""
+    for source in SOURCES:
+        if prefix not in (None, source.prefix):
+            continue
+        names = source.list_names()
+        if name in names or (prefix is not None and not names):
+            return source
+    return None
 
 
 def _find_source_of_file(path: str, name: str) -> Source:

@@ -56,7 +56,7 @@ _MAX_BYTES = 2**24
 STATED = ("size", "fit", "channels", "mean", "std")
 """The arguments of :func:`preprocessing`."""
 
-_TRIAL_PHOTOS = (320, 256), (200, 300)
+_COMPARED_PHOTOS = (320, 256), (200, 300)
 """Sizes (W, H) of the photos with which two transforms are compared."""
 
 
@@ -205,17 +205,15 @@ class StatedPreprocessing:
         """
         if self.is_empty:
             return loaded
-        if self.transform is not None:
-            transform = load_transform(self.transform)
-        else:
-            is_gray = self.channels is None and count_input_channels(loaded.model) == 1
-            transform = build_preprocessing(
-                loaded.transform or find_transform(loaded.model),
-                *(self.size, self.mean, self.std, "gray" if is_gray else self.channels, self.fit),
-                default_size=find_input_size(loaded.model) if self.size is None else self.size,
-            )
-        if self.transform is None:  # the user's own function may fail on anything but a real photo
-            check_fits_model(loaded.model, transform, "the preprocessing of --size, --fit, --mean, --std, --channels")
+        if self.transform is not None:  # it is not tried: it may fail on anything but a real photo
+            return replace(loaded, transform=load_transform(self.transform))
+        is_gray = self.channels is None and count_input_channels(loaded.model) == 1
+        transform = build_preprocessing(
+            loaded.transform or find_transform(loaded.model),
+            *(self.size, self.mean, self.std, "gray" if is_gray else self.channels, self.fit),
+            default_size=find_input_size(loaded.model) if self.size is None else self.size,
+        )
+        check_fits_model(loaded.model, transform, "the preprocessing of --size, --fit, --mean, --std, --channels")
         return replace(loaded, transform=transform)
 
 
@@ -284,14 +282,13 @@ def build_preprocessing(
     """
     known = None if base is None else find_statistics(base)
     order = channels or _choose_channels(known)
-    if base is not None and size is None and fit is None:
-        return _renormalize(base, known, mean, std, order)
-    size = _find_made_size(base) if base is not None and size is None else size
+    if base is not None and size is None:
+        if fit is None:
+            return _renormalize(base, known, mean, std, order)
+        size = _find_made_size(base)
     stated = _state_statistics(mean, std, order)
-    if stated is None and known is not None:
-        stated = _convert_statistics(known, order)
-    notes = _describe_assumed(default_size if size is None else None, has_statistics=stated is not None)
-    mean, std = stated or _convert_statistics(_IMAGENET, order)
+    notes = _describe_assumed(size, default_size, has_statistics=bool(stated or known))
+    mean, std = stated or _convert_statistics(known or _IMAGENET, order)
     return Preprocessing(size or default_size, tuple(mean), tuple(std), order, notes, fit or "crop")
 
 
@@ -301,7 +298,7 @@ def _find_made_size(base: Transform) -> tuple[int, int]:
     Raises:
         ModelError: It makes several sizes.
     """
-    photos = (Image.new("RGB", size, "gray") for size in _TRIAL_PHOTOS)
+    photos = (Image.new("RGB", size, "gray") for size in _COMPARED_PHOTOS)
     sizes = {tuple(torch.as_tensor(unwrap_image(base(photo))).shape[-2:]) for photo in photos}
     if len(sizes) > 1:
         raise ModelError("fit: the model's preprocessing makes inputs of several sizes; give the size too (--size).")
@@ -381,12 +378,14 @@ def _convert_statistics(
     return [mean] * count, [std] * count
 
 
-def _describe_assumed(size: tuple[int, int] | None, *, has_statistics: bool) -> tuple[MapWarning, ...]:
-    """Return a sentence about what neither the user nor the model said, and was assumed: ``size`` or the statistics."""
+def _describe_assumed(
+    size: tuple[int, int] | None, default: tuple[int, int], *, has_statistics: bool
+) -> tuple[MapWarning, ...]:
+    """Return a sentence about what neither the user nor the model said, and was assumed: the size or the statistics."""
     if not has_statistics:
         text = "No mean and std of the model's input were given, so those of ImageNet were assumed; give mean and std."
-    elif size is not None:
-        text = f"No size of the model's input was given, so {size[0]} x {size[1]} was assumed; give the size."
+    elif size is None:
+        text = f"No size of the model's input was given, so {default[0]} x {default[1]} was assumed; give the size."
     else:
         return ()
     return (MapWarning(text, "assumed-transform"),)
@@ -412,12 +411,7 @@ def check_fits_model(model: nn.Module, transform: Transform, origin: str) -> Non
         ModelError: The transform fails, it makes another number of channels than the model takes, or the model fails on
             its input.
     """
-    try:
-        made = torch.as_tensor(unwrap_image(transform(Image.new("RGB", _TRIAL_PHOTO, "gray"))))
-    except Exception as error:
-        raise_interrupt(error)
-        raise ModelError(f"{origin} fails on a photo: {get_first_line(error)}.") from error
-    shape = " x ".join(map(str, made.shape))
+    made = _try_transform(transform, origin)
     first = next((module for module in model.modules() if is_convolution(module)), None)
     if first is not None and len(first.kernel_size) == 2 and first.in_channels != len(made):
         raise ModelError(
@@ -426,12 +420,25 @@ def check_fits_model(model: nn.Module, transform: Transform, origin: str) -> Non
         )
     if takes_image_and_text(model):
         return  # a photo alone is no input of it
+    _try_model(model, made, origin)
+
+
+def _try_transform(transform: Transform, origin: str) -> Tensor:
+    try:
+        return torch.as_tensor(unwrap_image(transform(Image.new("RGB", _TRIAL_PHOTO, "gray"))))
+    except Exception as error:
+        raise_interrupt(error)
+        raise ModelError(f"{origin} fails on a photo: {get_first_line(error)}.") from error
+
+
+def _try_model(model: nn.Module, made: Tensor, origin: str) -> None:
     weight = next((tensor for tensor in model.parameters() if tensor.is_floating_point()), made)
     try:
         with torch.no_grad():
             model(made[None].to(weight.device, weight.dtype))
     except Exception as error:
         raise_interrupt(error)
+        shape = " x ".join(map(str, made.shape))
         raise ModelError(
             f"{origin} makes inputs of {shape} (channels x height x width), on which the model fails: "
             f"{get_first_line(error)}. Give another size with --size."
@@ -520,7 +527,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _agree(first: Transform, second: Transform) -> bool:
     """Return True if two transforms make inputs of one size and one normalization of the same photos."""
-    for size in _TRIAL_PHOTOS:
+    for size in _COMPARED_PHOTOS:
         photo = Image.linear_gradient("L").resize(size).convert("RGB")
         one, other = (torch.as_tensor(unwrap_image(transform(photo))) for transform in (first, second))
         # Their resampling may differ by a few levels.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from camtool.hooks.private_torch import convert_tensors_of_module, share_childre
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.nested_tensors import map_tensors
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Tokenizer: TypeAlias = Callable[[list[str]], Any]
 """From texts to the input of the text tower: a tensor of tokens, or a mapping of keyword arguments."""
@@ -38,14 +41,11 @@ def find_encoders(model: nn.Module) -> tuple[str, str] | None:
     return next((pair for pair in pairs if all(callable(getattr(model, name, None)) for name in pair)), None)
 
 
-class ImageTower(nn.Module):
-    """The image tower of a model: from images ``(N, C, H, W)`` to their embeddings ``(N, D)``.
-
-    It has the modules of the whole model, under the same names. Called with more arguments than images, it runs the
-    whole model.
+class PartOfModel(nn.Module):
+    """A module that runs a part of a model, or prepares its inputs. It has all of its modules, under the same names.
 
     Args:
-        whole: A model with two towers.
+        whole: The model.
 
     Attributes:
         whole: That model.
@@ -61,17 +61,24 @@ class ImageTower(nn.Module):
         self.__dict__["whole"] = whole
         self.training = whole.training
 
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        # So that .to(device) moves all of the model.
+        convert_tensors_of_module(self.whole, *args, **kwargs)
+        return self
+
+
+class ImageTower(PartOfModel):
+    """The image tower of a model: from images ``(N, C, H, W)`` to their embeddings ``(N, D)``.
+
+    Called with more arguments than images, it runs the whole model.
+    """
+
     def forward(self, pixel_values: Tensor, **others: Any) -> Any:
         """Return the embeddings ``(N, D)``; with other arguments, the output of the whole model."""
         if others:
             return self.whole(pixel_values=pixel_values, **others)
         encode, _ = find_encoders(self.whole) or ("", "")
         return _get_embeddings(getattr(self.whole, encode)(pixel_values))
-
-    def _apply(self, *args: Any, **kwargs: Any) -> ImageTower:
-        # So that .to(device) moves both towers.
-        convert_tensors_of_module(self.whole, *args, **kwargs)
-        return self
 
 
 def get_image_tower(whole: nn.Module) -> ImageTower:

@@ -15,7 +15,6 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from camtool.errors import ForwardError, ImageError
-from camtool.hooks.private_torch import convert_tensors_of_module, share_children
 from camtool.hooks.structures.caches import remember_for_model
 from camtool.layers.image_tokens import TILED_IMAGE, TiledImage, find_placeholder
 from camtool.models.image_tiles import (
@@ -26,6 +25,7 @@ from camtool.models.image_tiles import (
     find_tiled_image,
     join_tiles,
 )
+from camtool.models.two_towers import PartOfModel
 
 _PIXELS, _GRIDS, _TEXT, _MASK = "pixel_values", "image_grid_thw", "input_ids", "attention_mask"
 _COUNTS, _VIDEOS = "batch_num_images", "pixel_values_videos"
@@ -40,25 +40,14 @@ def takes_image_and_text(model: nn.Module) -> bool:
     return {_PIXELS, _TEXT} <= inspect.signature(model.forward).parameters.keys()
 
 
-class VisionLanguageModel(nn.Module):
-    """A model that reads texts and images ``(N, C, H, W)``, one for each text.
+class VisionLanguageModel(PartOfModel):
+    """A model of Hugging Face that reads texts and images ``(N, C, H, W)``, one for each text."""
 
-    It has the modules of the whole model, under the same names.
-
-    Args:
-        whole: A model of Hugging Face.
-    """
-
-    whole: nn.Module
     config: Any
 
     def __init__(self, whole: nn.Module) -> None:
-        super().__init__()
-        # As in an image tower: the same dictionary of modules, and past nn.Module.__setattr__.
-        share_children(self, whole)
-        self.__dict__["whole"] = whole
+        super().__init__(whole)
         self.__dict__["config"] = whole.config
-        self.training = whole.training
 
     def forward(self, *args: Any, **inputs: Any) -> Any:
         """Return the output of the whole model.
@@ -72,6 +61,14 @@ class VisionLanguageModel(nn.Module):
                 "this model reads a text beside the image: use camtool.tokens(model, processor, img, prompt), or give "
                 "what its processor returns."
             )
+        self._split_pixels(inputs)
+        for name in (_TEXT, _MASK):
+            if isinstance(inputs.get(name), Tensor) and inputs[name].ndim == 3:
+                inputs[name] = inputs[name].flatten(0, 1)
+        return self.whole(*args, **inputs)
+
+    def _split_pixels(self, inputs: dict[str, Any]) -> None:
+        """Replace an image among the arguments by the tiles or the patches that the model takes."""
         pixels, tiled = inputs.get(_PIXELS), inputs.pop(TILED_IMAGE, None)
         if isinstance(tiled, TiledImage):
             joined = {name: inputs.pop(name) for name in (_PIXELS, THUMBNAIL, PADDED_TILES) if name in inputs}
@@ -79,10 +76,6 @@ class VisionLanguageModel(nn.Module):
             inputs.pop(_COUNTS, None)  # it says that each text has one image, as without it
         elif isinstance(pixels, Tensor) and pixels.ndim == 4 and isinstance(inputs.get(_GRIDS), Tensor):
             inputs[_PIXELS] = _cut_to_patches(pixels, *self._read_patch_sizes())
-        for name in (_TEXT, _MASK):
-            if isinstance(inputs.get(name), Tensor) and inputs[name].ndim == 3:
-                inputs[name] = inputs[name].flatten(0, 1)
-        return self.whole(*args, **inputs)
 
     def join_to_images(self, inputs: Mapping[Any, Any], tiled: TiledImage | None = None) -> dict[Any, Any]:
         """Return the arguments of the model with the pixels as images ``(N, C, H, W)``.
@@ -133,10 +126,6 @@ class VisionLanguageModel(nn.Module):
         """Return the numbers of frames and pixels of a patch, and of the rows of patches that become one token."""
         vision = self.config.vision_config
         return int(vision.temporal_patch_size), int(vision.patch_size), int(vision.spatial_merge_size)
-
-    def _apply(self, *args: Any, **kwargs: Any) -> VisionLanguageModel:
-        convert_tensors_of_module(self.whole, *args, **kwargs)
-        return self
 
 
 def get_vision_language_model(whole: nn.Module) -> VisionLanguageModel:

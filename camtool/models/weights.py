@@ -8,7 +8,7 @@ import struct
 import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -64,12 +64,16 @@ def read_state(path: str | PathLike[str]) -> dict[str, Tensor]:
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
-    pairs = content.items() if isinstance(content, Mapping) else ()
-    state = {key: value for key, value in pairs if isinstance(key, str) and isinstance(value, Tensor)}
+    state = _select_tensors(content)
     if not state:
         kind = add_article(type(content).__name__)
         raise ModelError(f"weights {str(path)!r} hold {kind}, not tensors by name; save model.state_dict().")
     return state
+
+
+def _select_tensors(content: object) -> dict[str, Tensor]:
+    pairs = content.items() if isinstance(content, Mapping) else ()
+    return {key: value for key, value in pairs if isinstance(key, str) and isinstance(value, Tensor)}
 
 
 def find_file_kind(path: Path) -> str:
@@ -171,17 +175,18 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], path: str | PathLi
         ) from error
 
 
+def _list_reshaped(expected: Mapping[str, Any], state: Mapping[str, Tensor]) -> Iterator[str]:
+    for name, tensor in expected.items():
+        if name in state and isinstance(tensor, Tensor) and tensor.shape != state[name].shape:
+            yield f"{name} {tuple(state[name].shape)} instead of {tuple(tensor.shape)}"
+
+
 def _describe_mismatch(model: nn.Module, state: Mapping[str, Tensor], error: RuntimeError) -> str:
     """Return how a state differs from that of a model, and what to do, in two lines."""
     expected = model.state_dict()
     missing = [name for name in expected if name not in state]
     unexpected = [name for name in state if name not in expected]
-    shapes = [
-        f"{name} {tuple(state[name].shape)} instead of {tuple(tensor.shape)}"
-        for name, tensor in expected.items()
-        if name in state and isinstance(tensor, Tensor) and tensor.shape != state[name].shape
-    ]
-    kinds = {"missing": missing, "unexpected": unexpected, "with another shape": shapes}
+    kinds = {"missing": missing, "unexpected": unexpected, "with another shape": [*_list_reshaped(expected, state)]}
     counts = [
         f"{format_count(len(names), 'tensor')} {kind} ({_join_first(names)})" for kind, names in kinds.items() if names
     ]

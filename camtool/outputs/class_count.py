@@ -33,13 +33,7 @@ def find_class_count(model: nn.Module, width: int | None = None) -> int | None:
     if width is None:
         return next((count for level in _list_levels(model) for count in map(get_class_count, level) if count), None)
     for level in _list_levels(model):
-        possible = {
-            count
-            for module in level
-            for count in _list_counts(module)
-            # Every configuration of Hugging Face has a number of labels, also that of a backbone without a head.
-            if count in (width, width - 1) and (module is model or _has_linear_layer(module, width))
-        }
+        possible = {count for module in level for count in _list_counts(module, width, is_whole=module is model)}
         if possible:
             return possible.pop() if len(possible) == 1 else None
     return None
@@ -53,11 +47,12 @@ def _list_levels(model: nn.Module) -> Iterator[list[nn.Module]]:
         level = [child for module in level for child in module.children()]
 
 
-def _list_counts(module: nn.Module) -> list[int]:
+def _list_counts(module: nn.Module, width: int, *, is_whole: bool) -> list[int]:
+    """Return the numbers of classes that a module declares and that fit ``width`` logits."""
     declared = getattr(module, "num_classes", None), get_class_count(module)
-    return [count for count in declared if isinstance(count, int)]
-
-
-def _has_linear_layer(module: nn.Module, width: int) -> bool:
-    """Return True if a linear layer in a module has this many outputs."""
-    return any(getattr(submodule, "out_features", None) == width for submodule in module.modules())
+    counts = [count for count in declared if isinstance(count, int) and count in (width, width - 1)]
+    if not counts or is_whole:
+        return counts
+    # Every configuration of Hugging Face has a number of labels, also that of a backbone without a head.
+    has_head = any(getattr(submodule, "out_features", None) == width for submodule in module.modules())
+    return counts if has_head else []

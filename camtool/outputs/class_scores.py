@@ -87,8 +87,10 @@ def find_logits(output: Any) -> Tensor:
     Raises:
         TargetError: There is no such tensor, or the model is a detector.
     """
-    if is_score_table(output):
-        return output
+    return output if is_score_table(output) else _find_logits_inside(output)
+
+
+def _find_logits_inside(output: Any) -> Tensor:
     if find_detections(output) is not None:
         raise TargetError(
             "the model returned detections, which have no single score per class; explain one of them: by None, a "
@@ -155,12 +157,10 @@ def describe_chosen_tensor(output: Any) -> MapWarning | None:
     named = get_named_items(output)
     if find_score_field(named) is not None or not _UNAMBIGUOUS_FIELDS.isdisjoint(named):
         return None
-    places = [place for place, tensor in locate_tensors(output) if tensor.is_floating_point() and tensor.ndim]
-    if len(places) < 2:
+    located = [pair for pair in locate_tensors(output) if pair[1].is_floating_point() and pair[1].ndim]
+    if len(located) < 2 or _has_logits_second([tensor for _, tensor in located]):
         return None
-    if _has_logits_second([tensor for tensor in find_tensors(output) if tensor.is_floating_point() and tensor.ndim]):
-        return None
-    first, *others = places
+    first, *others = (place for place, _ in located)
     more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
     return MapWarning(
         f"The model returned several tensors, and {first} was used as scores instead of "
@@ -270,6 +270,13 @@ def find_link(
     scores = find_logits(output)
     if not is_between_zero_and_one(scores):
         return logits
+    return _find_link_of_shares(scores, logits, find_final_operation)
+
+
+def _find_link_of_shares(
+    scores: Tensor, logits: FoundLink, find_final_operation: Callable[[], str | None] | None
+) -> FoundLink:
+    """Return the link of scores between 0 and 1, which may be probabilities or ``logits``."""
     if _sum_to_one(scores):
         return FoundLink("identity")
     operation = _find_graph_operation(scores)

@@ -46,23 +46,15 @@ def find_phrase_scores(named: Mapping[Any, Any], logits: Tensor) -> list[PhraseS
         logits: ``(N, Q, T)``, one for each box and token.
     """
     is_token = ~logits.detach().isneginf().all(1)  # (N, T)
-    tokens = named.get("input_ids")
-    if isinstance(tokens, Tensor) and tokens.ndim == 2 and _is_prompt(tokens, logits):
+    tokens: Any = named.get("input_ids")
+    has_prompts = isinstance(tokens, Tensor) and tokens.ndim == 2 and len(tokens) == len(logits)
+    if has_prompts and tokens.shape[1] <= logits.shape[2]:
         prompts: Sequence[Sequence[int]] = tokens.tolist()
         return [_read_prompt(*per_image) for per_image in zip(logits, is_token.tolist(), prompts, strict=True)]
-    if bool(is_token.all()) or not _ends_in_padding(is_token):
+    comes_behind_padding = is_token[:, 1:] & ~is_token[:, :-1]
+    if bool(is_token.all()) or bool(comes_behind_padding.any()):
         return None
     return [*map(_join_tokens, logits, is_token)]
-
-
-def _ends_in_padding(is_token: Tensor) -> bool:
-    """Check that no token ``(N, T)`` comes behind padding."""
-    return not bool((is_token[:, 1:] & ~is_token[:, :-1]).any())
-
-
-def _is_prompt(tokens: Tensor, logits: Tensor) -> bool:
-    """Check that there is a logit for each of the tokens ``(N, L)``."""
-    return len(tokens) == len(logits) and tokens.shape[1] <= logits.shape[2]
 
 
 def _join_tokens(logits: Tensor, is_token: Tensor) -> PhraseScores:

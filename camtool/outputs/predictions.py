@@ -55,12 +55,7 @@ def to_batch(output: Any, image_count: int) -> Any:
     """
     if is_score_table(output) and len(output) == image_count and output.numel():
         return output
-    # Only a tensor can be repaired: in other structures it is not clear which tensors have lost their axis.
-    if image_count == 1 and isinstance(output, Tensor):
-        output = _restore_batch_axis(output)
-    if _is_mapping_for_each(output, image_count):
-        with torch.enable_grad():  # the tensors may be on a graph while gradients are switched off
-            output = _stack_mappings(output)
+    output = _restore_batch(output, image_count)
     scores = find_logits(output) if find_detections(output) is None else None
     is_complete = count_images(output) == image_count and (scores is None or scores.numel() > 0)
     if not is_complete:
@@ -69,6 +64,16 @@ def to_batch(output: Any, image_count: int) -> Any:
             f"the model returned {came} for {format_count(image_count, 'image')}; wrap it so that it returns scores "
             f"(N, K), one row per image.{_BAG_ADVICE if count_images(output) == 1 else ''}"
         )
+    return output
+
+
+def _restore_batch(output: Any, image_count: int) -> Any:
+    # Only a tensor can be repaired: in other structures it is not clear which tensors have lost their axis.
+    if image_count == 1 and isinstance(output, Tensor):
+        output = _restore_batch_axis(output)
+    if _is_mapping_for_each(output, image_count):
+        with torch.enable_grad():  # the tensors may be on a graph while gradients are switched off
+            output = _stack_mappings(output)
     return output
 
 

@@ -84,11 +84,10 @@ def _describe_unknown(name: str, labels: Sequence[str], groups: Iterable[str] = 
 
 def _suggest_labels(name: str, labels: Sequence[str]) -> str:
     """Return a sentence with the labels that contain a word, and their indices, or with those of similar spelling."""
-    word = name.casefold().strip()
+    word = re.escape(name.casefold().strip())
+    starts = [i for i, label in enumerate(labels) if word and re.search(rf"\b{word}", label.casefold())]
     # Words that start with the name come after whole words: for "cat" first "tiger cat", then "catamaran".
-    starts = [i for i, label in enumerate(labels) if word and re.search(rf"\b{re.escape(word)}", label.casefold())]
-    whole = [i for i in starts if re.search(rf"\b{re.escape(word)}\b", labels[i].casefold())]
-    indices = [*whole, *(i for i in starts if i not in whole)]
+    indices = sorted(starts, key=lambda i: re.search(rf"\b{word}\b", labels[i].casefold()) is None)
     if len(indices) < 2:
         return suggest_names(name, [labels[i] for i in indices] or labels)
     listed = ", ".join(f"{labels[i]} ({i})" for i in indices[:_MAX_SUGGESTIONS])

@@ -15,6 +15,7 @@ from camtool.outputs.detections import Detections
 from camtool.targets.checks import check_integer, check_link
 from camtool.targets.detections import find_most_confident
 from camtool.targets.target import (
+    ClassTarget,
     ImageOutput,
     ScoreContext,
     Target,
@@ -31,7 +32,7 @@ times the gradient of the logit, so less than a ten thousandth of it is left."""
 
 
 @dataclass(frozen=True)
-class ClassScore(Target):
+class ClassScore(ClassTarget):
     """The logit of a class: the usual target. Score planes ``(N, K, *size)`` are summed over all positions.
 
     If the model has a single logit, class 1 is that logit and class 0 is its negative.
@@ -42,7 +43,6 @@ class ClassScore(Target):
             probabilities. :func:`camtool.explain` finds it out.
     """
 
-    index: int
     of: Link = "softmax"
 
     traits = Traits(is_class_score=True, reads="scores")
@@ -64,12 +64,8 @@ class ClassScore(Target):
     def score_rows(cls, targets: Sequence[Target], output: Any, images: Sequence[int]) -> Tensor | None:
         """Return the logits of the classes, if the output is ``(N, K)``."""
         own = [target for target in targets if type(target) is ClassScore]
-        if (
-            len(own) < len(targets)
-            or not isinstance(output, Tensor)
-            or output.ndim != 2
-            or len({e.of for e in own}) > 1
-        ):
+        is_alike = len(own) == len(targets) and len({target.of for target in own}) == 1
+        if not is_alike or not isinstance(output, Tensor) or output.ndim != 2:
             return None
         scores = compute_class_scores(output, own[0].of)
         for target in own:
@@ -86,10 +82,6 @@ class ClassScore(Target):
         # What the user wrote as `of` is replaced: the model's output shows whether the scores are probabilities.
         return self if image.link is None else replace(self, of=image.link)
 
-    def get_class_index(self) -> int:
-        """Return the class."""
-        return int(self.index)
-
     def find_rivals(self, image: ImageOutput, count: int) -> Sequence[ClassScore]:
         """Return the other classes with the highest scores."""
         scores = image.prediction
@@ -104,7 +96,7 @@ class ClassScore(Target):
 
 
 @dataclass(frozen=True)
-class Probability(Target):
+class Probability(ClassTarget):
     """The probability of a class. For score planes ``(N, K, *size)`` it is the mean over all positions.
 
     The gradient vanishes where the probability is close to 1, and with it any map that is made of gradients.
@@ -116,7 +108,6 @@ class Probability(Target):
             which :func:`camtool.explain` finds out.
     """
 
-    index: int
     of: Link = "softmax"
 
     traits = Traits(reads="scores")
@@ -135,10 +126,6 @@ class Probability(Target):
         check_class_index(self.index, len(image.prediction))
         # The user's choice of softmax or sigmoid counts, unless the scores are probabilities already.
         return replace(self, of="identity") if image.link == "identity" else self
-
-    def get_class_index(self) -> int:
-        """Return the class."""
-        return int(self.index)
 
     def describe(self, labels: Sequence[str] | None) -> str:
         """Return "probability of" and the class' label."""

@@ -21,6 +21,7 @@ from camtool.outputs.detections import Detections
 from camtool.targets.checks import check_choice, check_integer, check_link, check_number, to_integers, to_tuple
 from camtool.targets.classes import ClassScore
 from camtool.targets.target import (
+    ClassTarget,
     Corners,
     ImageOutput,
     ResolvedTarget,
@@ -98,7 +99,7 @@ class Contrast(Target):
 
 
 @dataclass(frozen=True)
-class Finer(ResolvedTarget):
+class Finer(ClassTarget, ResolvedTarget):
     """A class against those most similar to it: Finer-CAM, arXiv 2501.11309.
 
     The score is ``y_c - weight * Σ_d s_d y_d``, over the rivals ``d``. As in the paper, these are the classes whose
@@ -123,7 +124,6 @@ class Finer(ResolvedTarget):
         similar: Classes in order of similarity to this one, most similar first; by default found as above.
     """
 
-    index: int
     rivals: int = 3
     weight: float = 1.0
     weighting: Literal["probability", "mean"] = "probability"
@@ -172,10 +172,6 @@ class Finer(ResolvedTarget):
         order = cosines.argsort(descending=True, stable=True).tolist()
         return tuple(other for other in order if other != self.index)
 
-    def get_class_index(self) -> int:
-        """Return the class."""
-        return int(self.index)
-
     def describe(self, labels: Sequence[str] | None) -> str:
         """Return the label of the class, and that it is compared with similar classes."""
         return f"{get_class_label(self.index, labels)} rather than similar classes"
@@ -198,7 +194,7 @@ class Finer(ResolvedTarget):
 
 
 @dataclass(frozen=True)
-class AgainstRest(Target):
+class AgainstRest(ClassTarget):
     """A class against all others at once: DiffGradCAM, arXiv 2506.08514.
 
     The score is ``y_c - aggregate of the other logits``. A softmax depends only on differences between logits, and so
@@ -212,7 +208,6 @@ class AgainstRest(Target):
         link: See :attr:`camtool.targets.ClassScore.of`.
     """
 
-    index: int
     how: Literal["mean", "max", "logsumexp"] = "mean"
     link: Link = "softmax"
 
@@ -234,10 +229,6 @@ class AgainstRest(Target):
         """Return the contrast with the model's link."""
         super().resolve_on(image)
         return replace(self, link=image.link or self.link)
-
-    def get_class_index(self) -> int:
-        """Return the class."""
-        return int(self.index)
 
     def describe(self, labels: Sequence[str] | None) -> str:
         """Return the label of the class, and that it is compared with all others."""

@@ -38,8 +38,18 @@ _OTHER_OBJECT = 0.5
 """Detections whose boxes have a smaller intersection over union are of different objects."""
 
 
+class _DetectionTarget(Target):
+    """A target that is another detection in each image."""
+
+    traits = Traits(has_place=True)
+
+    def __call__(self, output: Any) -> Tensor:
+        resolved = [self.resolve_on(ImageOutput(detections)) for detections in _read_detections(output)]
+        return torch.cat([score(get_image_output(output, i, keep_batch=True)) for i, score in enumerate(resolved)])
+
+
 @dataclass(frozen=True)
-class Detection(Target):
+class Detection(_DetectionTarget):
     """The ``n``-th most confident of the detections that the model's own post-processing reports, counted from 0.
 
     Attributes:
@@ -50,14 +60,9 @@ class Detection(Target):
     n: int = 0
     confidence: float | None = None
 
-    traits = Traits(has_place=True)
-
     def __post_init__(self) -> None:
         check_integer("Detection's n", self.n)
         check_confidence("Detection's confidence", self.confidence)
-
-    def __call__(self, output: Any) -> Tensor:
-        return _score_each(self, output)
 
     def resolve_on(self, image: ImageOutput) -> Target:
         """Return this detection of the image.
@@ -78,7 +83,7 @@ class Detection(Target):
 
 
 @dataclass(frozen=True)
-class Box(Target):
+class Box(_DetectionTarget):
     """The most confident detection that overlaps a box; if the model reports none there, the surest candidate.
 
     Attributes:
@@ -91,15 +96,10 @@ class Box(Target):
     class_index: int | None = None
     iou_threshold: float = 0.5
 
-    traits = Traits(has_place=True)
-
     def __post_init__(self) -> None:
         check_box("Box's xyxy", self.xyxy)
         check_integer("Box's class_index", self.class_index, optional=True)
         check_fraction("Box's iou_threshold", self.iou_threshold)
-
-    def __call__(self, output: Any) -> Tensor:
-        return _score_each(self, output)
 
     def resolve_on(self, image: ImageOutput) -> Target:
         """Return the detection of the image that overlaps the box.
@@ -349,12 +349,6 @@ def _build_nothing_found_error(reason: str) -> NothingFoundError:
         f"{reason} Ask for another target, or lower the model's own threshold (torchvision's score_thresh; that of "
         "other models by Detection(0, confidence=0.05), on the command line by --target detections:0.05)."
     )
-
-
-def _score_each(target: Detection | Box, output: Any) -> Tensor:
-    """Resolve a target on each image of an output and return the scores ``(N,)``."""
-    resolved = [target.resolve_on(ImageOutput(detections)) for detections in _read_detections(output)]
-    return torch.cat([score(get_image_output(output, i, keep_batch=True)) for i, score in enumerate(resolved)])
 
 
 def _read_detections(output: Any, class_count: int | None = None) -> Iterable[Detections]:

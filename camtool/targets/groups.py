@@ -88,14 +88,7 @@ class Group(ResolvedTarget):
         members, text = _find_members("Group's classes", self.classes, image.labels, len(scores))
         rivals: tuple[int, ...] = ()
         if self.against is not None:
-            rivals, against = _find_members("Group's against", self.against, image.labels, len(scores))
-            both = [index for index in members if index in rivals]
-            if len(both) == len(members) < len(rivals):
-                rivals = tuple(index for index in rivals if index not in both)
-                against = f"the other {len(rivals)} of {against}"
-            elif both:
-                named = _join_texts([get_class_label(index, image.labels) for index in both], "and")
-                raise TargetError(f"Group's classes and against both hold {named}; leave out what is in both.")
+            rivals, against = self._find_rivals(self.against, members, image.labels, len(scores))
             text = f"{text} rather than {against}"
         elif len(members) == len(scores):
             raise TargetError(
@@ -107,6 +100,20 @@ class Group(ResolvedTarget):
             is_predicted = find_predicted(scores, image.link)[list(members)].any(0)
             mask = is_predicted if is_predicted.any() else None
         return GroupScore(members, rivals, text, image.link or "softmax", mask)
+
+    def _find_rivals(
+        self, classes: Classes, members: tuple[int, ...], labels: Sequence[str] | None, count: int
+    ) -> tuple[tuple[int, ...], str]:
+        """Return the classes whose score is subtracted, and a label for all of them."""
+        rivals, text = _find_members("Group's against", classes, labels, count)
+        both = [index for index in members if index in rivals]
+        if len(both) == len(members) < len(rivals):
+            others = tuple(index for index in rivals if index not in both)
+            return others, f"the other {len(others)} of {text}"
+        if both:
+            named = _join_texts([get_class_label(index, labels) for index in both], "and")
+            raise TargetError(f"Group's classes and against both hold {named}; leave out what is in both.")
+        return rivals, text
 
     def __str__(self) -> str:
         return f"Group({self.classes!r}{'' if self.against is None else f', against={self.against!r}'})"
@@ -293,10 +300,10 @@ def _check_classes(name: str, classes: Any) -> Classes:
         TargetError: It is something else, or empty.
     """
     entries = classes if isinstance(classes, (list, tuple, range)) else [classes]
-    wrong = [entry for entry in entries if isinstance(entry, bool) or not isinstance(entry, (str, Integral))]
-    if wrong:
-        raise TargetError(f"{name} takes a word, or indices and labels in a list, got {type(wrong[0]).__name__}.")
-    if not entries or any(isinstance(entry, str) and not entry.strip() for entry in entries):
+    for entry in entries:
+        if isinstance(entry, bool) or not isinstance(entry, (str, Integral)):
+            raise TargetError(f"{name} takes a word, or indices and labels in a list, got {type(entry).__name__}.")
+    if not entries or not all(str(entry).strip() for entry in entries):
         raise TargetError(f"{name} is empty; pass a word such as 'dog', or indices and labels in a list.")
     plain = tuple(entry if isinstance(entry, str) else int(entry) for entry in entries)
     return plain if entries is classes else plain[0]
@@ -314,21 +321,24 @@ def _find_members(name: str, classes: Classes, labels: Sequence[str] | None, cou
     Raises:
         TargetError: A class does not exist or is there twice, or a word is unknown or ambiguous.
     """
-    if isinstance(classes, (str, int)):
-        by_entry = [(classes, find_classes(classes, labels) if isinstance(classes, str) else (int(classes),))]
+    if isinstance(classes, str):
+        by_entry: list[tuple[str | int, tuple[int, ...]]] = [(classes, find_classes(classes, labels))]
     else:
-        by_entry = [(entry, _find_entry(entry, labels)) for entry in classes]
+        listed = [classes] if isinstance(classes, int) else classes
+        by_entry = [(entry, _find_entry(entry, labels)) for entry in listed]
     members = sorted(index for _, indices in by_entry for index in indices)
     for index in (members[0], members[-1]):
         check_class_index(index, count)
     twice = [index for index, following in pairwise(members) if index == following]
     if twice:
         raise TargetError(f"{name} hold {get_class_label(twice[0], labels)} ({twice[0]}) twice; name each class once.")
-    texts = [
-        get_class_label(indices[0], labels) if len(indices) == 1 else f"{entry} ({format_count(len(indices), 'class')})"
-        for entry, indices in by_entry
-    ]
-    return tuple(members), _join_texts(texts, "or")
+    return tuple(members), _join_texts([_name_entry(entry, indices, labels) for entry, indices in by_entry], "or")
+
+
+def _name_entry(entry: str | int, indices: tuple[int, ...], labels: Sequence[str] | None) -> str:
+    if len(indices) == 1:
+        return get_class_label(indices[0], labels)
+    return f"{entry} ({format_count(len(indices), 'class')})"
 
 
 def _join_texts(texts: Sequence[str], word: str) -> str:

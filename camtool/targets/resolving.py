@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from camtool.arguments.explain_arguments import check_class_index
+from camtool.arguments.explain_arguments import check_class_index, to_list
 from camtool.errors import Forgive, TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.class_scores import Link, compute_class_scores, find_predicted
@@ -192,6 +192,15 @@ def _get_first(request: Any) -> Any:
     return request
 
 
+def _check_no_class(target: Any) -> None:
+    is_class = target is None or isinstance(target, (Integral, Tensor)) or _is_about_a_class(target)
+    if is_class or asks_for_several(target):
+        raise TargetError(
+            f"target_class is {target!r}, but this model compares images with texts and has no classes; pass a "
+            "text, e.g. 'a photo of a dog'."
+        )
+
+
 def encode_texts(requests: Sequence[Any], encode: Callable[[Sequence[str]], Tensor]) -> list[Any]:
     """Replace each text by its similarity to the image, for models that compare images with texts.
 
@@ -205,14 +214,9 @@ def encode_texts(requests: Sequence[Any], encode: Callable[[Sequence[str]], Tens
     Raises:
         TargetError: A request is for a class, or for the top class, but the model has no classes.
     """
-    flat = [target for request in requests for target in (request if isinstance(request, (list, tuple)) else [request])]
+    flat = [target for request in requests for target in to_list(request)]
     for target in flat:
-        is_class = target is None or isinstance(target, (Integral, Tensor)) or _is_about_a_class(target)
-        if is_class or asks_for_several(target):
-            raise TargetError(
-                f"target_class is {target!r}, but this model compares images with texts and has no classes; pass a "
-                "text, e.g. 'a photo of a dog'."
-            )
+        _check_no_class(target)
     texts = list(dict.fromkeys(target for target in flat if isinstance(target, str)))  # without duplicates, in order
     embeddings = encode(texts) if texts else ()
     known = {text: Similarity(embedding, text) for text, embedding in zip(texts, embeddings, strict=True)}

@@ -268,6 +268,21 @@ class Target(ABC):
         return None
 
 
+@dataclass(frozen=True)
+class ClassTarget(Target):
+    """A target about one class.
+
+    Attributes:
+        index: The class.
+    """
+
+    index: int
+
+    def get_class_index(self) -> int:
+        """Return the class."""
+        return int(self.index)
+
+
 class ResolvedTarget(Target):
     """A target that is another one for each image, which :meth:`Target.resolve_on` returns."""
 
@@ -298,6 +313,10 @@ def score_targets(targets: Sequence[Target], output: Any, images: Sequence[int] 
     in_order = list(images) == list(range(image_count))
     if in_order and list(targets).count(targets[0]) == len(targets):
         return targets[0](output)
+    return _score_apart(targets, output, images)
+
+
+def _score_apart(targets: Sequence[Target], output: Any, images: Sequence[int]) -> Tensor:
     kinds: set[type[Target]] = {type(target) for target in targets}
     together = kinds.pop().score_rows(targets, output, images) if len(kinds) == 1 else None
     if together is not None:

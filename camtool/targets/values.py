@@ -81,14 +81,14 @@ class Action(Target):
         named = get_named_items(output)
         actions = find_main_tensor(named.get("action", named.get("actions", output)))
         place = (self.index,) if self.step is None else (self.step, self.index)
-        shape = None if actions is None else tuple(actions.shape)
-        if actions is None or len(place) != actions.ndim - 1:
+        shape = () if actions is None else tuple(actions.shape)
+        if actions is None or len(shape) != len(place) + 1:
             need = "(N, A); for a chunk (N, T, A) give step=" if self.step is None else "(N, T, A); for (N, A) no step"
             raise TargetError(f"{self} needs actions {need}; the model returned {shape or type(output).__name__}.")
-        if any(not 0 <= at < size for at, size in zip(place, actions.shape[1:], strict=True)):
+        if any(not 0 <= at < size for at, size in zip(place, shape[1:], strict=True)):
             raise TargetError(f"{self} does not exist: the model returned actions {shape}, and both count from 0.")
-        of_step = actions if self.step is None else actions[:, self.step]
-        return of_step[:, self.index] * (self.sign or 1)
+        of_all_images = slice(None), *place
+        return actions[of_all_images] * (self.sign or 1)
 
     def with_sign(self, sign: int) -> Action:
         """Return the same action, for what raises it (1) or lowers it (-1)."""
@@ -158,20 +158,18 @@ class TextTokens(Target):
 
     def __call__(self, output: Any) -> Tensor:
         logits = find_text_logits(output)
-        skipped = 0 if logits is None or self.length is None else self.length - logits.shape[1]
+        if logits is None:
+            raise self._build_error("no logits of a text (N, T, V)")
+        skipped = 0 if self.length is None else self.length - logits.shape[1]
         before = [position - 1 - skipped for position in self.positions]
-        if (
-            logits is None
-            or skipped < 0
-            or min(before) < 0
-            or max(before) >= logits.shape[1]
-            or max(self.tokens) >= logits.shape[2]
-        ):
-            came = "no logits of a text (N, T, V)" if logits is None else f"logits {tuple(logits.shape)}"
-            raise TargetError(
-                f"TextTokens asks for tokens {self.tokens} at positions {self.positions}; the model returned {came}."
-            )
+        has_positions = skipped >= 0 and min(before) >= 0 and max(before) < logits.shape[1]
+        if not has_positions or max(self.tokens) >= logits.shape[2]:
+            raise self._build_error(f"logits {tuple(logits.shape)}")
         return logits[:, before, [*self.tokens]].sum(1)
+
+    def _build_error(self, came: str) -> TargetError:
+        asked = f"tokens {self.tokens} at positions {self.positions}"
+        return TargetError(f"TextTokens asks for {asked}; the model returned {came}.")
 
     def list_text_positions(self) -> tuple[int, ...]:
         """Return the positions of the tokens."""

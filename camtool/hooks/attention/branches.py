@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -149,23 +150,27 @@ class _BranchMode(AttentionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = list(iterate_tensors((args, kwargs)))
-        if self._path is None or not any(tensor in self._path for tensor in given):
+        path, run = self._path, partial(super().__torch_function__, func, types, args, kwargs)
+        if path is None or not any(tensor in path for tensor in given):
             is_sum = self._adds_to_sum(func, given, kwargs)
-            result = super().__torch_function__(func, types, args, kwargs)
-            return self._keep_sum(result) if is_sum else result
-        path = self._path
+            return self._keep_sum(run()) if is_sum else run()
         others = [tensor for tensor in self._select_dependent(given) if tensor not in path]
-        if not others and not (_writes(func) and given[0] not in path):
-            result = super().__torch_function__(func, types, args, kwargs)
+        writes_beside = _writes(func) and given[0] not in path
+        if not others and not writes_beside:
+            result = run()
             path.add_operation(func, args, kwargs, result)
             return result
         self._path = None
-        if len(others) != 1 or not _adds_alike(func, given, kwargs):
-            return super().__torch_function__(func, types, args, kwargs)
-        (branch,) = (tensor for tensor in given if tensor is not others[0])
+        if len(others) == 1 and _adds_alike(func, given, kwargs):
+            self._end_path(path, others[0], given)
+            return self._keep_sum(run())
+        return run()
+
+    def _end_path(self, path: _Path, skipped: Tensor, given: Sequence[Tensor]) -> None:
+        """Keep the path to the tensor that is added to tokens which skipped the attention."""
+        (branch,) = (tensor for tensor in given if tensor is not skipped)
         # A clone, as the model may add to the tokens in place.
-        self.branches[-1] = AttentionBranch(others[0].detach().clone(), path.end_at(branch))
-        return self._keep_sum(super().__torch_function__(func, types, args, kwargs))
+        self.branches[-1] = AttentionBranch(skipped.detach().clone(), path.end_at(branch))
 
     def _adds_to_sum(self, func: Any, given: Sequence[Tensor], kwargs: Any) -> bool:
         """Check that a call adds a tensor that depends on the image to a sum that is kept."""

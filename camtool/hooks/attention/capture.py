@@ -286,11 +286,7 @@ class AttentionMode(FunctionMode):
     """
 
     def __init__(
-        self,
-        image: Tensor | None,
-        *,
-        hold_inputs: bool = False,
-        visit: Callable[[AttentionCall], None] | None = None,
+        self, image: Tensor | None, *, hold_inputs: bool = False, visit: Callable[[AttentionCall], None] | None = None
     ) -> None:
         super().__init__()
         self._hold_inputs, self._visit = hold_inputs, visit
@@ -336,6 +332,10 @@ class AttentionMode(FunctionMode):
             return self._replace_fused(*args, **kwargs)
         if func in PRODUCTS:
             return self._run_product(func, args, kwargs)
+        return self._note_result(func, args, kwargs, given)
+
+    def _note_result(self, func: Any, args: Any, kwargs: Any, given: Sequence[Tensor]) -> Any:
+        """Run another function on tensors that have roles in an attention, and give its result the role it has then."""
         result = func(*args, **kwargs)
         if func in _SOFTMAX:
             axis = kwargs.get("dim", args[1] if len(args) > 1 else None)

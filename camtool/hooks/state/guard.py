@@ -332,37 +332,46 @@ class _BufferGroup:
     def __init__(self, buffers: list[Tensor]) -> None:
         first = buffers[0]
         is_plain = first.layout == torch.strided and not (first.is_quantized or first.is_nested or first.is_meta)
+        self._buffers, self._axes = buffers, first.ndim
         self._is_joined = is_plain and first.numel() <= _SMALL
-        self._buffers, self._join = buffers, torch.cat if first.ndim else torch.stack
-        self._is_flat = first.ndim <= 1
-        rows = buffers if self._is_flat or not self._is_joined else [buffer.reshape(-1) for buffer in buffers]
-        self._values = [self._join(rows)] if self._is_joined else [buffer.clone() for buffer in buffers]
+        self._values = [self._join()] if self._is_joined else [buffer.clone() for buffer in buffers]
         self._write_counts = get_write_counts(buffers)
 
+    def _join(self) -> Tensor:
+        """Return the values of small buffers as one tensor."""
+        if not self._axes:
+            return torch.stack(self._buffers)
+        # Rows are made anew each time, as those of a transposed buffer are copies.
+        return torch.cat(self._buffers if self._axes == 1 else [buffer.reshape(-1) for buffer in self._buffers])
+
     def restore(self) -> None:
-        """Copy back the values of the buffers that were written to.
+        """Copy back the values of the buffers that were written to."""
+        if not self._is_unchanged():
+            self._copy_back()
+
+    def _is_unchanged(self) -> bool:
+        if self._is_joined and self._values[0].is_floating_point():
+            return torch.equal(self._join(), self._values[0])
+        is_counted = get_write_counts(self._buffers) != self._write_counts
+        return not (is_counted or any(map(Tensor.is_inference, self._buffers)))
+
+    def _copy_back(self) -> None:
+        """Write the values before to the buffers that have others now.
 
         A write that the version counter did not count is undone without counting, too: if the version of a saved tensor
         changes, a graph that was recorded in between refuses to run backward.
         """
-        if self._is_joined and self._values[0].is_floating_point():
-            # Rows are made anew, as those of a transposed buffer are copies.
-            rows = self._buffers if self._is_flat else [buffer.reshape(-1) for buffer in self._buffers]
-            if torch.equal(self._join(rows), self._values[0]):
-                return
-        elif get_write_counts(self._buffers) == self._write_counts and not any(map(Tensor.is_inference, self._buffers)):
-            return
         values = self._values
         if self._is_joined:
             parts = values[0].split([buffer.numel() for buffer in self._buffers])
             values = [part.reshape(buffer.shape) for part, buffer in zip(parts, self._buffers, strict=True)]
         for buffer, before, write_count in zip(self._buffers, values, self._write_counts, strict=True):
-            is_counted = get_write_count(buffer) != write_count
-            is_uncounted = buffer.is_inference()
-            if not torch.equal(buffer, before) if self._is_joined else is_counted or is_uncounted:
+            may_count = get_write_count(buffer) != write_count or buffer.is_inference()
+            was_written = not torch.equal(buffer, before) if self._is_joined else may_count
+            if was_written:
                 # In inference mode, both inference tensors and ordinary tensors can be written to.
                 with start_inference_mode(True):
-                    (buffer if is_counted or is_uncounted else buffer.data).copy_(before)
+                    (buffer if may_count else buffer.data).copy_(before)
         self._write_counts = get_write_counts(self._buffers)
 
 

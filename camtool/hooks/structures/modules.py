@@ -144,14 +144,19 @@ def read_tree(model: nn.Module) -> ModuleTree:
     tree = held.get(id(model))
     if tree is None:
         known = _STRUCTURES.get(id(model))
-        if known is not None and known.model() is model:
-            modules = [module for module in [reference() for reference in known.modules] if module is not None]
-            tree = ModuleTree(modules)
-        if tree is None or known is None or not known.fits(tree):
-            tree = _walk_through(model, known)
+        tree = _read_known_modules(model, known) or _walk_through(model, known)
         if id(model) in held:
             held[id(model)] = tree
     return tree
+
+
+def _read_known_modules(model: nn.Module, known: Structure | None) -> ModuleTree | None:
+    """Return the modules that a model had, if it has them still, and no others."""
+    if known is None or known.model() is not model:
+        return None
+    modules = [module for module in [reference() for reference in known.modules] if module is not None]
+    tree = ModuleTree(modules)
+    return tree if known.fits(tree) else None
 
 
 def _walk_through(model: nn.Module, known: Structure | None) -> ModuleTree:

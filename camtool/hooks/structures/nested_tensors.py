@@ -110,25 +110,25 @@ def map_tensors(structure: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """
     if isinstance(structure, Tensor):
         return change(structure)
-    if isinstance(structure, Mapping) and not isinstance(structure, MutableMapping):
-        return {key: map_tensors(item, change) for key, item in structure.items()}
-    if isinstance(structure, MutableMapping):
+    return _map_parts(structure, change)
+
+
+def _map_parts(structure: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    changed: Any = structure
+    if isinstance(structure, Mapping):
         changed = _copy_mapping(structure)
         for key, item in structure.items():
             changed[key] = map_tensors(item, change)
-        return changed
-    if isinstance(structure, (tuple, list)):
-        items = [map_tensors(item, change) for item in structure]
+    elif isinstance(structure, (tuple, list)):
         # The constructor of a named tuple takes the items one by one.
         make = getattr(structure, "_make", type(structure))
-        return make(items)
-    if _is_data_class(structure):
+        changed = make([map_tensors(item, change) for item in structure])
+    elif _is_data_class(structure):
         changed = copy.copy(structure)
         for field in fields(structure):
             item = map_tensors(getattr(structure, field.name), change)
             object.__setattr__(changed, field.name, item)  # works on frozen data classes, too
-        return changed
-    return structure
+    return changed
 
 
 def map_batch(inputs: ModelInputs, change: Callable[[Tensor], Tensor]) -> ModelInputs:
@@ -156,10 +156,12 @@ def get_named_items(structure: Any) -> Mapping[Any, Any]:
     return {name: getattr(structure, name) for name in names}
 
 
-def _copy_mapping(structure: MutableMapping[Any, Any]) -> MutableMapping[Any, Any]:
+def _copy_mapping(structure: Mapping[Any, Any]) -> MutableMapping[Any, Any]:
     """Return a mapping of the same items that can be written to without changing the original."""
     if isinstance(structure, (dict, UserDict)):
         return copy.copy(structure)
+    if not isinstance(structure, MutableMapping):
+        return dict(structure)
     # A shallow copy of other mappings may share the attribute that holds the items. The memo keeps the items uncopied.
     return copy.deepcopy(structure, {id(item): item for item in structure.values()})
 

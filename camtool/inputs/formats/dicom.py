@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
+from itertools import product
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast, get_args
 
@@ -198,6 +199,13 @@ def decode_frames(dataset: Any, name: str, frames: Sequence[int]) -> tuple[list[
         raise ImageError(f"{name} is compressed as {syntax.name} and cannot be decoded: {error}.{hint}") from error
     for word in ("PixelData", "FloatPixelData", "DoubleFloatPixelData"):
         dataset.pop(word, None)  # it takes as much memory as the decoded values
+    return _select_colors(decoded, dataset, name)
+
+
+def _select_colors(
+    decoded: Sequence[tuple[NDArray[Any], Mapping[str, Any]]], dataset: Any, name: str
+) -> tuple[list[NDArray[Any]], str]:
+    """Return decoded frames in gray or RGB, and their photometric interpretation."""
     kinds = {str(properties["photometric_interpretation"]) for _, properties in decoded}
     photometric = kinds.pop()
     if photometric == "PALETTE COLOR":
@@ -231,21 +239,24 @@ def _check_compressed(dataset: Any, name: str, frames: Sequence[int]) -> None:
                 )
 
 
-def _get_frame(dataset: Any, index: int) -> Any:
-    """Return the attributes of a frame: in enhanced files they are in groups, its own or those of all frames."""
+def _list_groups(dataset: Any, index: int) -> list[Any]:
     shared = dataset.get("SharedFunctionalGroupsSequence", None) or []
     own = dataset.get("PerFrameFunctionalGroupsSequence", None) or []
-    groups = [*shared[:1], *own[index : index + 1]]
+    return [*shared[:1], *own[index : index + 1]]
+
+
+def _get_frame(dataset: Any, index: int) -> Any:
+    """Return the attributes of a frame: in enhanced files they are in groups, its own or those of all frames."""
+    groups = _list_groups(dataset, index)
     if not groups:
         return dataset
     from pydicom import Dataset
 
     frame = Dataset()
     frame.update({element.tag: element for element in dataset if element.tag.group == _PIXEL_GROUP})
-    for group in groups:
-        for keyword in _GROUPS:
-            for item in (group.get(keyword, None) or [])[:1]:
-                frame.update({element.tag: element for element in item})
+    for group, keyword in product(groups, _GROUPS):
+        for item in (group.get(keyword, None) or [])[:1]:
+            frame.update({element.tag: element for element in item})
     for keyword in ("SeriesInstanceUID", "Modality"):
         if keyword in dataset:
             setattr(frame, keyword, dataset.get(keyword))
@@ -319,14 +330,7 @@ def _read_gray(
 ) -> tuple[NDArray[np.float32], Contrast, tuple[MapWarning, ...]]:
     """Return values ``(D, H, W, 1)`` after the modality transformation, their contrast, and notes."""
     first = parts[0][1]
-    values = np.empty((len(parts), *parts[0][0].shape, 1), np.float32)
-    is_padded = any(frame.get("PixelPaddingValue", None) is not None for _, frame in parts)
-    valid = np.ones(values.shape, np.bool_) if is_padded else None
-    for index, (pixels, frame) in enumerate(parts):
-        for rows in _cut_rows(pixels):
-            values[index, rows, :, 0] = _apply_modality(pixels[rows], frame)
-            if valid is not None:
-                valid[index, rows, :, 0] = _find_valid(pixels[rows], frame)
+    values, valid = _compute_values(parts)
     function = _get_function(first)
     # A width of 1 is a threshold in LINEAR; a user who passes it has values in [0, 1] or so.
     is_exact = function == "LINEAR" and options.window is not None and options.window[1] <= 1
@@ -346,6 +350,19 @@ def _read_gray(
         return values, Contrast.from_window(*window, function, is_inverted=is_inverted), ()
     assumed, note = build_assumed_contrast(*contrasts.find_range(values, valid), "values")
     return values, replace(assumed, is_inverted=is_inverted), (note,)
+
+
+def _compute_values(parts: Sequence[tuple[NDArray[Any], Any]]) -> tuple[NDArray[np.float32], NDArray[np.bool_] | None]:
+    """Return values ``(D, H, W, 1)`` after the modality transformation, and which are no padding, if some may be."""
+    values = np.empty((len(parts), *parts[0][0].shape, 1), np.float32)
+    is_padded = any(frame.get("PixelPaddingValue", None) is not None for _, frame in parts)
+    valid = np.ones(values.shape, np.bool_) if is_padded else None
+    for index, (pixels, frame) in enumerate(parts):
+        for rows in _cut_rows(pixels):
+            values[index, rows, :, 0] = _apply_modality(pixels[rows], frame)
+            if valid is not None:
+                valid[index, rows, :, 0] = _find_valid(pixels[rows], frame)
+    return values, valid
 
 
 def _cut_rows(pixels: NDArray[Any]) -> Iterator[slice]:

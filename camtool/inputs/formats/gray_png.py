@@ -13,7 +13,7 @@ from camtool.inputs.formats import contrast as contrasts
 from camtool.inputs.formats.decoding import name_in_errors
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
-from camtool.inputs.orientation import get_orientation, turn_upright
+from camtool.inputs.tiff import get_orientation, turn_upright
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 

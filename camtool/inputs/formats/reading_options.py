@@ -73,6 +73,17 @@ class ReadingOptions:
         """Check the values, and turn lists into tuples."""
         if self.bands is not None:
             object.__setattr__(self, "bands", _check_bands(self.bands))
+        self._check_contrast()
+        if self.axis is not None:
+            check_choice("axis", self.axis, get_args(Axis), error=ImageError)
+        if not (isinstance(self.slice, str) and self.slice == "middle"):
+            _check_number_of_part("slice", self.slice, " or 'middle'")
+        _check_number_of_part("frame", self.frame)
+        check_count("max_pixels", self.max_pixels, error=ImageError)
+        check_count("max_memory", self.max_memory, optional=True, error=ImageError)
+        check_count("max_drawn", self.max_drawn, optional=True, error=ImageError)
+
+    def _check_contrast(self) -> None:
         for name in ("window", "percentiles"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _check_pair(name, getattr(self, name)))
@@ -82,14 +93,6 @@ class ReadingOptions:
             raise ImageError(f"percentiles={self.percentiles} must rise within 0 to 100, e.g. (2, 98).")
         if self.window is not None and self.percentiles is not None:
             raise ImageError("window= and percentiles= both say what is black and white; give one of them.")
-        if self.axis is not None:
-            check_choice("axis", self.axis, get_args(Axis), error=ImageError)
-        if not (isinstance(self.slice, str) and self.slice == "middle"):
-            _check_number_of_part("slice", self.slice, " or 'middle'")
-        _check_number_of_part("frame", self.frame)
-        check_count("max_pixels", self.max_pixels, error=ImageError)
-        check_count("max_memory", self.max_memory, optional=True, error=ImageError)
-        check_count("max_drawn", self.max_drawn, optional=True, error=ImageError)
 
     @classmethod
     def from_user(cls, options: Mapping[str, Any] | ReadingOptions | None) -> ReadingOptions:

@@ -25,7 +25,6 @@ from camtool.inputs.formats import contrast as contrasts
 from camtool.inputs.formats.decoding import hide_log, name_in_errors
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
-from camtool.inputs.orientation import ORIENTATION_TAG, turn_upright
 from camtool.warning_codes import MapWarning
 
 # Tags of the GeoTIFF 1.1 specification, with the types in which they are written.
@@ -84,7 +83,7 @@ def build_tiff_origin(tags: Mapping[int, Any], name: str, shape: tuple[int, ...]
 
     ``None`` if the file asks to be shown rotated: GeoTIFF has no meaning for that, and a heatmap would be misplaced.
     """
-    if tags.get(ORIENTATION_TAG, 1) != 1:
+    if tags.get(tiff.ORIENTATION_TAG, 1) != 1:
         return None
     plain_tags = {tag: _to_plain(tags[tag]) for tag in _TAG_TYPES if tag in tags}
     keys = _parse_keys(plain_tags)
@@ -184,11 +183,7 @@ def read_tiff(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage
     options.check_supported(name, "TIFF", "bands", "window", "percentiles", "slice", "frame")
     import tifffile
 
-    with (
-        name_in_errors(name, "TIFF"),
-        _raise_logged_errors(),
-        tifffile.TiffFile(stream, _multifile=False) as file,
-    ):
+    with name_in_errors(name, "TIFF"), _raise_logged_errors(), tifffile.TiffFile(stream, _multifile=False) as file:
         series = file.series[0]
         axes = _name_axes(series, name, are_bands=bands is not None)
         sizes = dict(zip(axes, series.shape, strict=True))
@@ -293,6 +288,23 @@ def _build_file_image(
     values = _choose_slices(stack[options.choose_frame(name, len(stack))], name, options)
     photometric = int(tags.get(_PHOTOMETRIC, _BLACK_IS_ZERO))
     is_rgb = photometric in (_RGB, _YCBCR) and sizes.get("C", 1) == 1 and sizes.get("S", 1) >= 3
+    values, opacity, is_color = _choose_samples(values, tags, name, options, is_rgb=is_rgb)
+    orientation = tags.get(tiff.ORIENTATION_TAG, 1)
+    values = np.ascontiguousarray(tiff.turn_upright(values, orientation))
+    if opacity is not None:
+        opacity = np.ascontiguousarray(tiff.turn_upright(opacity, orientation))
+        if _ASSOCIATED in np.atleast_1d(tags[_EXTRA_SAMPLES]):
+            _divide_by_opacity(values, opacity)
+    contrast = _choose_contrast(values, opacity, tags, options, is_inverted=photometric == _WHITE_IS_ZERO)
+    origin = build_tiff_origin(tags, name, values.shape[:-1])
+    is_scaled = options.window is not None or options.percentiles is not None
+    return FileImage(name, values, contrast, is_color, is_scaled, "slices or pages", origin, opacity=opacity)
+
+
+def _choose_samples(
+    values: NDArray[Any], tags: Mapping[int, Any], name: str, options: ReadingOptions, *, is_rgb: bool
+) -> tuple[NDArray[Any], NDArray[np.float32] | None, bool]:
+    """Return the chosen bands or the colors, their opacity if there is one, and whether they are shown as a photo."""
     bands = options.choose_bands(name, values.shape[-1])
     # Chosen bands are shown as they are: GDAL declares the fourth of any four bands of bytes to be an opacity.
     opacity = _find_opacity(values, tags) if is_rgb and bands is None else None
@@ -302,16 +314,7 @@ def _build_file_image(
         # The fourth sample is the opacity, or padding.
         values = values[..., :3]
     is_color = values.shape[-1] == 1 or bands is not None or (is_rgb and values.shape[-1] == 3)
-    orientation = tags.get(ORIENTATION_TAG, 1)
-    values = np.ascontiguousarray(turn_upright(values, orientation))
-    if opacity is not None:
-        opacity = np.ascontiguousarray(turn_upright(opacity, orientation))
-        if _ASSOCIATED in np.atleast_1d(tags[_EXTRA_SAMPLES]):
-            _divide_by_opacity(values, opacity)
-    contrast = _choose_contrast(values, opacity, tags, options, is_inverted=photometric == _WHITE_IS_ZERO)
-    origin = build_tiff_origin(tags, name, values.shape[:-1])
-    is_scaled = options.window is not None or options.percentiles is not None
-    return FileImage(name, values, contrast, is_color, is_scaled, "slices or pages", origin, opacity=opacity)
+    return values, opacity, is_color
 
 
 def _choose_slices(volume: NDArray[Any], name: str, options: ReadingOptions) -> NDArray[Any]:

@@ -196,23 +196,34 @@ _SIZES = (
 """Settings of image processors with sides, or multiples of sides, that an image may be enlarged to."""
 
 
+_PIXELS = {"min_pixels"}, {"max_pixels"}
+_PIXELS_OF_WHOLE_IMAGES = {"min_pixels", "shortest_edge"}, {"max_pixels", "longest_edge"}
+"""Settings with the smallest number of pixels, and with the largest one."""
+
+
 def _list_sides(processor: Any) -> Iterator[float]:
     """Yield the sides in pixels that an image processor may enlarge any image to."""
     # A file may set any attribute, so the class tells what the settings mean.
     is_timm, merges_patches = type(processor).__name__.startswith("TimmWrapper"), hasattr(type(processor), "merge_size")
     settings = {**processor.to_dict(), "timm": processor.data_config if is_timm else None}
-    crop = (settings["timm"] or settings).get("crop_pct")
-    crop = min(1.0, crop) if isinstance(crop, float) and crop > 0 else 1.0
-    patch = [side for _, side in _list_numbers("", settings.get("patch_size"))]
+    crop = _read_crop(settings["timm"] or settings)
+    patch = max((side for _, side in _list_numbers("", settings.get("patch_size"))), default=16)
+    # Processors that merge patches state the pixels of whole images, of which the largest is a bound alone.
+    least, most = _PIXELS_OF_WHOLE_IMAGES if merges_patches else _PIXELS
     for name in _SIZES:
         for kind, number in _list_numbers(name, settings.get(name)):
-            # Processors that merge patches state the pixels of whole images, of which the largest is a bound alone.
-            if kind == "min_pixels" or (kind == "shortest_edge" and merges_patches):
+            if kind in least:
                 yield max(0, number) ** 0.5
             elif kind == "max_patches":  # any image is enlarged to as many
-                yield max(patch, default=16) * max(0, number) ** 0.5
-            elif kind != "max_pixels" and (kind != "longest_edge" or not merges_patches):
+                yield patch * max(0, number) ** 0.5
+            elif kind not in most:
                 yield number / crop
+
+
+def _read_crop(settings: Mapping[str, Any]) -> float:
+    """Return the share of an enlarged image that is cropped from its middle."""
+    crop = settings.get("crop_pct")
+    return min(1.0, crop) if isinstance(crop, float) and crop > 0 else 1.0
 
 
 def _list_numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:

@@ -1,23 +1,26 @@
-"""An ONNX file as a model with layers: its inner tensors can be read and replaced, as hooks do with those of torch."""
+"""An ONNX file as a model with layers: its inner tensors can be read and replaced, as hooks do with those of torch.
+
+Its operators are those of torch here, as far as they decide from which pixels a position is computed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from camtool.errors import Forgive
 from camtool.hooks.private_torch import find_hooked_modules
-from camtool.models.sources.onnx_places import follow
 from camtool.models.sources.runtime_files import FileModel, OnnxProgram, Program
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from onnx import ModelProto, NodeProto
+    from onnx import ModelProto, NodeProto, TensorProto
 
 _HIDDEN = frozenset(
     {
@@ -68,21 +71,24 @@ class OnnxModel(FileModel):
 
     def _list_layers(self) -> Iterator[tuple[str, NodeProto]]:
         """Yield the names of the tensors that may be layers, in the order of the graph, and what computes them."""
+        layers = [*self._list_maps()]
+        # Inside of attention (N, heads, T, C) and (N, heads, T, T) have the shape of maps.
+        counts = {shape[1] for _, shape in layers if len(shape) == 3} - {0}
+        for node, shape in layers:
+            if len(shape) == 3 or not counts.intersection(shape[2:]):
+                yield node.output[0], node
+
+    def _list_maps(self) -> Iterator[tuple[NodeProto, list[int]]]:
+        """Yield what computes maps (N, C, H, W), or tokens (N, T, C), of the image, and their shapes."""
         seen = {self.image.name}  # what depends on the image
-        layers: list[tuple[str, NodeProto, list[int]]] = []
         for node in self.cut_graph((), [self.scores.name]).graph.node:
             if node.op_type == "Shape" or not node.output or not seen.intersection(node.input):
                 continue
             # Of tokens (N, T, C) only sums and norms are layers: others are queries, keys, values and projections.
             shape, is_sum = self._read_shape(node), node.op_type == "Add" and seen.issuperset(node.input)
             if len(shape) == 4 or (len(shape) == 3 and (is_sum or node.op_type == "LayerNormalization")):
-                layers.append((node.output[0], node, shape))
+                yield node, shape
             seen.update(node.output)
-        # Inside of attention (N, heads, T, C) and (N, heads, T, T) have the shape of maps.
-        counts = {shape[1] for _, _, shape in layers if len(shape) == 3} - {0}
-        for name, node, shape in layers:
-            if len(shape) == 3 or not counts.intersection(shape[2:]):
-                yield name, node
 
     def _read_shape(self, node: NodeProto) -> list[int]:
         """Return the shape of what a node computes, if that is floating and may be shown; otherwise no axes."""
@@ -200,17 +206,21 @@ class OnnxModel(FileModel):
             self._sessions[key] = OnnxProgram(part.SerializeToString())
         return self._sessions[key]
 
+    def _find_needed(self, held: Collection[str], outputs: Sequence[str]) -> set[str]:
+        """Return the names of the tensors from which outputs are computed, and their own; behind held ones no more."""
+        needed, stack = set[str](), [*outputs]
+        while stack:
+            name = stack.pop()
+            if name not in needed:
+                needed.add(name)
+                stack += _list_inputs(self._producers[name]) if name in self._producers and name not in held else []
+        return needed
+
     def cut_graph(self, held: Sequence[str], outputs: Sequence[str]) -> ModelProto:
         """Return the graph from its inputs and from held tensors, which become inputs, to other tensors."""
         import onnx
 
-        needed, stack = set[str](), [*outputs]
-        while stack:
-            name = stack.pop()
-            if name in needed:
-                continue
-            needed.add(name)
-            stack += _list_inputs(self._producers[name]) if name in self._producers and name not in held else []
+        needed = self._find_needed(held, outputs)
         whole, computed = self._graph.graph, needed - {*held}
 
         def declare(name: str) -> onnx.ValueInfoProto:
@@ -239,3 +249,88 @@ def _list_inputs(node: NodeProto) -> list[str]:
     inner = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
     inner += [graph for attribute in node.attribute for graph in attribute.graphs]
     return [*node.input, *(name for graph in inner for child in graph.node for name in _list_inputs(child))]
+
+
+# --------------------------------------------------------------------------- which pixels a position is computed from
+
+_KEEPING = frozenset(
+    {
+        *("BatchNormalization", "Cast", "Clip", "Dropout", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish"),
+        *("Identity", "InstanceNormalization", "LayerNormalization", "LeakyRelu", "Log", "Neg", "PRelu", "Pow"),
+        *("Reciprocal", "Relu", "Selu", "Sigmoid", "Softplus", "Sqrt", "Tanh"),
+    }
+)
+"""Operators whose result is at each position computed from that position, or from all in the same way."""
+
+_JOINING = frozenset({"Add", "Div", "Max", "Mean", "Min", "Mul", "Sub", "Sum"})
+
+
+def follow(node: NodeProto, values: Mapping[str, Tensor], constants: Mapping[str, TensorProto]) -> Tensor:
+    """Return what stands for the result of an operator.
+
+    Args:
+        node: The operator.
+        values: The tensors that depend on the image, by name.
+        constants: The weights and other constants, by name.
+
+    Raises:
+        KeyError: The operator is not known here.
+    """
+    given = [values[name] for name in node.input if name in values]
+    options, x = _read_options(node), given[0]
+    if node.op_type in _KEEPING:
+        return x
+    if node.op_type in _JOINING:
+        return torch.stack([*torch.broadcast_tensors(*given)]).sum(0) if len(given) > 2 else sum(given[1:], x)
+    if node.op_type == "Concat" and len(given) == len(node.input):
+        return torch.cat(given, options["axis"])
+    return _OF_ONE_TENSOR[node.op_type](node, x, options, constants)
+
+
+def _slide(node: NodeProto, x: Tensor, options: Mapping[str, Any], constants: Mapping[str, TensorProto]) -> Tensor:
+    """Return the result of a convolution or a pooling over images."""
+    if options.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or x.ndim != 4:
+        raise KeyError("auto_pad")
+    top, left, bottom, right = options.get("pads", [0] * 4)
+    stride, dilation = options.get("strides", [1, 1]), options.get("dilations", [1, 1])
+    is_even = (top, left) == (bottom, right)
+    padding = [top, left] if is_even else [0, 0]
+    x = x if is_even else functional.pad(x, (left, right, top, bottom))
+    if node.op_type == "Conv":
+        # A parameter, as centers are read from its values.
+        weight = nn.Parameter(_to_tensor(constants[node.input[1]]).float())
+        return functional.conv2d(x, weight, None, stride, padding, dilation, options.get("group", 1))
+    kernel, is_ceiled = options["kernel_shape"], bool(options.get("ceil_mode", 0))
+    if node.op_type == "MaxPool":
+        return functional.max_pool2d(x, kernel, stride, padding, dilation, is_ceiled)
+    return functional.avg_pool2d(x, kernel, stride, padding, is_ceiled)
+
+
+def _multiply(node: NodeProto, x: Tensor, options: Mapping[str, Any], constants: Mapping[str, TensorProto]) -> Tensor:
+    return functional.linear(x, _to_tensor(constants[node.input[1]]).T)
+
+
+def _average(node: NodeProto, x: Tensor, options: Mapping[str, Any], constants: Mapping[str, TensorProto]) -> Tensor:
+    axes = options.get("axes") or (_to_tensor(constants[node.input[1]]).tolist() if len(node.input) > 1 else [2, 3])
+    return x.mean(axes, keepdim=bool(options.get("keepdims", 1)))
+
+
+_OF_ONE_TENSOR: dict[str, Callable[..., Tensor]] = {
+    **dict.fromkeys(("Conv", "AveragePool", "MaxPool"), _slide),
+    **dict.fromkeys(("GlobalAveragePool", "ReduceMean"), _average),
+    "MatMul": _multiply,
+    "Transpose": lambda _, x, options, __: x.permute(options["perm"]),
+}
+"""Operator → what it does to the tensor that depends on the image; its other inputs are constants."""
+
+
+def _read_options(node: NodeProto) -> dict[str, Any]:
+    from onnx.helper import get_attribute_value
+
+    return {attribute.name: get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def _to_tensor(constant: TensorProto) -> Tensor:
+    from onnx.numpy_helper import to_array
+
+    return torch.from_numpy(to_array(constant).copy())

@@ -331,10 +331,16 @@ class FileModel(FunctionModel):
             (output,) = by_name
         if output in by_name and by_name[output].dtype != object:
             return by_name[output]
-        listed = ", ".join(f"{name!r} {_format_shape(port)}" for name, port in by_name.items())
-        reason = f"has no numbers in output {output!r}" if output in by_name else f"has no output {output!r}"
-        reason = "has several outputs" if output is None else reason
-        raise ModelError(f"{self.path} {reason}; name that of the scores with output=: {listed}.")
+        raise ModelError(_describe_wrong_output(self.path, output, by_name))
+
+
+def _describe_wrong_output(path: Path, output: str | None, by_name: Mapping[str, Port]) -> str:
+    if output is None:
+        reason = "has several outputs"
+    else:
+        reason = f"has no {'numbers in output' if output in by_name else 'output'} {output!r}"
+    listed = ", ".join(f"{name!r} {_format_shape(port)}" for name, port in by_name.items())
+    return f"{path} {reason}; name that of the scores with output=: {listed}."
 
 
 def _format_shape(port: Port) -> str:

@@ -85,14 +85,7 @@ def build_configured_transform(settings: Mapping[str, Any], path: Path) -> Trans
         ModelError: timm is not installed, or the settings are not timm's.
     """
     timm = _import_timm()
-    for name, kinds in (("input_size", {int}), ("mean", {int, float}), ("std", {int, float})):
-        values = settings.get(name)
-        # JSON's true counts as a number in Python, and timm does not check the types.
-        is_list = isinstance(values, list) and len(values) > 0 and {*map(type, values)} <= kinds
-        if values is not None and not (is_list and (name != "input_size" or len(values) == 3)):
-            raise ModelError(
-                f"{path}: 'pretrained_cfg' is not timm's: {name} is {reprlib.repr(values)}, not a list of numbers."
-            )
+    _check_numbers(settings, path)
     try:
         data = timm.data.resolve_data_config(pretrained_cfg={**settings}, use_test_size=False)
         check_sides(path, [side / min(1, data["crop_pct"]) for side in data["input_size"][1:]])
@@ -102,6 +95,17 @@ def build_configured_transform(settings: Mapping[str, Any], path: Path) -> Trans
         raise_interrupt(error, ModelError)
         raise ModelError(f"{path}: 'pretrained_cfg' is not timm's: {get_first_line(error)}.") from error
     return build_gray(transform) if data["input_size"][0] == 1 else transform
+
+
+def _check_numbers(settings: Mapping[str, Any], path: Path) -> None:
+    for name, kinds in (("input_size", {int}), ("mean", {int, float}), ("std", {int, float})):
+        values = settings.get(name)
+        # JSON's true counts as a number in Python, and timm does not check the types.
+        is_list = isinstance(values, list) and len(values) > 0 and {*map(type, values)} <= kinds
+        if values is not None and not (is_list and (name != "input_size" or len(values) == 3)):
+            raise ModelError(
+                f"{path}: 'pretrained_cfg' is not timm's: {name} is {reprlib.repr(values)}, not a list of numbers."
+            )
 
 
 def _read_labels(model: Any) -> list[str] | None:
