@@ -95,7 +95,7 @@ def main(
     print(json.dumps(right), flush=True)
     wrong = [*_measure_parts(), *_measure_trained_parts(loaded, folders[_HELD_OUT])]
     result = {"machine": describe_machine(threads), "random": random, "right": right, "wrong": wrong}
-    text = format_tables(result)
+    text = format_table(result)
     print(text)
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if page is not None:
@@ -350,19 +350,18 @@ def _measure_wrong(model: nn.Module, images: Sequence[Tensor], *, has_places: bo
 # ------------------------------------------------------------------------------------------------------------ tables
 
 
-def format_tables(result: Mapping[str, Any]) -> str:
-    """Return a table of right places and one of wrong places, in Markdown."""
-    mark = f"<!-- numbers: benchmarks/{RESULTS.name} -->"
-    right = ["| drawn where the cells lie | maps | warned about | distance | spread | distance less spread, at most |"]
-    wrong = ["| drawn elsewhere | maps | warned about | distance | spread | distance less spread, at least |"]
-    for lines, key, end in ((right, "right", 2), (wrong, "wrong", 0)):
-        lines.append("|---" * 6 + "|")
+def format_table(result: Mapping[str, Any]) -> str:
+    """Return a table of right and wrong places in Markdown, each with the difference that is nearest to the limit."""
+    lines = [f"<!-- numbers: benchmarks/{RESULTS.name} -->"]
+    lines.append("| | drawn | maps | warned about | distance | spread | distance less spread |")
+    lines.append("|---" * 7 + "|")
+    for drawn, key, end in (("there", "right", 2), ("elsewhere", "wrong", 0)):
         for row in result[key]:
             _, low, high = row["share"]
-            cells = [row["name"], row["tested"], f"{row['warned']} ({low:.1%} to {high:.1%})".replace("%", " %")]
+            cells = [row["name"], drawn, row["tested"], f"{row['warned']} ({low:.1%} to {high:.1%})".replace("%", " %")]
             cells += [f"{row[name][1]:.2f}" for name in ("distance", "spread")] + [f"{row['beyond'][end]:.2f}"]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join([mark, *right, "", mark, *wrong])
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
