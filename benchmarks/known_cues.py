@@ -247,7 +247,7 @@ def format_table(result: dict[str, Any]) -> str:
     """Return the table of the page: a row for each network and cue, with the audits of its kinds of classes."""
     lines = [
         "<!-- numbers: benchmarks/known_cues.json -->",
-        "| network, cue | answers, directly | found | labels, directly | found, the cue in one | found, the cue in both |",
+        "| network, cue | answers, directly | found | labels, directly | found, the cue in one | in both |",
         "|---|---|---|---|---|---|",
     ]
     rows: dict[str, dict[str, dict[str, Any]]] = {}
