@@ -67,7 +67,7 @@ def test_each_name_of_a_row_is_compared(tmp_path: Path, monkeypatch: pytest.Monk
 
 _UNMARKED = {
     "checks.md: fault": "counts of 200 folders, in percent",
-    "inputs-and-targets.md: method": "printed by tools/train_demo_captioner.py",
+    "text-and-image.md: method": "printed by tools/train_demo_captioner.py",
     "placement.md: layer": "of the weights of one network, by hand",
 }
 """Tables of measured numbers that are not stored as they are shown."""
