@@ -40,6 +40,7 @@ from camtool.layers.places.cell_responses import CellResponse
 from camtool.trust.checks import place_checks
 
 RESULTS = Path(__file__).with_suffix(".json")
+_SMALL = "small network, "
 
 RANDOM = {
     "ResNet-18": "resnet18",
@@ -300,7 +301,7 @@ def _measure_parts() -> Iterator[dict[str, Any]]:
     """Yield what the test says of each step before a small network, with places that are wrong on purpose."""
     for name, step in (STEPS | NOWHERE).items():
         model, images = PartNet(step).eval(), [paint(*place) for place in PLACES]
-        yield {"name": f"small network, {name}"} | _measure_wrong(model, images, has_places=name in STEPS)
+        yield {"name": f"{_SMALL}{name}"} | _measure_wrong(model, images, has_places=name in STEPS)
 
 
 def _measure_trained_parts(
@@ -355,12 +356,16 @@ def format_table(result: Mapping[str, Any]) -> str:
     lines = [f"<!-- numbers: benchmarks/{RESULTS.name} -->"]
     lines.append("| | drawn | maps | warned about | distance | spread | distance less spread |")
     lines.append("|---" * 7 + "|")
+    # Small networks of which all maps are warned about are a sentence.
+    certain = [row for row in result["wrong"] if row["name"].startswith(_SMALL) and row["warned"] == row["tested"]]
     for drawn, key, end in (("there", "right", 2), ("elsewhere", "wrong", 0)):
-        for row in result[key]:
+        for row in [row for row in result[key] if row not in certain]:
             _, low, high = row["share"]
             cells = [row["name"], drawn, row["tested"], f"{row['warned']} ({low:.1%} to {high:.1%})".replace("%", " %")]
             cells += [f"{row[name][1]:.2f}" for name in ("distance", "spread")] + [f"{row['beyond'][end]:.2f}"]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
+    counts = [f"{row['name'].removeprefix(_SMALL)} {row['tested']}" for row in certain]
+    lines += ["", f"Of small networks, all maps that are drawn elsewhere are warned about behind: {', '.join(counts)}."]
     return "\n".join(lines)
 
 
