@@ -82,7 +82,7 @@ def main(
     photos: PhotosOption = None,
     threads: Annotated[int, typer.Option(help="Threads for torch.")] = 1,
     out: Annotated[Path, typer.Option(help="The JSON file.")] = RESULTS,
-    page: Annotated[Path | None, typer.Option(help="Page whose tables are written, e.g. docs/placement.md.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Page whose table is written, e.g. docs/placement.md.")] = None,
 ) -> None:
     """Measure, print the tables, and write the numbers to a JSON file."""
     torch.set_num_threads(threads)

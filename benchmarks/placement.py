@@ -2,7 +2,7 @@
 
 ``python -m benchmarks placement --weights NAME=FILE --scenes FOLDER``. Both placements answer the same questions, so
 the gains are paired. Networks, photos, scenes and measures are those of :mod:`benchmarks.networks`. Without networks
-nothing is measured: the tables of ``docs/placement.md`` are made from the JSON file.
+nothing is measured: the table of ``docs/placement.md`` is made from the JSON file.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Faithcam often shrinks to one spot. Would more depths, a floor under its gate, a softer gate, competition at each depth
 or FullGrad, whose heat is on whole objects, make it more faithful? Each variant is compared with faithcam on the same
 questions: gains are paired, with their standard errors. Networks, photos, scenes and measures are those of
-:mod:`benchmarks.networks`. Without networks nothing is measured: the tables of ``docs/faithcam.md`` are made from the
+:mod:`benchmarks.networks`. Without networks nothing is measured: the table of ``docs/faithcam.md`` is made from the
 JSON file.
 """
 
