@@ -305,6 +305,7 @@ def format_table(summary: Mapping[str, Any]) -> str:
     lines += [
         f"| {name} | {' | '.join(_format_share(part['detected'][name]) for part in parts)} |"
         for name in parts[0]["detected"]
+        if name not in KINDS
     ]
     for name in (
         "IoU of 0.3 or more",
@@ -317,6 +318,12 @@ def format_table(summary: Mapping[str, Any]) -> str:
         lines.append(f"| {name} | {' | '.join(_format_share(part[name]) for part in parts)} |")
     for name in ("mean IoU", "printed rate", "findings of other classes", "CoRelAy, balanced share"):
         lines.append(f"| {name} | {' | '.join('-' if part[name] is None else str(part[name]) for part in parts)} |")
+    kinds = []
+    for kind in KINDS:
+        found = [part["detected"][kind] for part in parts]
+        counts = ["-" if share is None else f"{share['count']} of {share['of']}" for share in found]
+        kinds.append(f"{kind} {counts[0]} ({counts[1]})")
+    lines += ["", f"Detected by kind of cue, in brackets held out: {', '.join(kinds)}."]
     return "\n".join(lines)
 
 

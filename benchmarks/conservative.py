@@ -4,13 +4,12 @@ The networks are those of scenes, see :mod:`benchmarks.networks`; nothing was tu
 ``conservative:METHOD`` over METHOD are paired. Beside the measures of faithfulness, ``weights`` is 1 less the metric
 ``cascading-randomization`` on the first questions: how much of the map is lost when the weights are. The cost is the
 time of an explanation divided by that of the method alone, in turns, one thread. Without a folder nothing is measured:
-the tables of ``docs/conservative.md`` are made from the JSON file.
+the table of ``docs/conservative.md`` is made from the JSON file.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +28,7 @@ from benchmarks.networks import (
     Question,
     ScenesOption,
     explain_by,
-    format_network_tables,
+    format_pairs,
     read_networks,
     summarize,
     write_between,
@@ -74,7 +73,7 @@ def main(
     """Measure, print the rows, and write them to a JSON file; without a folder write the page's tables from it."""
     stored: dict[str, Any] = {"rows": {}, "cost": {}} | (json.loads(out.read_text("utf-8")) if out.exists() else {})
     if scenes is None:
-        _write_page(stored)
+        write_between(_PAGE, "measured", format_methods(stored["rows"]))
         return
     torch.set_num_threads(1)
     for network in read_networks(scenes=scenes):
@@ -139,10 +138,9 @@ def _measure_costs(network: Network, question: Question, turns: int) -> dict[str
     return costs
 
 
-def _write_page(stored: dict[str, Any]) -> None:
-    """Write the tables: each method and, below it, its wrapped twin with marks where it differs."""
-    names: Sequence[str] = [name for method in METHODS for name in (method, f"conservative:{method}")]
-    write_between(_PAGE, "measured", format_network_tables(_OUT.name, stored["rows"], names, _MEASURES))
+def format_methods(rows: dict[str, Any]) -> str:
+    """Return the table of the page: each method and its wrapped twin, with marks where that differs."""
+    return format_pairs(_OUT.name, rows, {name: f"conservative:{name}" for name in METHODS}, _MEASURES)
 
 
 if __name__ == "__main__":

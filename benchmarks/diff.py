@@ -53,6 +53,8 @@ GROUPS = {
 }
 
 _PAIRS = 20
+_KIND = "planted: "
+"""Before the name of a kind of planted cue, a row of its own."""
 _FIRST_SCENE = 8_000_000_000
 _CLASSES, _SCENES, _PLANTED_SCENES = ("heart", "star"), 20, 40
 _VERSION = 2
@@ -252,7 +254,7 @@ def summarize(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     kinds = sorted({one["kind"].rpartition(" ")[0].rpartition(" ")[0] for one in entries if one["group"] == "planted"})
     rows += [
         (
-            f"planted: {kind}",
+            f"{_KIND}{kind}",
             [one for one in entries if one["group"] == "planted" and one["kind"].startswith(f"{kind} ")],
         )
         for kind in kinds
@@ -281,13 +283,16 @@ def format_table(summary: list[dict[str, Any]]) -> str:
         "| pairs | count | change found | any finding | heat moved | answers that differ | seconds |",
         "|---|---|---|---|---|---|---|",
     ]
-    for row in summary:
+    kinds = [row for row in summary if row["pairs"].startswith(_KIND)]
+    for row in [row for row in summary if row not in kinds]:
         shares = [f"{k} ({100 * low:.0f} to {100 * high:.0f} %)" for k, low, high in (row["found"], row["any finding"])]
         shares[0] = shares[0] if "planted" in row["pairs"] or "cheat" in row["pairs"] else "-"
         lines.append(
             f"| {row['pairs']} | {row['count']} | {' | '.join(shares)} | {100 * row['moved']:.1f} % | "
             f"{row['other answers']} | {row['seconds']:.0f} |"
         )
+    found = [f"{row['pairs'].removeprefix(_KIND)} {row['found'][0]} of {row['count']}" for row in kinds]
+    lines += ["", f"Found by kind of planted cue: {', '.join(found)}."] if found else []
     return "\n".join(lines)
 
 

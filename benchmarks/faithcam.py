@@ -4,7 +4,7 @@
 (photos of installed packages) and of scenes, see :mod:`benchmarks.networks`; with ``--photos`` it measures the first
 rows on the photos on which the defaults were tuned, too. The gains are paired: of choices over faithcam, of other
 methods over Grad-CAM. The cost is the time of an explanation divided by that of Grad-CAM, in turns, one thread. Without
-networks nothing is measured: the tables of README, ``docs/faithcam.md`` and ``docs/trust.md`` are made from the JSON
+networks nothing is measured: the tables of README and ``docs/trust.md`` are made from the JSON
 file; ``python -m tools.note`` makes those of the choices and of the tuned photos.
 """
 
@@ -28,7 +28,6 @@ from torch import Tensor, nn
 import camtool
 from benchmarks.networks import (
     HELD_OUT,
-    TITLES,
     TUNED,
     Bench,
     Heat,
@@ -38,21 +37,20 @@ from benchmarks.networks import (
     Question,
     ScenesOption,
     WeightsOption,
+    format_counts,
     format_table,
-    format_tables,
     read_networks,
     summarize,
     write_between,
 )
 from benchmarks.paired import compute_ratio, describe_machine, measure_in_turns
 from camtool.evidence import contributions
-from camtool.methods import METHODS
 from camtool.methods.families import competition
 
 _OUT = Path(__file__).with_suffix(".json")
 _ROOT = Path(__file__).parents[1]
 README = _ROOT / "README.md"
-PAGE, _TRUST = _ROOT / "docs" / "faithcam.md", _ROOT / "docs" / "trust.md"
+_TRUST = _ROOT / "docs" / "trust.md"
 
 _MEASURES = {
     "cells": "Single deletion",
@@ -300,29 +298,20 @@ def _measure_costs(turns: int) -> dict[str, dict[str, float]]:
 
 
 def _write_pages(rows: dict[str, Any]) -> None:
-    """Write the tables of README and of the pages."""
+    """Write the tables of README and of the page on trust."""
     file = _OUT.name
     few = ("gradcam, stretched", "gradcam", "rivalcam", "faithcam")
     write_between(README, "measured", format_table(file, rows, few, "pointing"))
+    write_between(_TRUST, "counted", count_networks(rows))
+
+
+def count_networks(rows: dict[str, Any]) -> str:
+    """Return a table with the numbers of networks on which each method is ahead of Grad-CAM, and behind it."""
     # The page says of the other libraries' Grad-CAM that it is the stretched one of camtool.
     stretched = rows["gradcam, stretched"]
     peers = [name for name in PEER_ROWS if any(rows[name][key] != stretched[key] for key in rows[name])]
-    write_between(PAGE, "measured", format_tables(file, rows, ["faithcam", *OTHERS, *peers], _MEASURES))
-    write_between(_TRUST, "counted", _count_networks(rows))
-
-
-def _count_networks(rows: dict[str, Any]) -> str:
-    """Return a table with the numbers of networks on which each method is ahead of Grad-CAM, and behind it."""
-    lines = ["| | " + " | ".join(title.lower() for title in _MEASURES.values()) + " |"]
-    lines.append("|---" * (len(_MEASURES) + 1) + "|")
-    for name in ("faithcam", *(name for name in OTHERS if name in METHODS and name != "gradcam")):
-        cells = []
-        for measure in _MEASURES:
-            gains = [entry[measure][2:] for key, entry in rows[name].items() if key in TITLES and measure in entry]
-            ahead, behind = (sum(sign * gain > 2 * error for gain, error in gains) for sign in (1, -1))
-            cells.append(f"+{ahead} -{behind} of {len(gains)}" if gains else "")
-        lines.append(" | ".join([f"| `{name}`", *cells]) + " |")
-    return "\n".join(lines)
+    names = ["faithcam", *(name for name in OTHERS if name != "gradcam"), *peers]
+    return format_counts(rows, names, _MEASURES)
 
 
 if __name__ == "__main__":

@@ -244,23 +244,36 @@ def compare(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> dict[str, li
 
 
 def format_table(result: dict[str, Any]) -> str:
-    """Return the table of the page."""
+    """Return the table of the page: a row for each network and cue, with the audits of its kinds of classes."""
     lines = [
         "<!-- numbers: benchmarks/known_cues.json -->",
-        "| network | cue | classes | directly | findings (of their photos with the cue) |",
-        "|---|---|---|---|---|",
+        "| network, cue | answers, directly | found | labels, directly | found, the cue in one | in both |",
+        "|---|---|---|---|---|---|",
     ]
+    rows: dict[str, dict[str, dict[str, Any]]] = {}
     for audit in result["audits"]:
-        (made, others), (lost, count) = audit["directly"]["becomes"], audit["directly"]["loses without"]
-        directly = f"'{audit['class']}': {made} of {others} become it, {lost} of {count} are it by the cue alone"
-        directly = "-" if audit["cue"] == "none" else directly
-        columns = [TITLES[audit["network"]], audit["cue"], audit["classes"], directly, _join(audit)]
-        lines.append(f"| {' | '.join(columns)} |")
+        rows.setdefault(f"{TITLES[audit['network']]}, {audit['cue']}", {})[audit["classes"]] = audit
+    for name, audits in rows.items():
+        # Without a cue there is one audit of the labels.
+        asked = [audits.get(kind) for kind in ("answers", "labels, the cue in one", "labels, the cue in both")]
+        answers, in_one, in_both = asked[0], asked[1] or audits.get("labels"), asked[2]
+        cells = [_count(answers), _join(answers), _count(in_one), _join(in_one), _join(in_both)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _join(audit: dict[str, Any]) -> str:
+def _count(audit: dict[str, Any] | None) -> str:
+    """Return what the cue does to the answers."""
+    if audit is None or audit["cue"] == "none":
+        return "-"
+    (made, others), (lost, count) = audit["directly"]["becomes"], audit["directly"]["loses without"]
+    return f"'{audit['class']}': {made} of {others} become it, {lost} of {count} are it by the cue alone"
+
+
+def _join(audit: dict[str, Any] | None) -> str:
     """Return the findings in one cell, with the number of their photos that have the cue."""
+    if audit is None:
+        return ""
     cells = []
     for one in audit["findings"]:
         shown = "" if audit["cue"] == "none" else f" ({one['with the cue']} of {one['photos']})"

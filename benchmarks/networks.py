@@ -379,32 +379,53 @@ def format_table(file: str, rows: dict[str, Any], names: Sequence[str], measure:
     return "\n".join(lines)
 
 
-def format_tables(
-    file: str, rows: dict[str, Any], names: Sequence[str], titles: Mapping[str, str], *, is_gain: bool = False
-) -> str:
-    """Return a table for each measure under its title, see :func:`format_table`."""
-    return "\n\n".join(
-        f"**{title}**\n\n{format_table(file, rows, names, measure, is_gain=is_gain)}"
-        for measure, title in titles.items()
-    )
+def format_counts(rows: dict[str, Any], names: Sequence[str], titles: Mapping[str, str]) -> str:
+    """Return a table in Markdown with methods as rows and measures as columns: a reference beaten, or not.
+
+    A cell has the numbers of networks on which the method is more than two standard errors ahead of its reference (+)
+    and behind it (-), and the lowest and the highest gain.
+    """
+    lines = ["| | " + " | ".join(title.lower() for title in titles.values()) + " |", "|---" * (len(titles) + 1) + "|"]
+    for name in names:
+        cells = []
+        for measure in titles:
+            entries = [entry for key, entry in rows[name].items() if key in TITLES]
+            cells.append(_count_gains([entry[measure][2:] for entry in entries if measure in entry]))
+        lines.append(" | ".join([f"| {_format_label(name)}", *cells]) + " |")
+    return "\n".join(lines)
 
 
-def format_network_tables(file: str, rows: dict[str, Any], names: Sequence[str], titles: Mapping[str, str]) -> str:
-    """Return a table for each network under its title, with methods as rows and measures as columns.
+def _count_gains(gains: Sequence[Sequence[float]]) -> str:
+    if not gains:
+        return "-"
+    ahead, behind = (sum(sign * gain > 2 * error for gain, error in gains) for sign in (1, -1))
+    low, high = min(gain for gain, _ in gains), max(gain for gain, _ in gains)
+    return f"+{ahead} -{behind} of {len(gains)}, {low:+.3f} to {high:+.3f}"
 
-    It has no rows for methods that do not fit a network. For marks see :func:`format_table`.
+
+def format_pairs(file: str, rows: dict[str, Any], pairs: Mapping[str, str], titles: Mapping[str, str]) -> str:
+    """Return a table in Markdown with networks and methods as rows and measures as columns, with its mark.
+
+    A cell has the mean of a method and that of its counterpart, marked as in :func:`format_table`. It has no rows for
+    methods that do not fit a network.
+
+    Args:
+        file: Name of the JSON file of the numbers.
+        rows: Name to network to measure to the numbers of :func:`summarize`.
+        pairs: Name to the name of the counterpart, whose gains are over the first.
+        titles: Measure to title.
     """
     head = ["| | " + " | ".join(title.lower() for title in titles.values()) + " |", "|---" * (len(titles) + 1) + "|"]
-    tables = []
-    for key in [key for key in TITLES if any(key in rows.get(name, {}) for name in names)]:
-        lines = [f"**{TITLES[key]}**", "", f"<!-- numbers: benchmarks/{file} -->", *head]
-        for name in names:
-            entries = rows.get(name, {}).get(key)
-            if entries:
-                cells = [_format_entry(entries.get(measure), is_gain=False) for measure in titles]
-                lines.append(" | ".join([f"| {_format_label(name)}", *cells]) + " |")
-        tables.append("\n".join(lines))
-    return "\n\n".join(tables)
+    lines = [f"<!-- numbers: benchmarks/{file} -->", *head]
+    for key, network in TITLES.items():
+        for name, counterpart in pairs.items():
+            plain, other = rows.get(name, {}).get(key), rows.get(counterpart, {}).get(key)
+            if plain and other:
+                entries = [(plain.get(measure), other.get(measure)) for measure in titles]
+                both = [[_format_entry(entry, is_gain=False) for entry in pair] for pair in entries]
+                cells = ["-" if cell == ["-", "-"] else " → ".join(cell) for cell in both]
+                lines.append(" | ".join([f"| {network}, {_format_label(name)}", *cells]) + " |")
+    return "\n".join(lines)
 
 
 def _format_label(name: str) -> str:

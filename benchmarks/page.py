@@ -224,7 +224,7 @@ def _compare(text: str, expected: NDArray[np.float32]) -> float:
 
 
 def format_tables(result: dict[str, Any]) -> str:
-    """Return the tables of the page: the networks, and the sizes of the parts."""
+    """Return the table of the networks, and a sentence with the sizes of the parts."""
     mark = "<!-- numbers: benchmarks/page.json -->"
     columns = {"methods": "methods", "logits, 1e-6": "logits", "maps, 1e-6": "maps", "first, s": "first"}
     columns |= {"page, s": "page", "preparing": "preparing", "Python, s": "python", "ratio": "ratio"}
@@ -233,8 +233,8 @@ def format_tables(result: dict[str, Any]) -> str:
     for name, row in result["rows"].items():
         cells = [row[key] for key in columns.values()]
         lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
-    lines += ["", mark, "| part | MB | compressed |", "|---|---:|---:|"]
-    lines += [f"| {name} | {sizes['MB']} | {sizes['compressed']} |" for name, sizes in result["sizes"].items()]
+    parts = (f"{name} {sizes['MB']} ({sizes['compressed']})" for name, sizes in result["sizes"].items())
+    lines += ["", f"Megabytes of the parts, in brackets compressed: {', '.join(parts)}."]
     return "\n".join(lines)
 
 

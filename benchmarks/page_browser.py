@@ -171,16 +171,16 @@ def describe(values: list[float]) -> dict[str, float]:
 
 
 def format_tables(result: dict[str, Any]) -> str:
-    """Return the tables of the page: threads and camera, and the decoders."""
+    """Return the table of threads and camera, and a sentence about the decoders."""
     mark = "<!-- numbers: benchmarks/page_browser.json -->"
     lines = [mark, "| threads | seconds, median | seconds, fastest | frames a second |", "|---:|---:|---:|---:|"]
     for count, frames in result["frames"].items():
         shown = f"{frames['mean']} ± {frames['error']}"
         lines.append(f"| {count} | {result['seconds'][count]} | {result['fastest'][count]} | {shown} |")
-    lines += ["", mark, "| file | pixels | logits, 1e-6 | maps, 1e-6 |", "|---|---:|---:|---:|"]
-    lines += [
-        f"| {kind} | {row['pixels']:g} | {row['logits']} | {row['maps']} |" for kind, row in result["decoders"].items()
-    ]
+    decoders = result["decoders"]
+    pixels, logits, maps = (max(row[key] for row in decoders.values()) for key in ("pixels", "logits", "maps"))
+    differences = f"{pixels:g} gray levels, {logits} millionths of the largest logit, {maps} of the map's peak"
+    lines += ["", f"Largest differences between Chromium and Pillow, of files ({'; '.join(decoders)}): {differences}."]
     return "\n".join(lines)
 
 

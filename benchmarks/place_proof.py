@@ -40,6 +40,7 @@ from camtool.layers.places.cell_responses import CellResponse
 from camtool.trust.checks import place_checks
 
 RESULTS = Path(__file__).with_suffix(".json")
+_SMALL = "small network, "
 
 RANDOM = {
     "ResNet-18": "resnet18",
@@ -81,7 +82,7 @@ def main(
     photos: PhotosOption = None,
     threads: Annotated[int, typer.Option(help="Threads for torch.")] = 1,
     out: Annotated[Path, typer.Option(help="The JSON file.")] = RESULTS,
-    page: Annotated[Path | None, typer.Option(help="Page whose tables are written, e.g. docs/placement.md.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Page whose table is written, e.g. docs/placement.md.")] = None,
 ) -> None:
     """Measure, print the tables, and write the numbers to a JSON file."""
     torch.set_num_threads(threads)
@@ -95,7 +96,7 @@ def main(
     print(json.dumps(right), flush=True)
     wrong = [*_measure_parts(), *_measure_trained_parts(loaded, folders[_HELD_OUT])]
     result = {"machine": describe_machine(threads), "random": random, "right": right, "wrong": wrong}
-    text = format_tables(result)
+    text = format_table(result)
     print(text)
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if page is not None:
@@ -300,7 +301,7 @@ def _measure_parts() -> Iterator[dict[str, Any]]:
     """Yield what the test says of each step before a small network, with places that are wrong on purpose."""
     for name, step in (STEPS | NOWHERE).items():
         model, images = PartNet(step).eval(), [paint(*place) for place in PLACES]
-        yield {"name": f"small network, {name}"} | _measure_wrong(model, images, has_places=name in STEPS)
+        yield {"name": f"{_SMALL}{name}"} | _measure_wrong(model, images, has_places=name in STEPS)
 
 
 def _measure_trained_parts(
@@ -350,19 +351,22 @@ def _measure_wrong(model: nn.Module, images: Sequence[Tensor], *, has_places: bo
 # ------------------------------------------------------------------------------------------------------------ tables
 
 
-def format_tables(result: Mapping[str, Any]) -> str:
-    """Return a table of right places and one of wrong places, in Markdown."""
-    mark = f"<!-- numbers: benchmarks/{RESULTS.name} -->"
-    right = ["| drawn where the cells lie | maps | warned about | distance | spread | distance less spread, at most |"]
-    wrong = ["| drawn elsewhere | maps | warned about | distance | spread | distance less spread, at least |"]
-    for lines, key, end in ((right, "right", 2), (wrong, "wrong", 0)):
-        lines.append("|---" * 6 + "|")
-        for row in result[key]:
+def format_table(result: Mapping[str, Any]) -> str:
+    """Return a table of right and wrong places in Markdown, each with the difference that is nearest to the limit."""
+    lines = [f"<!-- numbers: benchmarks/{RESULTS.name} -->"]
+    lines.append("| | drawn | maps | warned about | distance | spread | distance less spread |")
+    lines.append("|---" * 7 + "|")
+    # Small networks of which all maps are warned about are a sentence.
+    certain = [row for row in result["wrong"] if row["name"].startswith(_SMALL) and row["warned"] == row["tested"]]
+    for drawn, key, end in (("there", "right", 2), ("elsewhere", "wrong", 0)):
+        for row in [row for row in result[key] if row not in certain]:
             _, low, high = row["share"]
-            cells = [row["name"], row["tested"], f"{row['warned']} ({low:.1%} to {high:.1%})".replace("%", " %")]
+            cells = [row["name"], drawn, row["tested"], f"{row['warned']} ({low:.1%} to {high:.1%})".replace("%", " %")]
             cells += [f"{row[name][1]:.2f}" for name in ("distance", "spread")] + [f"{row['beyond'][end]:.2f}"]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join([mark, *right, "", mark, *wrong])
+    counts = [f"{row['name'].removeprefix(_SMALL)} {row['tested']}" for row in certain]
+    lines += ["", f"Of small networks, all maps that are drawn elsewhere are warned about behind: {', '.join(counts)}."]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,14 @@
 
 ``python -m benchmarks placement --weights NAME=FILE --scenes FOLDER``. Both placements answer the same questions, so
 the gains are paired. Networks, photos, scenes and measures are those of :mod:`benchmarks.networks`. Without networks
-nothing is measured: the tables of ``docs/placement.md`` are made from the JSON file.
+nothing is measured: the table of ``docs/placement.md`` is made from the JSON file.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -20,7 +20,7 @@ from benchmarks.networks import (
     ScenesOption,
     WeightsOption,
     explain_by,
-    format_tables,
+    format_counts,
     read_networks,
     summarize,
     write_between,
@@ -46,8 +46,7 @@ def main(
     """Measure, print the rows, and write them to a JSON file; without networks write the page's tables from it."""
     rows = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else {}
     if not weights and scenes is None:
-        names = [row for asked in METHODS for row in (f"{asked}, stretched", asked)]
-        write_between(PAGE, "measured", format_tables("placement.json", rows, names, _MEASURES))
+        write_between(PAGE, "measured", count_methods(rows))
         return
     torch.set_num_threads(threads)
     for network in read_networks(weights, None, scenes):
@@ -66,6 +65,11 @@ def main(
                 print(network.name, row, json.dumps(entry), flush=True)
             result = {"machine": describe_machine(threads), "rows": rows}
             out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def count_methods(rows: dict[str, Any]) -> str:
+    """Return a table with the numbers of networks on which each method gains by centers, and loses."""
+    return format_counts(rows, METHODS, _MEASURES)
 
 
 if __name__ == "__main__":

@@ -195,49 +195,41 @@ _LINES = {
 
 def write_tables(rows: dict[str, Any]) -> str:
     """Return the tables of the page, between their markers."""
-    heads = [f"{measure}" for measure in MEASURES]
     mark = f"<!-- numbers: benchmarks/{RESULTS.name} -->"
-    lines = [START, mark, "| network, photos, prior, passes | " + " | ".join(heads) + " | coverage: 16, 49, masks |"]
-    lines.append("|---" * (len(heads) + 2) + "|")
+    lines = [START, mark, f"| network, photos, prior, passes | {' | '.join(MEASURES)} | coverage: 16, 49, masks |"]
+    lines.append("|---" * (len(MEASURES) + 2) + "|")
     for (network, name), place, prior in product(TITLES.items(), (_UNSEEN, _SCENES, _CHOSEN), ("faithcam", "gradcam")):
-        # Of the other networks the ends of the curve from the best map.
-        for passes in PASSES if network in NETWORKS else (PASSES[0], PASSES[-1]) if prior == "faithcam" else ():
-            row = rows.get(f"{network}, {place}, refine {prior}, {passes}")
-            if row is not None:
-                shown = f"{name}, {row['photos']} {_SHOWN[place]}, `{prior}`, {passes}"
-                gains = [f"{row[measure][2]:+.3f} ± {row[measure][3]:.3f}" for measure in MEASURES]
-                coverage = ", ".join(f"{share:.2f}" for share in row["coverage"])
-                lines.append(f"| {shown} | {' | '.join(gains)} | {coverage} |")
-    lines += ["", "*Gains over the map of one pass. The methods themselves, on unseen photos:*", ""]
+        by_passes = {passes: rows.get(f"{network}, {place}, refine {prior}, {passes}") for passes in PASSES}
+        found = {passes: row for passes, row in by_passes.items() if row is not None}
+        # Of the other networks the best map alone was refined.
+        if found and (network in NETWORKS or prior == "faithcam"):
+            last = found[max(found)]
+            shown = f"{name}, {last['photos']} {_SHOWN[place]}, `{prior}`, {', '.join(map(str, found))}"
+            gains = [_join_gains([row[measure] for row in found.values()]) for measure in MEASURES]
+            coverage = ", ".join(f"{share:.2f}" for share in last["coverage"])
+            lines.append(f"| {shown} | {' | '.join(gains)} | {coverage} |")
     shown_measures = [measure for measure in MEASURES if measure != "sizes"]
+    lines += ["", mark, "| unseen photos: 16, 32, 64, 128 passes | " + " | ".join(shown_measures) + " |"]
+    lines.append("|---" * (len(shown_measures) + 1) + "|")
     for network, name in NETWORKS.items():
-        lines.append(f"{mark}\n| {name} | " + " | ".join(f"{m}: 16, 32, 64, 128 passes" for m in shown_measures) + " |")
-        lines.append("|---" * (len(shown_measures) + 1) + "|")
         for method in ("faithcam", "gradcam"):
             row = rows[f"{network}, {_UNSEEN}, {method}, 1"]
             means = [f"{row[measure][0]:.3f} ± {row[measure][1]:.3f}" for measure in shown_measures]
-            lines.append(f"| `{method}`, one pass | {' | '.join(means)} |")
+            lines.append(f"| {name}, `{method}`, one pass | {' | '.join(means)} |")
         for method, (label, _, _) in _LINES.items():
-            by_passes = [rows[f"{network}, {_UNSEEN}, {method}, {passes}"] for passes in PASSES]
-            means = [", ".join(f"{row[measure][0]:.3f}" for row in by_passes) for measure in shown_measures]
-            lines.append(f"| {label} | {' | '.join(means)} |")
-        lines.append("")
-    lines += [mark, "| sum over cells, from 640 passes | " + " | ".join(shown_measures) + " |"]
-    lines.append("|---" * (len(shown_measures) + 1) + "|")
-    for network, name in NETWORKS.items():
-        row = rows[f"{network}, {_CHOSEN}, {_CEILING}"]
-        gains = [f"{row[measure][2]:+.3f} ± {row[measure][3]:.3f}" for measure in shown_measures]
-        lines.append(f"| {name}, {row['photos']} tuned on | {' | '.join(gains)} |")
-    lines.append("")
-    lines += [
-        mark,
-        "| map, weights randomized from the output | " + " | ".join(NETWORKS.values()) + " |",
-        "|---|---|---|",
-    ]
-    for row in ("faithcam, 1", "faithcam, 64", "refine gradcam, 64"):
-        both = [rows[f"{network}, {_UNSEEN}, randomized, {row}"]["correlation"] for network in NETWORKS]
-        lines.append(f"| {row} | " + " | ".join(f"{mean:.3f} ± {error:.3f}" for mean, error in both) + " |")
+            of_method = [rows[f"{network}, {_UNSEEN}, {method}, {passes}"] for passes in PASSES]
+            means = [", ".join(f"{row[measure][0]:.3f}" for row in of_method) for measure in shown_measures]
+            lines.append(f"| {name}, {label} | {' | '.join(means)} |")
     return "\n".join([*lines, END])
+
+
+def _join_gains(entries: Sequence[Sequence[float]]) -> str:
+    """Return gains in one cell, bold beyond two standard errors, italic below; the last with its standard error."""
+    cells = []
+    for _, _, gain, error in entries:
+        text = f"{gain:+.3f}"
+        cells.append(text if abs(gain) <= 2 * error else f"**{text}**" if gain > 0 else f"*{text}*")
+    return f"{', '.join(cells)} ± {entries[-1][3]:.3f}"
 
 
 def draw_curves(rows: dict[str, Any]) -> Figure:

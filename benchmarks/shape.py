@@ -3,7 +3,7 @@
 Faithcam often shrinks to one spot. Would more depths, a floor under its gate, a softer gate, competition at each depth
 or FullGrad, whose heat is on whole objects, make it more faithful? Each variant is compared with faithcam on the same
 questions: gains are paired, with their standard errors. Networks, photos, scenes and measures are those of
-:mod:`benchmarks.networks`. Without networks nothing is measured: the tables of ``docs/faithcam.md`` are made from the
+:mod:`benchmarks.networks`. Without networks nothing is measured: the table of ``docs/faithcam.md`` is made from the
 JSON file.
 """
 
@@ -13,21 +13,20 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from torch import Tensor
 
 import camtool
-from benchmarks.faithcam import PAGE
 from benchmarks.networks import (
     MEASURES,
     Bench,
     ScenesOption,
     WeightsOption,
     explain_by,
-    format_tables,
+    format_counts,
     read_networks,
     summarize,
     write_between,
@@ -48,6 +47,7 @@ from camtool.methods.families.competition import (
 from camtool.methods.families.input_gradient import fullgrad
 
 RESULTS = Path(__file__).with_suffix(".json")
+PAGE = Path(__file__).parents[1] / "docs" / "faithcam.md"
 
 _TITLES = {
     "cells": "Single deletion",
@@ -69,8 +69,7 @@ def main(
     """Measure, print the rows, and write them to a JSON file; without networks write the page's tables from it."""
     rows = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else {}
     if not weights and scenes is None:
-        names = [name for name in VARIANTS if name != "faithcam"]
-        write_between(PAGE, "shape", format_tables("shape.json", rows, names, _TITLES, is_gain=True))
+        write_between(PAGE, "shape", count_variants(rows))
         return
     torch.set_num_threads(threads)
     for network in read_networks(weights, None, scenes):
@@ -88,6 +87,11 @@ def main(
             print(network.name, variant, json.dumps(entry), flush=True)
             result = {"machine": describe_machine(threads), "rows": rows}
             out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def count_variants(rows: dict[str, Any]) -> str:
+    """Return a table with the numbers of networks on which each variant is ahead of faithcam, and behind it."""
+    return format_counts(rows, [name for name in VARIANTS if name != "faithcam"], _TITLES)
 
 
 # ---------------------------------------------------------------------------------------------------------- variants

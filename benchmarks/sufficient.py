@@ -281,28 +281,24 @@ def _divide_further(trial: _Trial, part: Cells) -> list[float]:
 def write_tables(rows: dict[str, Any]) -> str:
     """Return the tables of the page."""
     networks = {name: rows[f"{name}, {HELD_OUT}"] for name in TITLES if f"{name}, {HELD_OUT}" in rows}
+    asked = [(name, row, passes) for name, row in networks.items() for passes in PASSES]
+    heads = [f"{TITLES[name]}, {row['photos']} photos, {passes} passes" for name, row, passes in asked]
     mark = f"<!-- numbers: benchmarks/{RESULTS.name} -->"
-    lines = [
-        mark,
-        "| area | " + " | ".join(f"{TITLES[n]}, {row['photos']} photos" for n, row in networks.items()) + " |",
-    ]
-    lines.append("|---" * (len(networks) + 1) + "|")
-    for passes in PASSES:
-        for name, title in ROWS.items():
-            entries = [row["area"].get(f"{name}, {passes}") for row in networks.values()]
-            if all(entries):
-                cells = [f"{e[0]:.3f} ± {e[1]:.3f}{_format_gain(name, passes, e)}" for e in entries]
-                lines.append(f"| {title}, {passes} passes | {' | '.join(cells)} |")
-    lines += ["", mark, "| checked one image at a time | " + " | ".join(TITLES[name] for name in networks) + " |"]
-    lines.append("|---" * (len(networks) + 1) + "|")
-    for name in (f"{_OURS}, {passes}" for passes in PASSES):
-        checks = [(row["photos"], row["checks"][name], row["median"][name]) for row in networks.values()]
-        cells = [
-            f"{c['refuted']} of {n} refuted, {c['minimal']} minimal ({c['not minimal after all']} wrongly), "
-            f"median area {median:.2f}"
-            for n, c, median in checks
-        ]
-        lines.append(f"| {name.replace(_OURS, '`sufficient()`')} passes | {' | '.join(cells)} |")
+    lines = [mark, f"| area | {' | '.join(heads)} |", "|---" * (len(asked) + 1) + "|"]
+    for name, title in ROWS.items():
+        entries = [(passes, row["area"].get(f"{name}, {passes}")) for _, row, passes in asked]
+        if all(entry for _, entry in entries):
+            cells = [f"{e[0]:.3f} ± {e[1]:.3f}{_format_gain(name, passes, e)}" for passes, e in entries]
+            lines.append(f"| {title} | {' | '.join(cells)} |")
+    cells = []
+    for _, row, passes in asked:
+        name = f"{_OURS}, {passes}"
+        check, median = row["checks"][name], row["median"][name]
+        cells.append(
+            f"{check['refuted']} of {row['photos']} refuted, {check['minimal']} minimal "
+            f"({check['not minimal after all']} wrongly), median area {median:.2f}"
+        )
+    lines.append(f"| `sufficient()`, checked one image at a time | {' | '.join(cells)} |")
     scenes = rows.get("scenes")
     if scenes is not None:
         (share, error), (mean, its_error) = scenes["at least 80 % of the cells"], scenes["cells on the object"]

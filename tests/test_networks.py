@@ -15,7 +15,8 @@ from benchmarks.networks import (
     Question,
     QuestionScore,
     explain_by,
-    format_network_tables,
+    format_counts,
+    format_pairs,
     format_table,
     summarize,
 )
@@ -72,26 +73,31 @@ def test_a_table_marks_what_is_beyond_two_standard_errors() -> None:
     assert format_table("x.json", rows, ["other"], "cells", is_gain=True).endswith("| other | *-0.300* | **+0.200** |")
 
 
-def test_a_table_of_a_network_has_the_methods_that_fit_it() -> None:
+def test_a_table_of_counts_has_networks_ahead_and_behind_and_the_range_of_the_gains() -> None:
+    rows = {
+        "gradcam": {"vit": {"cells": [0.7, 0.1, 0.2, 0.09]}, "mobilenet_v2": {"cells": [0.1, 0.1, -0.3, 0.1]}},
+        "other": {"vit": {"cells": [0.6, 0.1, 0.1, 0.05]}, "mobilenet_v2, tuned": {"cells": [0.9, 0.1, 0.5, 0.1]}},
+    }
+    assert format_counts(rows, list(rows), {"cells": "Cells", "masks": "Masks"}).splitlines() == [
+        "| | cells | masks |",
+        "|---|---|---|",
+        "| `gradcam` | +1 -1 of 2, -0.300 to +0.200 | - |",
+        "| other | +0 -0 of 1, +0.100 to +0.100 | - |",
+    ]
+
+
+def test_a_table_of_pairs_has_the_methods_that_fit_a_network() -> None:
     rows = {
         "gradcam": {"vit": {"cells": [0.5, 0.1, 0.0, 0.0], "masks": [0.2, 0.1, 0.0, 0.0]}},
-        "other": {"vit": {"cells": [0.3, 0.1, -0.2, 0.09]}, "mobilenet_v2": {"masks": [0.1, 0.1, -0.3, 0.2]}},
+        "wrapped": {"vit": {"cells": [0.3, 0.1, -0.2, 0.09]}, "mobilenet_v2": {"masks": [0.1, 0.1, -0.3, 0.2]}},
+        "alone": {"vit": {"cells": [0.5, 0.1, 0.0, 0.0]}},
     }
-    assert format_network_tables("x.json", rows, list(rows), {"cells": "Cells", "masks": "Masks"}).splitlines() == [
-        "**MobileNetV2**",
-        "",
+    pairs, titles = {"gradcam": "wrapped", "alone": "missing"}, {"cells": "Cells", "masks": "Masks", "none": "None"}
+    assert format_pairs("x.json", rows, pairs, titles).splitlines() == [
         "<!-- numbers: benchmarks/x.json -->",
-        "| | cells | masks |",
-        "|---|---|---|",
-        "| other | - | 0.100 |",
-        "",
-        "**ViT**",
-        "",
-        "<!-- numbers: benchmarks/x.json -->",
-        "| | cells | masks |",
-        "|---|---|---|",
-        "| `gradcam` | 0.500 | 0.200 |",
-        "| other | *0.300* | - |",
+        "| | cells | masks | none |",
+        "|---|---|---|---|",
+        "| ViT, `gradcam` | 0.500 → *0.300* | 0.200 → - | - |",
     ]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import numbers
+from benchmarks import conservative, faithcam, numbers, placement, shape
 
 PAGE = """
 <!-- numbers: benchmarks/made.json -->
@@ -65,7 +67,7 @@ def test_each_name_of_a_row_is_compared(tmp_path: Path, monkeypatch: pytest.Monk
 
 _UNMARKED = {
     "checks.md: fault": "counts of 200 folders, in percent",
-    "inputs-and-targets.md: method": "printed by tools/train_demo_captioner.py",
+    "text-and-image.md: method": "printed by tools/train_demo_captioner.py",
     "placement.md: layer": "of the weights of one network, by hand",
 }
 """Tables of measured numbers that are not stored as they are shown."""
@@ -74,3 +76,20 @@ _UNMARKED = {
 def test_each_table_of_measured_numbers_names_its_file() -> None:
     unmarked = {f"{page.name}: {name}" for page in numbers._PAGES for name in numbers.find_unmarked(page.read_text())}
     assert unmarked == {*_UNMARKED}
+
+
+@pytest.mark.parametrize(
+    ("page", "mark", "file", "count"),
+    [
+        ("trust", "counted", "faithcam", faithcam.count_networks),
+        ("faithcam", "shape", "shape", shape.count_variants),
+        ("placement", "measured", "placement", placement.count_methods),
+        ("conservative", "measured", "conservative", conservative.format_methods),
+    ],
+)
+def test_a_page_has_what_its_benchmark_counts(page: str, mark: str, file: str, count: Callable[[Any], str]) -> None:
+    root = Path(__file__).parents[1]
+    text = (root / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    stored = json.loads((root / "benchmarks" / f"{file}.json").read_text(encoding="utf-8"))["rows"]
+    shown = text.partition(f"<!-- {mark} -->\n")[2].partition(f"\n<!-- /{mark} -->")[0]
+    assert shown == count(stored), f"run python -m benchmarks {file}"

@@ -23,8 +23,8 @@ _PEERS = "Differences from grad-cam 1.5.7 and torchcam 0.5.0"
 _PEERS_ANCHOR = "differences-from-grad-cam-157-and-torchcam-050"
 _MEASURES = {
     ("trust", "<!-- counted -->"): """The number of trained networks on which the method is ahead of `gradcam` (+) and
-behind it (-) by more than two standard errors of the paired difference; an empty cell was not measured
-([how](../../trust.md#which-method-by-which-measure)):""",
+behind it (-) by more than two standard errors of the paired difference, and the lowest and the highest gain; a dash was
+not measured ([how](../../trust.md#which-method-by-which-measure)):""",
     (
         "trust",
         "### Scenes with known evidence",

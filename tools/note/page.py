@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.faithcam import ABLATIONS
-from benchmarks.networks import TITLES, format_table
+from benchmarks.networks import TITLES, format_counts
 from benchmarks.shape import VARIANTS
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.methods import METHODS
@@ -155,9 +155,10 @@ def draw_gains(file: str, columns: dict[str, tuple[str, str]], *, means: Sequenc
     return _draw_table(file, ["network", *columns], body)
 
 
-def draw_choices(measure: str) -> str:
-    """Return the gains of the variants of faithcam over it, with networks as columns."""
-    return format_table("faithcam.json", _read("faithcam")["rows"], _CHOICES, measure, is_gain=True)
+def draw_choices() -> str:
+    """Return on how many networks each variant of faithcam is ahead of it and behind it, and the range of the gains."""
+    measures = {"pointing": "Pointing", "masks": "Masks", "cells": "Single deletion"}
+    return format_counts(_read("faithcam")["rows"], _CHOICES, measures)
 
 
 def draw_tuned() -> str:
