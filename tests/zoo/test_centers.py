@@ -16,6 +16,7 @@ from camtool.hooks.observation import observe_with_trunk
 from camtool.layers.centers import find_centers
 from camtool.layers.layouts import Layer
 from camtool.layers.survey import find_candidates
+from tests.zoo.averaging import average, build_trunk, find_exact_center
 
 READ = [
     *("alexnet", "resnet50", "resnetblur18", "deit_tiny_patch16_224", "convnextv2_atto", "cspresnet50", "densenet121"),
@@ -48,6 +49,16 @@ FIRST_BLOCKS = {
 
 SIZES = {"crossvit_tiny_240": 240, "cspresnet50": 160, "poolformer_s12": 160}
 """Sides of the pictures, by default 224: another one, or a smaller one where cells that are seen still lie inside."""
+
+AVERAGED = [
+    ("nasnetalarge", 512, 0.15),  # cells still see the border, and concatenated branches count by their channels
+    ("efficientnet_b3", 512, 0.05),
+    ("mobilenet_v3_large", 512, 0.01),
+    ("mobilenetv3_small_050", 448, 0.01),
+]
+"""Networks whose measured centers differ, a side of the image, and the most that read ones may, in cells."""
+
+FEWER_CHANNELS = {"nasnetalarge": {"num_features": 96, "stem_size": 4}}
 
 MOST_PIXELS = 1.0
 """Measured at 32 pixels a cell, and with less than 1 pixel of noise, as what these cells see is narrow."""
@@ -106,6 +117,14 @@ def test_arithmetic_agrees_with_gradients(name: str) -> None:
         axis.offset + axis.stride * index for axis, index in zip(centers.axes, cell, strict=True)
     ]  # fmt: skip
     assert measure(model, layer, images, cell) == pytest.approx(read, abs=MOST_PIXELS)
+
+
+@pytest.mark.parametrize(("name", "side", "most"), AVERAGED)
+def test_arithmetic_is_exact_far_from_the_border(name: str, side: int, most: float) -> None:
+    """Each cell of an averaging network is a weighted mean of pixels, whose centroid has no chance in it."""
+    exact = find_exact_center(average(build_trunk(name, **FEWER_CHANNELS.get(name, {}))), side)
+    assert exact.reach < 0.2
+    assert exact.difference == pytest.approx(0, abs=most)
 
 
 @pytest.mark.nightly
