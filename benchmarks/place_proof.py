@@ -37,7 +37,7 @@ from benchmarks.paired import describe_machine
 from benchmarks.photos import read_labels
 from camtool.evaluation.audit.statistics import compute_share
 from camtool.layers.places.cell_responses import CellResponse
-from camtool.trust.checks import place_checks
+from camtool.trust.checks import map_checks
 
 RESULTS = Path(__file__).with_suffix(".json")
 _SMALL = "small network, "
@@ -146,13 +146,13 @@ def examine(result: camtool.Explanation) -> Tested | None:
         spread = float(np.linalg.norm(response.spread / drawn.strides))
         numbers = {"distance": distance, "spread": spread, "beyond": distance - spread}
         if response.sees_all:
-            numbers["times"] = place_checks._compare_with_all(response, drawn)
+            numbers["times"] = map_checks._compare_with_all(response, drawn)
         kept.append(Tested(drawn.center, drawn.strides, response, numbers, findings[0].code if findings else ""))
         return findings
 
-    real, checker = place_checks._judge, result.checker
+    real, checker = map_checks._judge, result.checker
     assert checker is not None
-    with patch.object(place_checks, "_judge", judge):
+    with patch.object(map_checks, "_judge", judge):
         checker(result, only=("place",))
     return kept[0] if kept else None
 

@@ -205,10 +205,22 @@ def find_classes(
     folders = [photo.relative_to(root).parts[0] for photo in photos]
     names, tables = sorted({*folders}), _index_names(labels)
     known = {name: index for name in names if (index := _find_folder(name, tables)) is not None}
-    unknown = next((name for name in names if name not in known), None)
-    if unknown is None:
-        return [known[name] for name in folders]
-    if labels is not None and not _have_wordnet_order(names, labels):
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        _check_order(unknown[0], names, labels, root, class_count)
+    return [names.index(name) if unknown else known[name] for name in folders]
+
+
+def _check_order(
+    unknown: str, names: Sequence[str], labels: Sequence[str] | None, root: Path, class_count: int | None
+) -> None:
+    """Check that folders of which one is no class may be numbered in alphabetical order.
+
+    Raises:
+        MetricError: They may not.
+    """
+    have_wordnet_ids = all(map(_WORDNET_ID.fullmatch, names))
+    if labels is not None and not (have_wordnet_ids and len(labels) == len(names)):
         raise MetricError(
             f"truth: folder {unknown!r} is no label of the model; name the folders by label or by "
             f"index.{suggest_names(unknown, labels)}"
@@ -218,12 +230,6 @@ def find_classes(
             f"truth: {root} has {format_count(len(names), 'folder')} with photos, and the model {class_count} "
             "classes without names; name the folders by index, or give the names with --labels FILE."
         )
-    return [names.index(name) for name in folders]
-
-
-def _have_wordnet_order(names: Sequence[str], labels: Sequence[str]) -> bool:
-    """Check that folders are named by WordNet's ids, one for each of the classes."""
-    return len(labels) == len(names) and all(map(_WORDNET_ID.fullmatch, names))
 
 
 def _find_folder(name: str, tables: Sequence[Mapping[str, list[int]]]) -> int | None:
@@ -296,12 +302,20 @@ def check_targets(targets: Sequence[tuple[int, ...]] | None, count: int) -> None
         raise MetricError(f"labels: {highest} is no class of the model, which has the classes 0 to {count - 1}.")
 
 
-def read_columns(metadata: Any, count: int) -> dict[str, list[Any]]:
-    """Return the metadata as lists.
+def read_columns(images: Sequence[Any] | Tensor, metadata: Any) -> dict[str, list[Any]]:
+    """Return the tags of DICOM files that some of the images have, and the metadata, as columns.
+
+    A tag is None where an image has none. A column of the metadata stands before a tag of its name.
 
     Raises:
         MetricError: A column has another length.
     """
+    tags = [read_tags(Path(image)) if isinstance(image, (str, os.PathLike)) else {} for image in images]
+    columns = {name: [one.get(name) for one in tags] for name in TAGS if any(name in one for one in tags)}
+    return {**columns, **_read_metadata(metadata, len(images))}
+
+
+def _read_metadata(metadata: Any, count: int) -> dict[str, list[Any]]:
     columns = {} if metadata is None else {str(name): [*metadata[name]] for name in metadata}
     for name, values in columns.items():
         if len(values) != count:
@@ -313,12 +327,6 @@ def is_missing(value: Any) -> bool:
     """Return True for a cell of a table without a value: ``None``, NaN, or the NA and NaT of pandas."""
     is_itself = value == value
     return value is None or not isinstance(is_itself, (bool, np.bool_)) or not is_itself
-
-
-def read_tag_columns(images: Sequence[Any] | Tensor) -> dict[str, list[str | None]]:
-    """Return the tags of DICOM files that some of the images have, as columns; None where one has none."""
-    tags = [read_tags(Path(image)) if isinstance(image, (str, os.PathLike)) else {} for image in images]
-    return {name: [one.get(name) for one in tags] for name in TAGS if any(name in one for one in tags)}
 
 
 def match_regions(name: str, regions: Any, count: int) -> list[tuple[str, Any]]:

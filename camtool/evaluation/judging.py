@@ -1,4 +1,4 @@
-"""Metrics of the maps of candidates on a batch."""
+"""What an evaluation asks for, candidates and metrics, and the metrics of the maps of candidates on a batch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from camtool.arguments.messages import suggest_names
-from camtool.errors import CamtoolError, MetricError
+from camtool.errors import CamtoolError, MethodError, MetricError
 from camtool.evaluation.annotations import InputTruth
-from camtool.evaluation.candidates import Candidate, CandidateMaps, map_candidates
-from camtool.evaluation.subject import LabeledBatch, Subject
+from camtool.evaluation.subject import Candidate, CandidateMaps, LabeledBatch, Subject, map_candidates
+from camtool.methods import METHODS, find_method
 from camtool.trust.metrics import METRICS, Metric, MetricInputs
 from camtool.trust.metrics.registry import draw_random_maps
 
@@ -33,6 +33,57 @@ _RANDOM_MAPS = 3
 """Maps for each image that ``random-agreement`` compares with."""
 
 
+_OTHER_NEEDS = frozenset({"text", "a detector"})
+"""What methods need that no classifier has: these methods are left out where all methods are asked for."""
+
+
+def list_candidates(methods: Sequence[str] | str, layers: Sequence[str] | None) -> list[Candidate]:
+    """Return each method at each layer, without duplicates; methods at the input once.
+
+    Args:
+        methods: Names; or ``"all"`` for every method that explains a class, or ``"fast"`` for those of at most one
+            backward pass.
+        layers: Names of layers; ``None`` for the layer that camtool finds.
+
+    Raises:
+        MethodError: A name is unknown, what came is no name, or there is none.
+    """
+    _check_names("methods", methods)
+    places = [""] if layers is None else [layers] if isinstance(layers, str) else layers
+    _check_names("layers", places)
+    names = {name: find_method(name).ignores_layer for name in _list_methods(methods)}
+    candidates = [
+        Candidate(name, "" if ignores_layer else layer) for name, ignores_layer in names.items() for layer in places
+    ]
+    return list(dict.fromkeys(candidates))
+
+
+def _check_names(argument: str, names: Any) -> None:
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+        raise MethodError(f"{argument} must be a list of names, got {names!r}.")
+    if not names:
+        raise MethodError(f"{argument} asks for nothing; give one or more.")
+
+
+def _list_methods(methods: Sequence[str] | str) -> list[str]:
+    if isinstance(methods, str) and methods in ("all", "fast"):
+        usable = [method for method in METHODS.values() if not method.needs & _OTHER_NEEDS]
+        return [method.name for method in usable if methods == "all" or method.cost == "a pass"]
+    return [methods] if isinstance(methods, str) else [*methods]
+
+
+def list_groups(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+    """Return the candidates in groups that share a forward pass: those that need no other one, by layer."""
+    shared: dict[str, list[Candidate]] = {}
+    alone = []
+    for candidate in candidates:
+        if find_method(candidate.method).cost == "a pass":
+            shared.setdefault(candidate.layer, []).append(candidate)
+        else:
+            alone.append([candidate])
+    return [*shared.values(), *alone]
+
+
 def choose_metrics(
     metrics: Sequence[str] | MetricOptions | str | None, *, has_truth: bool
 ) -> dict[str, dict[str, Any]]:
@@ -49,15 +100,24 @@ def choose_metrics(
         return {name: {} for name, metric in METRICS.items() if not _describe_obstacle(metric, has_truth=has_truth)}
     if metrics is None:
         metrics = DEFAULT + (DEFAULT_WITH_TRUTH if has_truth else ())
+    chosen = _read_options(metrics)
+    for name, options in chosen.items():
+        _check_metric(name, options, has_truth=has_truth)
+    return {name: dict(options) for name, options in chosen.items()}
+
+
+def _read_options(metrics: Any) -> Mapping[str, Any]:
+    """Return name → what was given as options.
+
+    Raises:
+        MetricError: A name is no text, or there is none.
+    """
     names = [metrics] if isinstance(metrics, str) or not isinstance(metrics, Iterable) else [*metrics]
     if not all(isinstance(name, str) for name in names):
         raise MetricError(f"metrics must be names, or a dictionary from names to options, got {metrics!r}.")
     if not names:
         raise MetricError("metrics asks for nothing; give one or more names.")
-    chosen = {name: metrics[name] if isinstance(metrics, Mapping) else {} for name in names}
-    for name, options in chosen.items():
-        _check_metric(name, options, has_truth=has_truth)
-    return {name: dict(options) for name, options in chosen.items()}
+    return metrics if isinstance(metrics, Mapping) else {name: {} for name in names}
 
 
 def _check_metric(name: str, options: Any, *, has_truth: bool) -> None:
@@ -111,16 +171,17 @@ class Judge:
 
     def judge(
         self, candidate: Candidate, maps: Tensor, metrics: Mapping[str, Mapping[str, Any]]
-    ) -> Iterator[tuple[str, Tensor | CamtoolError]]:
-        """Yield each metric of maps ``(N, H, W)`` as numbers ``(N,)``, or as the error that says why there are none."""
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield each metric of maps ``(N, H, W)`` with its ``"values"``, or with the ``"error"`` in their place."""
         inputs = replace(self._inputs, maps=maps, explain=self._subject.make_explain(candidate, self._labeled.classes))
         for name, options in metrics.items():
             metric = METRICS[name]
             try:
                 seed = {"seed": self._seed} if "seed" in metric.options else {}
-                yield name, metric.compute(self._complete(inputs, candidate, metric), **{**seed, **options})
+                values = metric.compute(self._complete(inputs, candidate, metric), **{**seed, **options})
+                yield name, {"values": values.tolist()}
             except CamtoolError as error:
-                yield name, error
+                yield name, {"error": str(error)}
 
     def _complete(self, inputs: MetricInputs, candidate: Candidate, metric: Metric) -> MetricInputs:
         """Return the inputs with what few metrics need."""

@@ -1,10 +1,13 @@
-"""The model that is evaluated: its classes for a batch, maps of any images, and scores of changed images."""
+"""The model that is evaluated, and candidates: methods at layers, whose maps share a forward pass.
+
+A subject has classes for a batch, maps of any images, and scores of changed images.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +16,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from camtool import targets
 from camtool.arguments.explain_arguments import read_by_position
 from camtool.arguments.messages import add_article
 from camtool.errors import MetricError
-from camtool.evaluation.candidates import Candidate, map_candidates
+from camtool.explaining.device_maps import DeviceMaps
+from camtool.explaining.explanation import Explanation
 from camtool.explaining.pipeline import BatchExplainer
 from camtool.explaining.types import Model
 from camtool.hooks.folded_model import FoldedModel
@@ -29,11 +34,76 @@ from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.input_preparer import InputPreparer
 from camtool.inputs.prepared_inputs import InputBatch
 from camtool.maps import upcast
+from camtool.methods import adapt_method, find_method
+from camtool.methods.registry import read_depths
 from camtool.models import Transform, to_loaded
 from camtool.outputs import predictions
 from camtool.outputs.class_scores import Link
 from camtool.targets import resolve_targets
 from camtool.trust.metrics import ClassScore, Explain
+
+
+@dataclass(frozen=True, order=True)
+class Candidate:
+    """A method at a layer.
+
+    Attributes:
+        method: The name of the method.
+        layer: The name of the layer; ``""`` for the one that camtool finds.
+    """
+
+    method: str
+    layer: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.method} at {self.layer}" if self.layer else self.method
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateMaps:
+    """The maps of one candidate for a batch.
+
+    Attributes:
+        maps: ``(N, H, W)`` in [0, 1], at the size of the inputs.
+        layer: The layer that was explained; ``""`` for methods at the input.
+    """
+
+    maps: Tensor
+    layer: str
+
+
+def map_candidates(
+    explainer: BatchExplainer, group: Sequence[Candidate], batch: InputBatch, classes: Sequence[int]
+) -> list[CandidateMaps]:
+    """Return the maps of each candidate of a group, from one forward pass.
+
+    Args:
+        explainer: The model and its settings; methods and layers are those of the group.
+        group: Candidates at one layer.
+        batch: The images.
+        classes: The class of each image.
+
+    Raises:
+        CamtoolError: A method cannot explain this model at this layer.
+    """
+    methods = [adapt_method(find_method(candidate.method), explainer.model) for candidate in group]
+    layer = group[0].layer
+    own = replace(
+        explainer,
+        methods=methods,
+        has_many_methods=True,
+        layers=[layer] if layer else None,
+        depths=read_depths(methods, {}),
+    )
+    with Cleanup(), guard(explainer.model):
+        results: list[list[Explanation]] = own.explain(batch, [targets.ClassScore(index) for index in classes])
+    return [_join(of_candidate, batch) for of_candidate in zip(*results, strict=True)]
+
+
+def _join(results: Sequence[Explanation], batch: InputBatch) -> CandidateMaps:
+    size = batch.items[0].tensor.shape[-2:]
+    maps = [DeviceMaps(torch.from_numpy(result.raw)[None], result.centers).to_heatmaps(size) for result in results]
+    return CandidateMaps(torch.cat(maps).to(batch.items[0].tensor.device), results[0].layer)
 
 
 def check_image_list(images: Any) -> None:
@@ -54,34 +124,39 @@ def check_image_list(images: Any) -> None:
         raise MetricError(f"images must be a list, got {add_article(type(images).__name__)}; give {advice}.")
 
 
-def match_requests(target_class: Any, count: int) -> list[Any]:
+def read_requests(images: Any, target_class: Any, truth: Any) -> list[Any]:
     """Return the class of each image that is asked for: that of a list, or the same one for all.
 
     Raises:
-        MetricError: There are no images, or more or fewer classes than images.
+        MetricError: There are no images, they are no list, or there are more or fewer classes or annotations.
     """
+    check_image_list(images)
+    count = len(images)
     if not count:
         raise MetricError("images is empty; give one or more.")
     given = target_class.tolist() if hasattr(target_class, "tolist") else target_class
     if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
-        return [given] * count
+        given = [given] * count
     if len(given) != count:
         raise MetricError(f"target_class has {len(given)} entries for {count} images; give one for each.")
+    if truth is not None:
+        _check_truth(truth, count)
     return [entry.tolist() if isinstance(entry, (Tensor, np.generic)) else entry for entry in given]
 
 
-def check_truth(truth: Any, count: int) -> None:
-    """Check that there is one annotation for each image.
-
-    Raises:
-        MetricError: There are more or fewer, or what came has no length.
-    """
-    if truth is not None and not hasattr(truth, "__len__"):
+def _check_truth(truth: Any, count: int) -> None:
+    if not hasattr(truth, "__len__"):
         raise MetricError(
             f"truth must be a list with an entry for each image, got {add_article(type(truth).__name__)}."
         )
-    if truth is not None and len(truth) != count:
+    if len(truth) != count:
         raise MetricError(f"truth has {len(truth)} entries for {count} images; give one for each.")
+
+
+def spread_indices(count: int, most: int) -> list[int]:
+    """Return the indices of at most ``most`` of so many images, evenly spread over all."""
+    indices: list[int] = np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
+    return indices
 
 
 def check_single_labels(labels: Any) -> None:

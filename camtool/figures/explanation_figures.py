@@ -16,18 +16,9 @@ from camtool.errors import CamtoolError
 from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation
 from camtool.explaining.layer_table import candidate_layers, is_good
+from camtool.figures import paper_style
 from camtool.figures.image_grid import GAP, MARGIN, Caption, ColorKey, GridCell, GridRow, draw_grid
-from camtool.figures.paper_style import (
-    SCALES,
-    WIDTHS,
-    Scale,
-    Width,
-    balance_columns,
-    check_columns,
-    format_number,
-    format_shape,
-    to_inches,
-)
+from camtool.figures.paper_style import Scale, Width, format_number, to_inches
 from camtool.inputs.input_preparer import InputPreparer, Source
 from camtool.methods import find_method
 from camtool.models import Loaded
@@ -54,7 +45,7 @@ _MIN_WIDTH = 0.2
 _TABLE_WIDTH, _CAPTIONED_WIDTH = 0.72, 1.0
 
 # Contact sheets and plots contain text. It is readable only at the full width of a page.
-_SHEET_WIDTH = WIDTHS["double"]
+_SHEET_WIDTH = paper_style.WIDTHS["double"]
 
 # Smaller probabilities would be rounded to 0%.
 _MIN_PERCENT = 0.005
@@ -201,7 +192,7 @@ def layers_sweep(
     if not layers:
         raise CamtoolError("layers is empty; pass one or more.")
     by_layer = [Explainer(model, method, layer, **settings)(shown, target_class) for layer in layers.values()]
-    grids = [format_shape(_flatten(of_layer)[0].raw.shape, between="") for of_layer in by_layer]
+    grids = [paper_style.format_shape(_flatten(of_layer)[0].raw.shape, between="") for of_layer in by_layer]
     return _draw_table(list(zip(*by_layer, strict=True)), list(map(Caption, layers, grids)), inches, style)
 
 
@@ -290,9 +281,9 @@ def _draw_rows(
     """Draw images in rows; few images have the width of one column of a paper, others that of two."""
     check_count("columns", columns, optional=True)
     if width is None:
-        width = "single" if (columns or len(cells)) * (least + GAP) <= WIDTHS["single"] + GAP else "double"
+        width = "single" if (columns or len(cells)) * (least + GAP) <= paper_style.WIDTHS["single"] + GAP else "double"
     inches = to_inches(width)
-    check_columns(columns or 1, _count_fitting(inches, _MIN_WIDTH))
+    paper_style.check_columns(columns or 1, _count_fitting(inches, _MIN_WIDTH))
     return draw_grid(_split_rows(cells, columns or _count_fitting(inches, least)), inches, key)
 
 
@@ -315,7 +306,7 @@ class _OverlayStyle:
     scale: str = "each"
 
     def __post_init__(self) -> None:
-        check_choice("scale", self.scale, SCALES)
+        check_choice("scale", self.scale, paper_style.SCALES)
 
     def draw_overlays(self, explanations: Sequence[Explanation]) -> list[NDArray[np.uint8]]:
         """Return the overlays; on a shared scale, equal values have equal colors in all."""
@@ -391,7 +382,7 @@ def _count_fitting(inches: float, least: float) -> int:
 
 def _split_rows(cells: Sequence[GridCell], most: int) -> list[GridRow]:
     """Return rows of at most ``most`` cells, all about equally full."""
-    columns = balance_columns(len(cells), most)
+    columns = paper_style.balance_columns(len(cells), most)
     return [GridRow(cells[start : start + columns]) for start in range(0, len(cells), columns)]
 
 
@@ -402,7 +393,7 @@ def _draw_table(rows: Sequence[Any], headings: Sequence[Caption], inches: float,
         raise CamtoolError("target_class gives several targets for one image; pass one for each, or use classes_grid.")
     # One of the columns is the image itself.
     fitting = _count_fitting(inches - MARGIN, _choose_width(by_image[0], _TABLE_WIDTH)) - 1
-    columns = balance_columns(len(headings), max(1, fitting))
+    columns = paper_style.balance_columns(len(headings), max(1, fitting))
     grid_rows = []
     for start in range(0, len(headings), columns):
         part = slice(start, start + columns)

@@ -13,19 +13,9 @@ from camtool.arguments.checks import check_choice, check_count
 from camtool.arguments.explain_arguments import get_module
 from camtool.arguments.messages import add_article
 from camtool.errors import LayerError
-from camtool.figures import panels
+from camtool.figures import panels, paper_style
 from camtool.figures.feature_map_figures import has_filters, select_layers
-from camtool.figures.paper_style import (
-    LINE_HEIGHT,
-    SCALES,
-    TEXT_SIZE,
-    Scale,
-    Width,
-    describe_non_finite,
-    format_number,
-    format_shape,
-    to_inches,
-)
+from camtool.figures.paper_style import LINE_HEIGHT, TEXT_SIZE, Scale, Width, to_inches
 from camtool.figures.saving import load_canvas
 from camtool.hooks.structures.modules import find_module, find_module_name, get_modules_by_name
 from camtool.models import Loaded
@@ -83,19 +73,19 @@ def kernels(
     """
     for name, number in (("filters", filters), ("inputs", inputs), ("columns", columns)):
         check_count(name, number, optional=True)
-    check_choice("scale", scale, SCALES)
+    check_choice("scale", scale, paper_style.SCALES)
     inches = to_inches(width)
     name, weight = _read_filters(get_module(model), layer)
-    description = f"{len(weight)} filter{'s' * (len(weight) > 1)} of {format_shape(weight.shape[1:])}"
+    description = f"{len(weight)} filter{'s' * (len(weight) > 1)} of {paper_style.format_shape(weight.shape[1:])}"
     if weight.ndim == 5:
         middle = weight.shape[2] // 2
         weight, description = weight[:, :, middle], f"{description}, slice {middle}"
     if weight.shape[1] == 1 or (weight.shape[1] == 3 and weight.ndim == 4):
         weight = weight[: filters or _MAX_FILTERS]
-        panel = _build_panel(name, f"{description}{describe_non_finite(weight)}", weight, scale)
+        panel = _build_panel(name, f"{description}{paper_style.describe_non_finite(weight)}", weight, scale)
         return panels.draw_panels([panel], inches, columns)
     weight = weight[: filters or _MAX_TABLE_ROWS, :inputs]
-    return _draw_table(name, f"{description}{describe_non_finite(weight)}", weight, scale, inches)
+    return _draw_table(name, f"{description}{paper_style.describe_non_finite(weight)}", weight, scale, inches)
 
 
 def kernel_pages(
@@ -174,7 +164,7 @@ def _build_panel(name: str, description: str, weight: NDArray[np.float32], scale
         return panels.Panel(name, description, weight[:, 0], numbers, panels.DIVERGING, limits, ends)
     shades = np.where(np.isfinite(weight), 127.5 * (1 + weight / reach), 255)
     colors = np.rint(shades).transpose(0, 2, 3, 1).astype(np.uint8)
-    extremes = "each black to white" if ends else f"black and white ±{format_number(reach)}"
+    extremes = "each black to white" if ends else f"black and white ±{paper_style.format_number(reach)}"
     return panels.Panel(name, f"{description}, gray is 0, {extremes}", colors, numbers, panels.DIVERGING, limits, ends)
 
 

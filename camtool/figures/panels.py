@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from camtool.figures import paper_style
 from camtool.figures.image_grid import fit_text
-from camtool.figures.paper_style import (
-    HEADING_SIZE,
-    LINE_HEIGHT,
-    MINUS,
-    TEXT_SIZE,
-    balance_columns,
-    check_columns,
-    format_number,
-)
+from camtool.figures.paper_style import LINE_HEIGHT, TEXT_SIZE, format_number
 from camtool.figures.saving import load_canvas
 
 if TYPE_CHECKING:
@@ -125,7 +118,7 @@ def center_on_zero(values: NDArray[Any], scale: str) -> tuple[NDArray[Any], floa
     if scale == "shared":
         return values, float(size.max()) or 1.0, ()
     reach = size.max(tuple(range(1, values.ndim)), keepdims=True)
-    return values / np.where(reach > 0, reach, np.float32(1)), 1.0, (f"{MINUS}max", "max")
+    return values / np.where(reach > 0, reach, np.float32(1)), 1.0, (f"{paper_style.MINUS}max", "max")
 
 
 def draw_panels(panels: Sequence[Panel], width: float, columns: int | None = None) -> PaperFigure:
@@ -163,9 +156,11 @@ def measure_heading(name: str, description: str, width: float) -> float:
 def draw_heading(figure: PaperFigure, name: str, description: str, top: float) -> None:
     """Write a name, and a description behind it, or below it if it does not fit."""
     width, muted = float(figure.get_size_inches()[0]), load_canvas().MUTED
-    load_canvas().write_line(figure, 0, top + _BASELINE, fit_text(name, width, size=HEADING_SIZE), HEADING_SIZE)
+    load_canvas().write_line(
+        figure, 0, top + _BASELINE, fit_text(name, width, size=paper_style.HEADING_SIZE), paper_style.HEADING_SIZE
+    )
     if _fits_beside_name(name, description, width):
-        behind = load_canvas().measure_text(name, HEADING_SIZE) + _DESCRIPTION_GAP
+        behind = load_canvas().measure_text(name, paper_style.HEADING_SIZE) + _DESCRIPTION_GAP
         load_canvas().write_line(figure, behind, top + _BASELINE, description, TEXT_SIZE, color=muted)
     else:
         for number, line in enumerate(_break_description(description, width), 1):
@@ -174,7 +169,7 @@ def draw_heading(figure: PaperFigure, name: str, description: str, top: float) -
 
 def _fits_beside_name(name: str, description: str, width: float) -> bool:
     measure = load_canvas().measure_text
-    return bool(measure(name, HEADING_SIZE) + _DESCRIPTION_GAP + measure(description, TEXT_SIZE) <= width)
+    return bool(measure(name, paper_style.HEADING_SIZE) + _DESCRIPTION_GAP + measure(description, TEXT_SIZE) <= width)
 
 
 def _break_description(description: str, width: float) -> list[str]:
@@ -197,7 +192,7 @@ def _choose_own_columns(panel: Panel, width: float, *, alone: bool) -> int:
     count = len(panel.values)
     fine = next((inches for most, inches in _MIN_WIDTHS if alone and count <= most), _MIN_WIDTH_OF_MANY)
     least = _MIN_PLOT_WIDTH if panel.is_signal else max(_MIN_WIDTH_OF_MANY, fine * width / _REFERENCE_WIDTH)
-    return balance_columns(count, max(1, int((width + panel.gap) / (least + panel.gap))))
+    return paper_style.balance_columns(count, max(1, int((width + panel.gap) / (least + panel.gap))))
 
 
 @dataclass(frozen=True)
@@ -217,7 +212,7 @@ class _PanelGrid:
             CamtoolError: The numbers above the maps do not fit.
         """
         least = load_canvas().measure_text(str(max(panel.numbers)), TEXT_SIZE)
-        check_columns(columns, max(1, int((width + panel.gap) / (least + panel.gap))))
+        paper_style.check_columns(columns, max(1, int((width + panel.gap) / (least + panel.gap))))
         wide = (width - panel.gap * (columns - 1)) / columns
         wide = wide if panel.is_signal else min(wide, _MAX_WIDTH)
         return cls(panel, columns, wide, wide * panel.aspect)

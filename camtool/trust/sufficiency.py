@@ -21,7 +21,7 @@ input subsets, arXiv 1810.03805; minimal sufficient explanations, arXiv 2011.048
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -108,11 +108,11 @@ class _Search:
             part: A part that holds.
             units: Parts of it that have no cell in common.
         """
-        heat = [_HEAT_COST * float(self.heat[unit].mean()) for unit in units]
-        costs, fresh, kept = dict(enumerate(heat)), set[int](), list(range(len(units)))
+        heat = _HEAT_COST * np.array([float(self.heat[unit].mean()) for unit in units])
+        costs, fresh, kept = heat.copy(), set[int](), list(range(len(units)))
         is_first_round = True
         while kept and self.left:
-            untried = sorted({*kept} - fresh, key=lambda at: (costs[at], at))
+            untried = sorted(sorted({*kept} - fresh), key=costs.__getitem__)
             if not untried:
                 return part, True
             chunks = self._split_untried(untried, is_first_round=is_first_round)
@@ -122,12 +122,12 @@ class _Search:
                 break
             values = self.find_values([_remove(part, units, chunk) for chunk in chunks])
             for chunk, value in zip(chunks, values, strict=True):
-                costs.update((at, heat[at] - value) for at in chunk)
+                costs[chunk] = heat[chunk] - value
             # A chunk of several tells nothing of each, but no passes are left to ask again.
             fresh.update(*chunks)
             if max(values) >= self.goal:
                 part, gone = self._drop_in_order(part, units, self._rank(chunks, values, costs))
-                kept, fresh = [at for at in kept if at not in gone], set()
+                kept, fresh = sorted({*kept} - gone), set()
             elif not are_single:
                 break
         return part, not kept
@@ -141,10 +141,10 @@ class _Search:
         return [untried[start : start + size] for start in range(0, count, size)]
 
     def _rank(
-        self, chunks: Sequence[list[int]], values: Sequence[float], costs: Mapping[int, float]
+        self, chunks: Sequence[list[int]], values: Sequence[float], costs: NDArray[np.float64]
     ) -> list[list[int]]:
         """Return the chunks without which the part holds before the others, and first what costs least."""
-        losses = [float(np.mean([costs[at] for at in chunk])) for chunk in chunks]
+        losses = [float(costs[chunk].mean()) for chunk in chunks]
         order = sorted(range(len(chunks)), key=lambda place: (values[place] < self.goal, losses[place]))
         return [chunks[place] for place in order]
 
@@ -251,18 +251,7 @@ class VerifiedRegion(image_writing.Displayable):
     @property
     def sentence(self) -> str:
         """The region in words: what it is enough for, what is left without it, and what was not found out."""
-        photo = "the photo" if self.view.seen.all() else "what the model sees"
-        score = f"{'probability' if self.is_probability else 'score'} of {self.label!r}"
-        fills = " or ".join(_FILL_WORDS.get(name, f"replaced by {name}") for name in self.by_fill)
-        alone, without = (format_percent(value / self.score) for value in (self.score_alone, self.score_without))
-        share = "Less than 1%" if 0 < self.share < 0.005 else format_percent(self.share)
-        if not self.cells.any():
-            text = f"Nothing of {photo} is needed: all of it {fills}, {alone} of the {score} is left."
-        elif self.kind == "sufficient":
-            text = f"{share} of {photo} alone, the rest {fills}, gives {alone} of the {score}"
-            text += f"; without it {without} is left."
-        else:
-            text = f"Without {share} of {photo}, {fills}, {without} of the {score} is left; it alone gives {alone}."
+        text = self._describe_effect()
         if not self.is_minimal:
             text += " It may be smaller still: the passes did not suffice to try each cell."
         if self.others:
@@ -271,6 +260,20 @@ class VerifiedRegion(image_writing.Displayable):
         if self.answer is not None:
             text += f" For the whole photo the model answers {self.answer!r}, not {self.label!r}."
         return text
+
+    def _describe_effect(self) -> str:
+        """Say what the region is enough for, and what is left without it."""
+        photo = "the photo" if self.view.seen.all() else "what the model sees"
+        score = f"{'probability' if self.is_probability else 'score'} of {self.label!r}"
+        fills = " or ".join(_FILL_WORDS.get(name, f"replaced by {name}") for name in self.by_fill)
+        alone, without = format_percent(self.score_alone / self.score), format_percent(self.score_without / self.score)
+        share = "Less than 1%" if 0 < self.share < 0.005 else format_percent(self.share)
+        if not self.cells.any():
+            return f"Nothing of {photo} is needed: all of it {fills}, {alone} of the {score} is left."
+        if self.kind == "sufficient":
+            gives = f"{share} of {photo} alone, the rest {fills}, gives {alone} of the {score}"
+            return f"{gives}; without it {without} is left."
+        return f"Without {share} of {photo}, {fills}, {without} of the {score} is left; it alone gives {alone}."
 
     def overlay(self) -> NDArray[np.uint8]:
         """Return the photo with all but the region faded and gray, ``(H, W, 3)`` uint8; each region has an outline.

@@ -14,10 +14,9 @@ import camtool
 from camtool.demo.camnet import load_honest_model
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import CamtoolError, MethodError, MetricError
-from camtool.evaluation import recommendation, trials
-from camtool.evaluation.candidates import Candidate
-from camtool.evaluation.subject import Subject
-from camtool.evaluation.trials import REFERENCE, Tried, prepare_pointing
+from camtool.evaluation import recommendation
+from camtool.evaluation.recommendation import REFERENCE, Tried, prepare_pointing
+from camtool.evaluation.subject import Candidate, Subject
 from camtool.trust.metrics.mosaics import compute_grid_pointing
 
 IMAGES = torch.rand(10, 3, 32, 32, generator=torch.Generator().manual_seed(1))
@@ -105,13 +104,13 @@ def test_localization_is_the_grid_pointing_game_on_images_that_are_recognized(is
     torch.testing.assert_close(shares, expected, atol=1e-4, rtol=0)
     assert shares.mean() > 0.5  # Grad-CAM of a trained model finds the right image
     with pytest.raises(MetricError, match="over"):
-        game.play(Candidate("layercam"), trials.Deadline(0).time_step)
+        game.play(Candidate("layercam"), recommendation.Deadline(0).time_step)
 
 
 def test_no_step_begins_that_may_end_too_late(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(trials.time, "monotonic", lambda: now[0])
-    deadline = trials.Deadline(10)
+    monkeypatch.setattr(recommendation.time, "monotonic", lambda: now[0])
+    deadline = recommendation.Deadline(10)
     for seconds in (3, 1):
         with deadline.time_step():
             now[0] += seconds
@@ -175,8 +174,8 @@ def test_slow_ones_are_left_out_and_the_time_is_kept():
 
 def test_a_slow_model_is_measured_on_fewer_images_from_the_whole_list(monkeypatch):
     net, labeled = build_net(), []
-    measured = trials.MeasuredBatch
-    monkeypatch.setattr(trials.Deadline, "get_share", lambda self: 0.1 * len(labeled))
+    measured = recommendation.MeasuredBatch
+    monkeypatch.setattr(recommendation.Deadline, "get_share", lambda self: 0.1 * len(labeled))
 
     def measure(subject, batch):
         labeled.append(batch)

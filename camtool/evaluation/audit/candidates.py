@@ -35,6 +35,9 @@ _MOST_OVERLAP = 0.25
 _SAME_CUE = 0.5
 """Share of the smaller of two regions in the larger one from which on they are one cue."""
 
+_SMALL = 0.1
+"""Share of the input up to which a cue is small."""
+
 DECOYS = 9
 """Decoys of each candidate."""
 
@@ -84,6 +87,9 @@ class CueCandidate(ABC):
     """True if the controls of removing it are other images, see :meth:`compare_moves`."""
     compares_classes: ClassVar[bool] = False
     """True if giving it to an image is compared between classes, as the same change may raise any of them."""
+
+    likeness: ClassVar[str] = ""
+    """What is the same in all images, if that is suspicious, e.g. the place."""
 
     target: int
     name: str
@@ -175,9 +181,16 @@ class CueCandidate(ABC):
         """Return the mean share of it that is outside of the masks of images; None without a place or masks."""
         return None
 
+    @property
+    def is_at_border(self) -> bool:
+        """True if it touches the border of the input in all images."""
+        return False
+
     def list_facts(self) -> list[str]:
         """Return what makes it suspicious by its shape alone."""
-        return []
+        is_small = self.area is not None and self.area <= _SMALL
+        facts = {self.likeness: True, "at the border": self.is_at_border, "small": is_small}
+        return [fact for fact, holds in facts.items() if fact and holds]
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,11 +320,14 @@ def describe_place(mask: NDArray[np.bool_]) -> str:
     sides = (rows.min() == 0, rows.max() == height - 1, columns.min() == 0, columns.max() == width - 1)
     if all(sides):
         return "the border" if not mask[height // 3 : -(height // 3), width // 3 : -(width // 3)].any() else "all over"
-    down, across = (rows.mean() + 0.5) / height, (columns.mean() + 0.5) / width
-    vertical, horizontal = _name_third(down, "upper", "lower"), _name_third(across, "left", "right")
-    if vertical and horizontal:
-        touches = (sides[0] or sides[1]) and (sides[2] or sides[3])
-        return f"the {vertical} {horizontal} {'corner' if touches else 'part'}"
-    if vertical or horizontal:
-        return f"the {vertical or horizontal} {'edge' if any(sides) else 'part'}"
-    return "the center"
+    words = [
+        _name_third((rows.mean() + 0.5) / height, "upper", "lower"),
+        _name_third((columns.mean() + 0.5) / width, "left", "right"),
+    ]
+    if not any(words):
+        return "the center"
+    if all(words):
+        last = "corner" if any(sides[:2]) and any(sides[2:]) else "part"
+    else:
+        last = "edge" if any(sides) else "part"
+    return f"the {' '.join(filter(None, [*words, last]))}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -196,19 +196,37 @@ def _search(discovery: Discovery, layer: str, samples: Tensor) -> list[ConceptCa
     """Return the concepts at a layer by which few classes stand out; none if more do, or no class does."""
     classes, points = np.array([record.target for record in discovery.records]), samples.relu()
     space = ConceptSpace(layer, classes, {}, {}, _draw_directions(samples.flatten(0, 1), discovery.seed))
-    few, ranked = max(1, int(_FEW * len({*classes.tolist()}))), list[tuple[float, int, int, bool]]()
-    for target in discovery.targets if len(space.directions) else ():
+    if not len(space.directions):
+        return []
+    few, ranked, clear_count = max(1, int(_FEW * len({*classes.tolist()}))), list[_Clearest](), 0
+    for target in discovery.targets:
         _factorize(discovery, space, points, target)
         ranked.append(_find_clearest(discovery, space, target))
+        clear_count += _CLEARLY * ranked[-1].z > len(classes) ** 0.5
         # No standardized difference of N images is larger than the root of N, so none can stand out any more.
-        if sum(_CLEARLY * z > len(classes) ** 0.5 for z, *_ in ranked) > few:
+        if clear_count > few:
             return []
     ranked.sort(reverse=True)
     for count in range(min(few, len(ranked) - 1), 0, -1):
-        chosen, (highest, *_) = ranked[:count], ranked[count]
-        if all(is_clear and z >= _CLEARLY * highest for z, _, _, is_clear in chosen):
-            return [_build_candidate(discovery, space, target, number, z) for z, target, number, _ in chosen]
+        if all(one.is_clear and one.z >= _CLEARLY * ranked[count].z for one in ranked[:count]):
+            return [_build_candidate(discovery, space, one) for one in ranked[:count]]
     return []
+
+
+class _Clearest(NamedTuple):
+    """The concept of which a class has most more than the others.
+
+    Attributes:
+        z: The standardized difference.
+        target: The class.
+        number: The number of the concept.
+        is_clear: True if the difference is significant, and many images of the class have the concept.
+    """
+
+    z: float
+    target: int
+    number: int
+    is_clear: bool
 
 
 def _choose_images(discovery: Discovery) -> list[int]:
@@ -272,24 +290,18 @@ def _factorize(discovery: Discovery, space: ConceptSpace, points: Tensor, target
     space.amounts[target] = amounts.unflatten(0, points.shape[:2]).mean(1).double().numpy()
 
 
-def _find_clearest(discovery: Discovery, space: ConceptSpace, target: int) -> tuple[float, int, int, bool]:
-    """Return the standardized difference of the concept that a class has more of than the others, and which it is.
-
-    Returns:
-        The difference, the class, the number of the concept, and True if it is significant and many images of the class
-        have it. If none is, it is the one with the largest difference.
-    """
+def _find_clearest(discovery: Discovery, space: ConceptSpace, target: int) -> _Clearest:
+    """Return the clearest concept of a class; if none is clear, the one with the largest difference."""
     values, is_class = discovery.average_units(space.amounts[target], target)
     tested = run_maximum_test(values, is_class, alpha=_ALPHA, seed=discovery.seed)
     is_frequent = (values[is_class] > np.quantile(values[~is_class], _RARE, axis=0)).mean(0) >= _LEAST_SHARE
     is_clear = is_frequent & (tested.z > tested.critical)
     number = int(np.where(is_clear | (not is_clear.any()), tested.z, -np.inf).argmax())
-    return float(tested.z[number]), target, number, bool(is_clear.any())
+    return _Clearest(float(tested.z[number]), target, number, bool(is_clear.any()))
 
 
-def _build_candidate(
-    discovery: Discovery, space: ConceptSpace, target: int, number: int, promise: float
-) -> ConceptCandidate:
+def _build_candidate(discovery: Discovery, space: ConceptSpace, clearest: _Clearest) -> ConceptCandidate:
+    promise, target, number, _ = clearest
     rows = np.flatnonzero(space.classes == target)
     record = discovery.records[rows[space.amounts[target][rows, number].argmax()]]
     name = f"a concept as in {discovery.images.shorten_name(record.index)} ({number + 1} at {space.layer})"

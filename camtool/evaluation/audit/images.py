@@ -11,6 +11,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -25,11 +26,9 @@ from camtool.engines.observers import list_engines
 from camtool.errors import ImageError, MetricError
 from camtool.evaluation.annotations import Region, read_region
 from camtool.evaluation.audit.split import compute_perceptual_hash, read_capture_time
-from camtool.evaluation.candidates import Candidate as Method
-from camtool.evaluation.candidates import map_candidates
 from camtool.evaluation.leaderboard.measurement import hash_tensors
 from camtool.evaluation.photo_properties import PROPERTIES, measure_properties
-from camtool.evaluation.subject import Subject
+from camtool.evaluation.subject import Candidate, Subject, map_candidates
 from camtool.hooks.observation import Observation, Observe, observe, resume
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
@@ -398,12 +397,19 @@ class AuditImages:
             MetricError: The model is no classifier, or a score is not finite.
         """
         wanted = {*indices}
+        for numbers in self.select_batches(wanted):
+            yield from (pair for pair in self._iterate_batch(numbers) if pair[0] in wanted)
+
+    def select_batches(self, wanted: set[int]) -> Iterator[range]:
+        """Yield the numbers of the images of each batch that holds a wanted one.
+
+        The batches are always the same, also if a part of one is known already: in another batch an image may give
+        other last bits.
+        """
         for start in range(0, len(self), self.batch_size):
-            # The batches are always the same, also if a part of one is known already: in another batch an image may
-            # give other last bits.
             numbers = range(start, min(start + self.batch_size, len(self)))
             if not wanted.isdisjoint(numbers):
-                yield from (pair for pair in self._iterate_batch(numbers) if pair[0] in wanted)
+                yield numbers
 
     def _iterate_batch(self, numbers: Sequence[int]) -> Iterator[tuple[int, list[ImageRecord] | str]]:
         readable: list[tuple[int, PreparedInput]] = []
@@ -419,29 +425,29 @@ class AuditImages:
 
     def _record(self, items: list[PreparedInput], numbers: Sequence[int]) -> Iterator[tuple[int, list[ImageRecord]]]:
         logits = self.score(torch.stack([item.tensor for item in items]))
-        answers = [self._list_answers(scores) for scores in logits]
+        answers = [*map(self._list_answers, logits)]
         labels = answers if self._labels is None else [self._labels[number] for number in numbers]
         # An image without any label shows the heat of the highest class.
-        pairs = [(row, target) for row, own in enumerate(labels) for target in (own or (-1,))]
-        explained = [int(logits[row].argmax()) if target < 0 else target for row, target in pairs]
-        heat = self._map_heat([items[row] for row, _ in pairs], explained)
-        for row, (number, item) in enumerate(zip(numbers, items, strict=True)):
+        explained = [own or (int(scores.argmax()),) for own, scores in zip(labels, logits, strict=True)]
+        several = [item for item, own in zip(items, explained, strict=True) for _ in own]
+        maps = self.map_classes(several, [*chain.from_iterable(explained)])
+        heat = [*share_heat(torch.stack(maps)).numpy()]
+        for number, item, answered, own in zip(numbers, items, answers, labels, strict=True):
             properties, hashed = measure_properties(item.photo), compute_perceptual_hash(item.photo)
             records = []
-            for (own, target), shares in zip(pairs, heat, strict=True):
-                if own == row:
-                    answer, several = self._get_answer(answers[row], target)
-                    records.append(ImageRecord(number, answer, target, shares.numpy(), hashed, properties, several))
+            for target in own or (-1,):
+                answer, all_answers = self._get_answer(answered, target)
+                records.append(ImageRecord(number, answer, target, heat.pop(0), hashed, properties, all_answers))
             yield number, records
 
-    def _map_heat(self, items: Sequence[PreparedInput], targets: Sequence[int]) -> list[Tensor]:
-        """Return the shares of the heat of each image for its class."""
-        heat = list[Tensor]()
-        for part in (slice(start, start + self.batch_size) for start in range(0, len(items), self.batch_size)):
-            batch = InputBatch.from_prepared(items[part])
-            (mapped,) = map_candidates(self.subject.explainer, [Method(self._method)], batch, targets[part])
-            heat += share_heat(mapped.maps).unbind()
-        return heat
+    def map_classes(self, items: Sequence[PreparedInput], targets: Sequence[int]) -> list[Tensor]:
+        """Return the map of each image for its class, at the size of the input, on the CPU in float64."""
+        maps = list[Tensor]()
+        for part in group_into_batches(items, self.batch_size):
+            batch, classes = InputBatch.from_prepared(part), targets[len(maps) : len(maps) + len(part)]
+            (mapped,) = map_candidates(self.subject.explainer, [Candidate(self._method)], batch, classes)
+            maps += mapped.maps.detach().cpu().double().unbind()
+        return maps
 
     def _list_answers(self, logits: Tensor) -> tuple[int, ...]:
         """Return the class of the highest logit, or all with a logit above 0 if classes do not exclude one another."""
@@ -488,6 +494,18 @@ class AuditImages:
             margins = logits[:, target]
             return margins, margins.sigmoid(), (margins > 0).double()
         return measure_margins(logits, target)
+
+    def list_margins(self, logits: Tensor, target: int, fills: int) -> list[float]:
+        """Return the margins, then the probabilities, of an unchanged image and its variants, for each fill.
+
+        Args:
+            logits: ``(1 + fills * columns, K)``, of the image and of its variants.
+            target: The class.
+            fills: The number of fills.
+        """
+        values = self.measure_margins(logits, target)[:2]
+        parts = [torch.cat([part[:1].expand(fills, 1), part[1:].reshape(fills, -1)], 1) for part in values]
+        return [float(value) for value in torch.stack(parts).flatten()]
 
 
 def share_heat(maps: Tensor) -> Tensor:

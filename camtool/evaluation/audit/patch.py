@@ -7,7 +7,7 @@ on photos looks the same in all of them, while an object differs in color, size 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import ClassVar
@@ -56,6 +56,7 @@ class PatchCandidate(RegionCandidate):
     """
 
     kind: ClassVar[str] = "patch"
+    likeness: ClassVar[str] = "looks the same in all images"
 
     layer: str
     template: Tensor
@@ -117,38 +118,55 @@ class PatchCandidate(RegionCandidate):
         name = f"a patch as in {discovery.images.shorten_name(record.index)}, {place}"
         return PatchCandidate(self.target, name, self.promise, self.layer, template, self.grid, place)
 
-    def list_facts(self) -> list[str]:
-        """Return that it looks the same in all images, and whether it is small."""
-        return ["looks the same in all images"] + ["small"] * (self.area <= 0.1)
-
 
 def find_patches(discovery: Discovery) -> list[PatchCandidate]:
     """Return the patches that many images of a class have at their hottest parts, and few of other classes."""
     if not discovery.targets:
         return []
-    images, candidates = discovery.images, list[PatchCandidate]()
     try:
-        layer, grid = images.choose_early_layer(discovery.records[0].index, _MOST_GRID)
+        layer, grid = discovery.images.choose_early_layer(discovery.records[0].index, _MOST_GRID)
     except CamtoolError:  # e.g. a model whose layers have no grid
         return []
     records, windows = _cut_all(discovery, layer, max(2, round(_SIDE * grid)))
+    targets = np.array([record.target for record in records])
+    candidates = list[PatchCandidate]()
     for target in discovery.targets:
-        rows = [row for row, record in enumerate(records) if record.target == target][:_MOST_IMAGES]
-        if not rows or all(record.target == target for record in records):
-            continue
-        owners = np.repeat(rows, _PEAKS)
-        templates = torch.cat([_normalize(windows[row]) for row in rows])
-        cosines = np.stack([_match(templates, window) for window in windows])  # (images, templates)
-        is_class = np.array([record.target == target for record in records])
-        for template in _choose_templates(cosines, is_class, owners):
-            values = cosines[:, [template]]
-            z = float(run_maximum_test(values, is_class, permutations=99, seed=discovery.seed).z[0])
-            limit = np.quantile(values[~is_class], 1 - _STRAY)
-            matched = [records[row] for row in np.flatnonzero(is_class & (values[:, 0] > limit))]
-            name = f"a patch as in {images.shorten_name(records[owners[template]].index)}"
-            place = _describe_usual_place(matched)
-            candidates.append(PatchCandidate(target, f"{name}, {place}", z, layer, templates[template], grid, place))
+        is_class = targets == target
+        if is_class.any() and not is_class.all():
+            candidates += _find_patches_of(target, is_class, records, windows, discovery, (layer, grid))
     return candidates
+
+
+def _find_patches_of(
+    target: int,
+    is_class: NDArray[np.bool_],
+    records: Sequence[ImageRecord],
+    windows: Sequence[Tensor],
+    discovery: Discovery,
+    source: tuple[str, int],
+) -> Iterator[PatchCandidate]:
+    """Yield the patches of a class.
+
+    Args:
+        target: The class.
+        is_class: ``(N,)``, True for its images.
+        records: All images with hot parts.
+        windows: The hot parts of each.
+        discovery: The discovery half.
+        source: The layer, and the side of its grid.
+    """
+    rows = np.flatnonzero(is_class)[:_MOST_IMAGES].tolist()
+    owners = np.repeat(rows, _PEAKS)
+    templates = torch.cat([_normalize(windows[row]) for row in rows])
+    cosines = np.stack([_match(templates, window) for window in windows])  # (images, templates)
+    for template in _choose_templates(cosines, is_class, owners):
+        values = cosines[:, [template]]
+        z = float(run_maximum_test(values, is_class, permutations=99, seed=discovery.seed).z[0])
+        is_matched = is_class & (values[:, 0] > np.quantile(values[~is_class], 1 - _STRAY))
+        place = _describe_usual_place([records[row] for row in np.flatnonzero(is_matched).tolist()])
+        name = f"a patch as in {discovery.images.shorten_name(records[int(owners[template])].index)}, {place}"
+        layer, grid = source
+        yield PatchCandidate(target, name, z, layer, templates[template], grid, place)
 
 
 def _cut_all(discovery: Discovery, layer: str, side: int) -> tuple[list[ImageRecord], list[Tensor]]:

@@ -27,6 +27,8 @@ _MOST_PER_CLASS = 3
 _DRAWS = 5
 """Draws of which a decoy is that which is least like its candidate."""
 
+_SAME_PLACE = "same place in all images"
+
 _FLAT = 0.05
 """Standard deviation of a row of a frame, as a share of that of the image: compression leaves a little."""
 
@@ -40,6 +42,7 @@ class PlaceCandidate(RegionCandidate):
     """
 
     kind: ClassVar[str] = "place"
+    likeness: ClassVar[str] = _SAME_PLACE
 
     cells: NDArray[np.bool_]
 
@@ -78,12 +81,10 @@ class PlaceCandidate(RegionCandidate):
         cells = min(shifted, key=lambda one: int((one & self.cells).sum()))
         return PlaceCandidate(self.target, describe_place(cells), self.promise, cells)
 
-    def list_facts(self) -> list[str]:
-        """Return that the place is the same everywhere, and whether it is small or at the border."""
-        facts = ["same place in all images"]
-        edges = (self.cells[0], self.cells[-1], self.cells[:, 0], self.cells[:, -1])
-        facts += ["at the border"] * any(edge.any() for edge in edges)
-        return facts + ["small"] * (self.area <= 0.1)
+    @property
+    def is_at_border(self) -> bool:
+        """True if a cell is at an edge."""
+        return any(edge.any() for edge in (self.cells[0], self.cells[-1], self.cells[:, 0], self.cells[:, -1]))
 
 
 def find_places(discovery: Discovery) -> list[PlaceCandidate]:
@@ -111,6 +112,7 @@ class PositionCandidate(CueCandidate):
     """
 
     kind: ClassVar[str] = "position"
+    likeness: ClassVar[str] = _SAME_PLACE
     fills: ClassVar[tuple[str, ...]] = ("a move to where the other classes are",)
     compares_images: ClassVar[bool] = True
     present: ClassVar[float] = 0.8
@@ -169,10 +171,6 @@ class PositionCandidate(CueCandidate):
         center = drawn[np.linalg.norm(drawn - self.center, axis=1).argmax()]
         return PositionCandidate(self.target, _name_position(center), self.promise, center, self.goals)
 
-    def list_facts(self) -> list[str]:
-        """Return that the place is the same everywhere."""
-        return ["same place in all images"]
-
 
 def compute_center(heat: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the center ``(2,)`` of the hotter half of the heat, down and across from 0 to 1; the middle without."""
@@ -200,10 +198,8 @@ def find_positions(discovery: Discovery) -> list[PositionCandidate]:
         tested = run_maximum_test(values, is_class, alpha=_ALPHA, seed=discovery.seed)
         if tested.p.min() <= _ALPHA:
             of_class = np.array([record.target == target for record in discovery.records])
-            center = np.median(centers[of_class], 0)
-            candidates.append(
-                PositionCandidate(target, _name_position(center), float(tested.z.max()), center, centers[~of_class])
-            )
+            center, z = np.median(centers[of_class], 0), float(tested.z.max())
+            candidates.append(PositionCandidate(target, _name_position(center), z, center, centers[~of_class]))
     return candidates
 
 
@@ -216,6 +212,7 @@ class FrameCandidate(RegionCandidate):
     """
 
     kind: ClassVar[str] = "border"
+    likeness: ClassVar[str] = _SAME_PLACE
     present: ClassVar[float] = 0.5
     # A frame is there or not, and many photos of other classes may have one.
 
@@ -224,6 +221,11 @@ class FrameCandidate(RegionCandidate):
     def encode(self) -> bytes:
         """Return the widths."""
         return self.widths.astype(np.int64).tobytes()
+
+    @property
+    def is_at_border(self) -> bool:
+        """True."""
+        return True
 
     def measure(self, images: AuditImages, record: ImageRecord) -> float:
         """Return the share of the widths that is of one color in an image."""
@@ -245,10 +247,6 @@ class FrameCandidate(RegionCandidate):
         side = max(1, round(GRID * float(self.widths.sum()) ** 0.5 / 16))
         cells[: min(side, 4), : min(side, 4)] = True
         return PlaceCandidate(self.target, "", self.promise, cells).make_decoy(discovery, random)
-
-    def list_facts(self) -> list[str]:
-        """Return that the place is the same everywhere, at the border."""
-        return ["same place in all images", "at the border"]
 
 
 def measure_frame(image: Tensor) -> NDArray[np.int_]:

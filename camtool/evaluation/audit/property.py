@@ -166,6 +166,7 @@ class ColorCandidate(RegionCandidate):
     """
 
     kind: ClassVar[str] = "color"
+    likeness: ClassVar[str] = "one color in all images"
     present: ClassVar[float] = 0.8
     # Objects of other classes may have the color as well.
 
@@ -198,17 +199,12 @@ class ColorCandidate(RegionCandidate):
         """Return another color, drawn by how much of it the images of another class have."""
         targets = np.array([record.target for record in discovery.records])
         is_drawn = targets == random.choice(np.unique(targets[targets != self.target]))
-        shares = np.stack([read_colors(discovery.images, record.index) for record in discovery.records])[is_drawn].mean(
-            0
-        )
+        colors = [read_colors(discovery.images, record.index) for record in discovery.records]
+        shares = np.stack(colors)[is_drawn].mean(0)
         shares[self.number] = 0
         weights = shares + 1e-9
         number = int(random.choice(len(shares), p=weights / weights.sum()))
         return ColorCandidate(self.target, _name(number), self.promise, number, float(shares[number]))
-
-    def list_facts(self) -> list[str]:
-        """Return that it is one color, and whether it is small."""
-        return ["one color in all images"] + ["small"] * (self.area <= 0.1)
 
 
 def find_colors(discovery: Discovery) -> list[ColorCandidate]:

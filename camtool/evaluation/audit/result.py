@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -15,13 +15,8 @@ from camtool.arguments.messages import format_count, format_ends, suggest_names
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import MetricError, raise_interrupt
 from camtool.evaluation.audit.candidates import DECOYS
-from camtool.evaluation.audit.report.page import (
-    PAGE_NAME,
-    check_results,
-    explain_rejection,
-    format_percent,
-    render_audit,
-)
+from camtool.evaluation.audit.report import page
+from camtool.evaluation.audit.report.page import format_percent
 from camtool.evaluation.audit.report.pictures import FOLDER, read_pictures
 from camtool.evaluation.audit.statistics import compute_share
 from camtool.evaluation.audit.trials import Effect
@@ -265,9 +260,9 @@ class Audit:
         elif not self.findings:
             lines += ["", "No finding does not mean no shortcut: see what was not tested, and what could be detected."]
         rejected = [
-            f"'{one.label}', {one.name} ({one.kind}): {explain_rejection(one.q, self.level)}; p = {one.p:.2g}, q = "
-            f"{one.q:.2g}; an effect on less than {format_percent(one.smallest_share)} of the answers would not have "
-            "shown."
+            f"'{one.label}', {one.name} ({one.kind}): {page.explain_rejection(one.q, self.level)}; p = {one.p:.2g}, "
+            f"q = {one.q:.2g}; an effect on less than {format_percent(one.smallest_share)} of the answers would not "
+            "have shown."
             for one in self.rejected
         ]
         sections = {"Tested, not confirmed": rejected, "Not tested": self.not_tested, "Notes": self.notes}
@@ -285,11 +280,11 @@ class Audit:
         folder = Path(folder)
         verdicts = {finding.key: finding.verdict for finding in self.findings if finding.verdict is not None}
         files = {JSON_NAME: self.to_json(), MARKDOWN_NAME: self.to_markdown()}
-        check_results(folder, [*files])
+        page.check_results(folder, [*files])
         check_inside(folder, Path(VERDICTS_NAME))
         known = {**read_verdicts(folder / VERDICTS_NAME), **verdicts}
         others = {VERDICTS_NAME: json.dumps(known, indent=1) + "\n"} if verdicts else {}
-        others[PAGE_NAME] = render_audit(json.loads(files[JSON_NAME]), read_pictures(folder), known)
+        others[page.PAGE_NAME] = page.render_audit(json.loads(files[JSON_NAME]), read_pictures(folder), known)
         return write_files(folder, files, others)
 
 
@@ -391,40 +386,35 @@ def _list_details(finding: Finding) -> list[str]:
         details.append(f"Of it {format_percent(finding.outside)} is outside of the given masks.")
     if finding.also:
         details.append(f"The same images were also found by: {'; '.join(finding.also)}.")
-    if finding.accuracy is not None and not math.isnan(sum(finding.accuracy)):
-        with_it, without_it = map(format_percent, finding.accuracy)
-        details.append(f"Accuracy with it {with_it}, without it {without_it}.")
-    for group, (count, present) in finding.by_group.items():
-        details.append(
-            f"{group}: {present} of {format_count(count, 'image')} of the class{_list_accuracies(finding, group)}."
-        )
-    if finding.worst_group is not None:
-        details.append(f"Worst group: {finding.worst_group}.")
-    for title, names in (("Examples", finding.images), ("Without it", finding.without)):
-        if names:
-            details.append(f"{title}: {', '.join(names[:5])}.")
+    details += _list_accuracies(finding)
+    if finding.images:
+        details.append(f"Examples: {', '.join(finding.images[:5])}.")
+    if finding.without:
+        details.append(f"Without it: {', '.join(finding.without[:5])}.")
     if finding.verdict is not None:
         details.append(f"Verdict: {finding.verdict}.")
     return [f"   * {detail}" for detail in details]
 
 
-def _list_accuracies(finding: Finding, group: str) -> str:
-    pairs = zip(("with it", "without it"), finding.accuracy_by_group.get(group, ()), strict=False)
-    texts = [f"{format_percent(share)} {cue}" for cue, share in pairs if not math.isnan(share)]
-    return f"; accuracy {', '.join(texts)}" if texts else ""
+def _list_accuracies(finding: Finding) -> Iterator[str]:
+    """Yield the accuracy with the cue and without it, of the class and by group."""
+    if finding.accuracy is not None and not math.isnan(sum(finding.accuracy)):
+        with_it, without_it = map(format_percent, finding.accuracy)
+        yield f"Accuracy with it {with_it}, without it {without_it}."
+    for group, (count, present) in finding.by_group.items():
+        pairs = zip(("with it", "without it"), finding.accuracy_by_group.get(group, ()), strict=False)
+        texts = [f"{format_percent(share)} {cue}" for cue, share in pairs if not math.isnan(share)]
+        accuracy = f"; accuracy {', '.join(texts)}" if texts else ""
+        yield f"{group}: {present} of {format_count(count, 'image')} of the class{accuracy}."
+    if finding.worst_group is not None:
+        yield f"Worst group: {finding.worst_group}."
 
 
 def _to_record(finding: Finding) -> dict[str, Any]:
-    effects = {
-        name: None
-        if effect is None
-        else {**effect._asdict(), "answers": [*effect.answers], "probability": [*effect.probability]}
-        for name, effect in (("removal", finding.removal), ("transplant", finding.transplant))
-    }
-    worst = finding.worst_group
-    group = None if worst is None else {**worst._asdict(), "accuracy": [*worst.accuracy]}
+    parts = {"removal": finding.removal, "transplant": finding.transplant, "worst_group": finding.worst_group}
+    records = {name: None if part is None else part._asdict() for name, part in parts.items()}
     sentence = None if finding.removal is finding.transplant is None else finding.sentence
-    return {**asdict(finding), **effects, "worst_group": group, "sentence": sentence}
+    return {**asdict(finding), **records, "sentence": sentence}
 
 
 def encode_json(content: Any) -> str:

@@ -7,26 +7,18 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from torch import Tensor
 
-from camtool.arguments.checks import check_choice, check_count, check_number
+from camtool.arguments.checks import check_choice
 from camtool.arguments.messages import format_count, suggest_names
 from camtool.errors import MetricError
-from camtool.evaluation.annotations import (
-    Region,
-    check_targets,
-    find_targets,
-    is_missing,
-    match_regions,
-    read_columns,
-    read_tag_columns,
-)
-from camtool.evaluation.audit import statistics
+from camtool.evaluation.annotations import Region, check_targets, find_targets, is_missing, match_regions, read_columns
+from camtool.evaluation.audit import statistics, trials
 from camtool.evaluation.audit.candidates import COMPARED_IMAGES, DECOYS, CueCandidate, Discovery
 from camtool.evaluation.audit.concept import LEAST_CLASSES, find_concepts
 from camtool.evaluation.audit.images import PASSES_PER_MAP, AuditImages, ImageRecord, pack_records, unpack_records
@@ -36,20 +28,30 @@ from camtool.evaluation.audit.property import find_colors, find_properties
 from camtool.evaluation.audit.report.page import check_results
 from camtool.evaluation.audit.report.pictures import FindingPictures, write_pictures
 from camtool.evaluation.audit.result import NAMES, VERDICTS_NAME, Audit, Finding, Verdict, rank_findings, read_verdicts
-from camtool.evaluation.audit.state import SHOWN, PassProgress, Run, State, hold_folder
-from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, Bench, Outcome, count_passes, name_strengths
+from camtool.evaluation.audit.split import Half
+from camtool.evaluation.audit.state import SHOWN, Run, State, check_options, hold_folder, shorten_list
+from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, Bench, Outcome, PassProgress, name_strengths
 from camtool.evaluation.subject import Subject, check_image_list
 from camtool.explaining.types import Model
 from camtool.models import Transform
 from camtool.progress import Stage, follow_loop
 
 Find: TypeAlias = Callable[[Discovery], Sequence[CueCandidate]]
-Pair: TypeAlias = "tuple[CueCandidate, list[CueCandidate]]"
-"""A candidate and its decoys."""
-Half: TypeAlias = "tuple[Sequence[ImageRecord], Sequence[int]]"
-"""Records and the group of each."""
-View: TypeAlias = "tuple[Sequence[int], Half, Half]"
-"""Classes, and the records in which they are compared, of the discovery and of the confirmation half."""
+
+
+class Pair(NamedTuple):
+    """A candidate, and its decoys."""
+
+    candidate: CueCandidate
+    decoys: list[CueCandidate]
+
+
+class View(NamedTuple):
+    """Classes, and the images in which they are compared, of the discovery and of the confirmation half."""
+
+    targets: Sequence[int]
+    found: Half[ImageRecord]
+    tested: Half[ImageRecord]
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ _COMPARED = 10
 _ALL = 0.9
 """Share of a class from which on a cue counts as one of all of the class: the threshold misses a few."""
 
-_NOT_PAID = "the passes do not suffice, so it counts as surviving"
+_OUT_OF_BUDGET = "the forward-pass budget ran out, so this decoy is counted as a false finding"
 
 _OUTSIDE = 0.5
 """Share of a region outside of the given masks from which on it counts as outside."""
@@ -164,20 +166,13 @@ def audit(
         CamtoolError: The method cannot explain the model, the engine is not installed, or ``out`` holds a file that an
             audit would replace and that camtool did not write.
     """
-    for name, value in (("passes", passes), ("controls", controls), ("batch_size", batch_size)):
-        check_count(name, value, error=MetricError)
-    check_number("level", level, above=0, below=1, error=MetricError)
+    check_options(passes, controls, batch_size, level)
     check_image_list(images)
-    folder = _to_path(out)
-    if folder is not None:
-        check_results(folder, NAMES)
+    folder = check_results(out, NAMES)
     subject = Subject(model, transform, class_names, device)
     names = _name_both_answers(subject.explainer.labels)
     targets, has_sets = find_targets(labels, names, len(images))
-    columns = {**read_tag_columns(images), **read_columns(metadata, len(images))}
-    group, notes = _choose_group(group, columns)
-    if group != _PATIENT:
-        columns.pop(_PATIENT, None)  # names of patients are no columns of a report
+    columns, group, notes = _choose_columns(images, metadata, group)
     chosen = _choose_kinds(kinds)
     sources = [*images]
     regions = () if masks is None else match_regions("masks", masks, len(sources))
@@ -186,22 +181,30 @@ def audit(
     grouping, inputs = group and columns[group], probe.hash_first_inputs()
     settings = controls, method, seed, batch_size, engine, targets, has_sets, grouping, inputs
     default = None if folder is None else folder / VERDICTS_NAME
-    known = read_verdicts(_to_path(verdicts) or default, is_required=verdicts is not None)
+    known = read_verdicts(default if verdicts is None else Path(verdicts), is_required=verdicts is not None)
     with hold_folder(folder):
-        state = State(subject, sources, settings, folder, probe.score_first_inputs())
-        shared = state, probe, names, passes, level, controls, seed, targets is not None
-        run = _Run(*shared, columns, group, folder)
+        run = _Run(
+            state=State(subject, sources, settings, folder, probe.score_first_inputs()),
+            images=probe,
+            names=names,
+            passes=passes,
+            level=level,
+            controls=controls,
+            seed=seed,
+            has_labels=targets is not None,
+            columns=columns,
+            group=group,
+            folder=folder,
+            kinds=chosen,
+            verdicts=known,
+        )
         run.notes += notes
-        result = run.run(chosen, known)
+        result = run.run()
         if engine != "eager":
-            result = _note_engines(result, state, probe.used_engines)
+            result = _note_engines(result, run.state, probe.used_engines)
         if folder is not None:
             result.save(folder)
     return result
-
-
-def _to_path(path: str | os.PathLike[str] | None) -> Path | None:
-    return None if path is None else Path(path)
 
 
 def _name_both_answers(labels: Sequence[str] | None) -> Sequence[str] | None:
@@ -211,20 +214,27 @@ def _name_both_answers(labels: Sequence[str] | None) -> Sequence[str] | None:
     return f"not {labels[0]}", labels[0]
 
 
-def _choose_group(group: str | None, columns: Mapping[str, Sequence[Any]]) -> tuple[str | None, list[str]]:
-    """Return the column of what belongs together, ``None`` if each image is on its own, and notes for the user.
+def _choose_columns(
+    images: Sequence[Any] | Tensor, metadata: Mapping[str, Sequence[Any]] | None, group: str | None
+) -> tuple[dict[str, list[Any]], str | None, list[str]]:
+    """Return the columns, the one of what belongs together, None if each image is on its own, and notes for the user.
 
     Raises:
-        MetricError: There is no such column.
+        MetricError: There is no such column, or one has another length.
     """
+    columns = read_columns(images, metadata)
     if group is None:
         group = _PATIENT if _PATIENT in columns else None
     elif group not in columns:
         hint = suggest_names(group, columns) if columns else " There is none; give metadata=, or --metadata FILE."
         raise MetricError(f"group: metadata has no column {group!r}.{hint}")
+    notes = []
     if group is not None and len(columns[group]) > 1 and len({*columns[group]}) == 1:
-        return None, [f"group: all images have one value of '{group}', so it is ignored."]
-    return group, []
+        notes.append(f"group: all images have one value of '{group}', so it is ignored.")
+        group = None
+    if group != _PATIENT:
+        columns.pop(_PATIENT, None)  # names of patients are no columns of a report
+    return columns, group, notes
 
 
 def _note_engines(result: Audit, state: State, engines: Iterable[str]) -> Audit:
@@ -243,56 +253,77 @@ class _Run(Run):
         columns: The metadata.
         group: The column of what belongs together.
         folder: The folder for pictures of the findings; None for none.
+        kinds: The kinds of candidates that are asked for.
+        verdicts: The user's verdicts, by the key of a finding.
+        benches: Class → the tests of its candidates.
     """
 
     columns: Mapping[str, Sequence[Any]]
     group: str | None
     folder: Path | None
+    kinds: Mapping[str, Kind]
+    verdicts: Mapping[str, Verdict]
+    benches: dict[int, Bench] = field(default_factory=dict, init=False)
 
-    def run(self, kinds: Mapping[str, Kind], verdicts: Mapping[str, Verdict]) -> Audit:
+    def run(self) -> Audit:
         """Return the result: records, halves, candidates, tests, findings."""
         records = self._record_all()
         self.images.heats.update({record.index: record.heat for record in records})
         column = None if self.group is None else [self.columns[self.group][record.index] for record in records]
-        found, tested = self.split(records, "near-duplicates, bursts and what the group column joins", column)
+        halves = self.split(records, "near-duplicates, bursts and what the group column joins", column)
         noted = len(self.not_tested)
-        usable = self._choose_classes(records, [found, tested])
-        views = self._split_by_label(usable, found, tested)
+        usable = self._choose_classes(records, halves)
+        views = self._split_by_label(usable, *halves)
         untested = "" if views else self.not_tested[noted]
-        pairs = self._find_candidates(self._choose_possible(kinds, len(usable)), views)
-        costs = [2 * count_passes(candidate, self.controls) for candidate, _ in pairs]
+        pairs = self._find_candidates(self._choose_possible(len(usable)), views)
+        costs = [2 * trials.count_passes(pair.candidate, self.controls) for pair in pairs]
         rest = self.passes - PASSES_PER_MAP * len(records)
         noted, count = len(self.not_tested), len(pairs)
-        pairs, most = self.share_passes(pairs, costs, rest, _MOST_IMAGES, lambda pair: self._name_candidate(pair[0]))
-        benches = dict[int, Bench]()
-        # A candidate that no permutation reaches has to pass, however many others there are: of three effects each.
-        permutations = max(statistics.PERMUTATIONS, math.ceil(6 * len(pairs) / self.level))
-        for targets, _, part in views:
-            bench = Bench(self.images, *part, self.controls, most, self.seed, self.state.remember, permutations)
-            benches |= dict.fromkeys(targets, bench)
-        outcomes, decoys = self._test(benches, pairs, rest)
+        pairs, most = self.share_passes(
+            pairs, costs, rest, _MOST_IMAGES, lambda pair: self._name_candidate(pair.candidate)
+        )
+        self._prepare_benches(views, most, len(pairs))
+        outcomes, decoys = self._test(pairs, rest)
         self.not_tested += [
             f"{self._name_candidate(outcome.candidate)}: {outcome.reason}." for outcome in outcomes if outcome.reason
         ]
         if count and all(outcome.reason for outcome in outcomes):
             untested = f"{format_count(count, 'candidate')} left out, e.g. {self.not_tested[noted]}"
-        return replace(self._conclude(benches, outcomes, decoys, verdicts, records), untested=untested)
+        return replace(self._conclude(outcomes, decoys, records), untested=untested)
 
     def _find_candidates(self, kinds: Mapping[str, Kind], views: Sequence[View]) -> list[Pair]:
         """Return the candidates of the discovery half with their decoys, the most promising ones first."""
         random, pairs = np.random.default_rng(self.seed), list[Pair]()
-        for targets, part, _ in views:
-            discovery = Discovery(self.images, *part, targets, self.seed)
+        for view in views:
+            discovery = Discovery(self.images, view.found.records, view.found.groups, view.targets, self.seed)
             candidates = [candidate for kind in kinds.values() for candidate in kind.find(discovery)]
-            pairs += [(candidate, _make_decoys(candidate, discovery, random)) for candidate in candidates]
-        return sorted(pairs, key=lambda pair: -pair[0].promise)
+            pairs += [Pair(candidate, _make_decoys(candidate, discovery, random)) for candidate in candidates]
+        return sorted(pairs, key=lambda pair: -pair.candidate.promise)
+
+    def _prepare_benches(self, views: Sequence[View], most_images: int, count: int) -> None:
+        """Prepare the tests of a number of candidates, for the classes of each view."""
+        # Enough permutations that the smallest possible p, times three effects and all candidates (Bonferroni), stays
+        # below `level`.
+        permutations = max(statistics.PERMUTATIONS, math.ceil(6 * count / self.level))
+        for view in views:
+            bench = Bench(
+                images=self.images,
+                records=view.tested.records,
+                groups=view.tested.groups,
+                controls=self.controls,
+                most_images=most_images,
+                seed=self.seed,
+                remember=self.state.remember,
+                permutations=permutations,
+            )
+            self.benches |= dict.fromkeys(view.targets, bench)
 
     @property
     def _units(self) -> str:
         """The words for the groups that are counted."""
         return "independent images" if self.group is None else f"values of '{self.group}'"
 
-    def _choose_classes(self, records: Sequence[ImageRecord], halves: Sequence[Half]) -> list[int]:
+    def _choose_classes(self, records: Sequence[ImageRecord], halves: Sequence[Half[ImageRecord]]) -> list[int]:
         """Return the classes that have enough groups in both halves; none if there is one class alone."""
         classes = {record.target for record in records}
         if len(classes) > 1:
@@ -302,166 +333,173 @@ class _Run(Run):
         self.not_tested.append(f"{what}: a cue of a class is what the others lack; add images of other classes.")
         return []
 
-    def _choose_possible(self, kinds: Mapping[str, Kind], class_count: int) -> dict[str, Kind]:
+    def _choose_possible(self, class_count: int) -> dict[str, Kind]:
         """Return the kinds that the number of classes suffices for; others, and those to ask for, are noted."""
         chosen = dict[str, Kind]()
         for name, kind in KINDS.items():
-            if name not in kinds and kind.reason_to_ask:
+            if name not in self.kinds and kind.reason_to_ask:
                 self.not_tested.append(f"{name.capitalize()}s: only if kinds names '{name}', as {kind.reason_to_ask}.")
-            elif name in kinds and kind.least_classes > (0 if self.images.head.is_independent else class_count):
+            elif name in self.kinds and kind.least_classes > (0 if self.images.head.is_independent else class_count):
                 self.not_tested.append(
                     f"{name.capitalize()}s: {kind.least_classes} classes that exclude one another are needed."
                 )
-            elif name in kinds:
+            elif name in self.kinds:
                 chosen[name] = kind
         return chosen
 
-    def _split_by_label(
-        self, usable: Sequence[int], found: Half, tested: Half
-    ) -> list[tuple[Sequence[int], Half, Half]]:
+    def _split_by_label(self, usable: Sequence[int], found: Half[ImageRecord], tested: Half[ImageRecord]) -> list[View]:
         """Return classes with the records of both halves: all at once, or each label against the images without it."""
         if not usable or not self.images.head.is_independent:
-            return [(usable, found, tested)] if usable else []
+            return [View(usable, found, tested)] if usable else []
         views = list[View]()
         for target in usable:
-            halves = self._select_label(found, target), self._select_label(tested, target)
-            counts = [
-                len({group for record, group in zip(*half, strict=True) if record.target != target}) for half in halves
-            ]
-            if min(counts) >= LEAST_GROUPS:
-                views.append(([target], *halves))
+            view = View([target], self._select_label(found, target), self._select_label(tested, target))
+            least = min(
+                len({group for record, group in half.pairs if record.target != target})
+                for half in (view.found, view.tested)
+            )
+            if least >= LEAST_GROUPS:
+                views.append(view)
             else:
                 self.not_tested.append(
-                    f"'{self.name_class(target)}': {self._units} without it in a half: {min(counts)}; "
+                    f"'{self.name_class(target)}': {self._units} without it in a half: {least}; "
                     f"{LEAST_GROUPS} are needed."
                 )
         return views
 
-    def _select_label(self, half: Half, target: int) -> Half:
+    def _select_label(self, half: Half[ImageRecord], target: int) -> Half[ImageRecord]:
         """Return one record of each image: that of the label if it has it, else its first one."""
         chosen = dict[int, tuple[ImageRecord, int]]()
-        for record, group in zip(*half, strict=True):
+        for record, group in half.pairs:
             if record.target == target or target not in self.images.list_labels(record):
                 answer = target if target in record.answers else -1
                 chosen.setdefault(record.index, (replace(record, answer=answer), group))
-        return [record for record, _ in chosen.values()], [group for _, group in chosen.values()]
+        return Half([record for record, _ in chosen.values()], [group for _, group in chosen.values()])
 
     def _record_all(self) -> list[ImageRecord]:
-        known = {index: self.state.get(f"image {index}") for index in range(len(self.images))}
-        missing = [index for index, values in known.items() if values is None]
-        with closing(follow_loop(len(missing), Stage("Explaining", "image", self.images.batch_size))) as counter:
+        known, missing = self.find_recorded()
+        batch_size = self.images.batch_size
+        with closing(follow_loop(len(missing), Stage("Explaining", "image", batch_size))) as counter:
             waiting = 0
-            for index, record in self.images.iterate_records(missing):
-                known[index] = record if isinstance(record, str) else pack_records(record)
-                self.state.add(f"image {index}", known[index] or "")
+            for index, records in self.images.iterate_records(missing):
+                known[index] = self.keep_recorded(index, records if isinstance(records, str) else pack_records(records))
                 waiting += 1
-                if (index + 1) % self.images.batch_size == 0 or index == missing[-1]:
+                if (index + 1) % batch_size == 0 or index == missing[-1]:
                     # One step for each batch, or the first images would seem to take no time.
                     counter.update(waiting)
                     waiting = 0
         readable = self.choose_readable(known)
         return [record for index, values in readable.items() for record in unpack_records(index, values)]
 
-    def _measure(self, bench: Bench, candidates: Sequence[CueCandidate]) -> None:
+    def _measure_all(self, candidates: Sequence[CueCandidate]) -> None:
         """Keep how strongly each image has each candidate: image by image, as candidates need the same activations."""
-        names = {name_strengths(candidate): candidate for candidate in candidates}
-        missing = {name: list[float]() for name in names if self.state.get(name) is None}
-        with closing(follow_loop(len(bench.records), Stage("Measuring candidates", "image"))) as counter:
-            for record in bench.records if missing else ():
-                for name, strengths in missing.items():
-                    strengths.append(names[name].measure(self.images, record))
-                counter.update(1)
-        for name, strengths in missing.items():
-            self.state.add(name, strengths)
+        for bench in {*self.benches.values()}:
+            names = {name_strengths(one): one for one in candidates if self.benches[one.target] is bench}
+            missing = {name: list[float]() for name in names if self.state.get(name) is None}
+            with closing(follow_loop(len(bench.records), Stage("Measuring candidates", "image"))) as counter:
+                for record in bench.records if missing else ():
+                    for name, strengths in missing.items():
+                        strengths.append(names[name].measure(self.images, record))
+                    counter.update(1)
+            for name, strengths in missing.items():
+                self.state.add(name, strengths)
 
-    def _test(
-        self, benches: Mapping[int, Bench], pairs: Sequence[Pair], rest: int
-    ) -> tuple[list[Outcome], list[Outcome]]:
+    def _test(self, pairs: Sequence[Pair], rest: int) -> tuple[list[Outcome], list[Outcome]]:
         """Return the outcomes of the candidates, and those of their decoys."""
-        outcomes, decoys = list[Outcome](), list[Outcome]()
-        for bench in {*benches.values()}:
-            own = [one for candidate, made in pairs for one in (candidate, *made) if benches[one.target] is bench]
-            self._measure(bench, own)
-        with closing(PassProgress(self._count_tests(benches, pairs, rest))) as counter:
-            for bench in {*benches.values()}:
+        candidates, decoys = [pair.candidate for pair in pairs], [decoy for pair in pairs for decoy in pair.decoys]
+        self._measure_all([one for pair in pairs for one in (pair.candidate, *pair.decoys)])
+        with closing(PassProgress(self._count_tests(candidates, decoys, rest))) as counter:
+            for bench in self.benches.values():
                 bench.counter = counter
-            for candidate, _ in pairs:
-                outcomes.append(benches[candidate.target].test(candidate))
-            for decoy in (decoy for _, made in pairs for decoy in made):
-                bench = benches[decoy.target]
-                # A decoy that the class has no more than the others cannot survive, so it takes no passes.
-                is_paid = _count_all(benches) + bench.count_passes(decoy, self.level) <= rest
-                outcome = bench.test(decoy, self.level if is_paid else -1)
-                if not is_paid and outcome.presence_p <= self.level:
-                    outcome = replace(outcome, reason=_NOT_PAID)
-                decoys.append(outcome)
-        return outcomes, decoys
+            outcomes = [self.benches[candidate.target].test(candidate) for candidate in candidates]
+            return outcomes, [self._test_decoy(decoy, rest) for decoy in decoys]
 
-    def _count_tests(self, benches: Mapping[int, Bench], pairs: Sequence[Pair], rest: int) -> int:
+    def _test_decoy(self, decoy: CueCandidate, rest: int) -> Outcome:
+        # A decoy that the class has no more than the others cannot survive, so it takes no passes.
+        bench = self.benches[decoy.target]
+        is_paid = self._count_done() + bench.count_passes(decoy, self.level) <= rest
+        outcome = bench.test(decoy, self.level if is_paid else -1)
+        if not is_paid and outcome.presence_p <= self.level:
+            return replace(outcome, reason=_OUT_OF_BUDGET)
+        return outcome
+
+    def _count_tests(self, candidates: Sequence[CueCandidate], decoys: Sequence[CueCandidate], rest: int) -> int:
         """Return the forward passes of all tests."""
-        total = sum(benches[candidate.target].count_passes(candidate) for candidate, _ in pairs)
-        for decoy in (decoy for _, made in pairs for decoy in made):
-            count = benches[decoy.target].count_passes(decoy, self.level)
+        total = sum(self.benches[candidate.target].count_passes(candidate) for candidate in candidates)
+        for decoy in decoys:
+            count = self.benches[decoy.target].count_passes(decoy, self.level)
             total += count if total + count <= rest else 0
         return total
 
+    def _count_done(self) -> int:
+        """Return the forward passes of all tests so far."""
+        return sum(bench.passes for bench in {*self.benches.values()})
+
     def _conclude(
-        self,
-        benches: Mapping[int, Bench],
-        outcomes: Sequence[Outcome],
-        decoys: Sequence[Outcome],
-        verdicts: Mapping[str, Verdict],
-        records: Sequence[ImageRecord],
+        self, outcomes: Sequence[Outcome], decoys: Sequence[Outcome], records: Sequence[ImageRecord]
     ) -> Audit:
         q_values = statistics.compute_q_values([outcome.p for outcome in outcomes])
-        passing = [outcome.p for outcome, q in zip(outcomes, q_values, strict=True) if q <= self.level]
-        limit = max([self.level / max(1, len(outcomes)), *passing])
-        confirmed, rejected = list[tuple[Outcome, Finding]](), list[Finding]()
-        for outcome, q, key in zip(outcomes, q_values, self._list_keys(outcomes), strict=True):
-            if outcome.reason:
-                continue
-            finding = self._describe(benches, outcome, q, len(outcomes), key, verdicts)
-            if q <= self.level and outcome.is_large:
-                confirmed.append((outcome, finding))
-            else:
-                rejected.append(finding)
-        surviving = sum(decoy.reason == _NOT_PAID or (decoy.p <= limit and decoy.is_large) for decoy in decoys)
+        confirmed, rejected = self._describe_all(outcomes, q_values)
         findings = rank_findings(self._join_cues(confirmed))
-        self._note_verdicts(verdicts, [finding for _, finding in confirmed])
+        surviving = self._count_surviving(decoys, outcomes, q_values)
+        self._note_verdicts([finding for _, finding in confirmed])
         if self.folder is not None:
-            self._write_pictures(self.folder, benches, confirmed, findings)
+            self._write_pictures(self.folder, confirmed, findings)
+        described = zip(decoys, self._list_keys(decoys), strict=True)
         return Audit(
-            findings,
-            tuple(rejected),
-            tuple(
-                self._describe(benches, decoy, 1.0, len(outcomes), key, {})
-                for decoy, key in zip(decoys, self._list_keys(decoys), strict=True)
-            ),
-            surviving,
-            statistics.estimate_false_discovery_rate(surviving, len(findings), DECOYS),
-            (*self.not_tested, *_NEVER_TESTED),
-            tuple(self.notes),
-            len({record.index for record in records}),
-            self.level,
-            PASSES_PER_MAP * len(records) + _count_all(benches),
-            self.seed,
+            findings=findings,
+            rejected=tuple(rejected),
+            decoys=tuple(self._describe(decoy, 1.0, len(outcomes), key) for decoy, key in described),
+            surviving_decoys=surviving,
+            false_discovery_rate=statistics.estimate_false_discovery_rate(surviving, len(findings), DECOYS),
+            not_tested=(*self.not_tested, *_NEVER_TESTED),
+            notes=tuple(self.notes),
+            image_count=len({record.index for record in records}),
+            level=self.level,
+            passes=PASSES_PER_MAP * len(records) + self._count_done(),
+            seed=self.seed,
             folder=self.folder,
             unread=self.unread,
         )
 
+    def _describe_all(
+        self, outcomes: Sequence[Outcome], q_values: Sequence[float]
+    ) -> tuple[list[tuple[Outcome, Finding]], list[Finding]]:
+        """Return the outcomes that are confirmed, each as a finding, and the findings of those that are not."""
+        confirmed, rejected = list[tuple[Outcome, Finding]](), list[Finding]()
+        for outcome, q, key in zip(outcomes, q_values, self._list_keys(outcomes), strict=True):
+            if outcome.reason:
+                continue
+            finding = replace(self._describe(outcome, q, len(outcomes), key), verdict=self.verdicts.get(key))
+            if q <= self.level and outcome.is_large:
+                confirmed.append((outcome, finding))
+            else:
+                rejected.append(finding)
+        return confirmed, rejected
+
+    def _count_surviving(
+        self, decoys: Sequence[Outcome], outcomes: Sequence[Outcome], q_values: Sequence[float]
+    ) -> int:
+        """Return how many decoys have a p-value that is small enough for a finding, and a large effect."""
+        passing = [outcome.p for outcome, q in zip(outcomes, q_values, strict=True) if q <= self.level]
+        limit = max([self.level / max(1, len(outcomes)), *passing])
+        return sum(decoy.reason == _OUT_OF_BUDGET or (decoy.p <= limit and decoy.is_large) for decoy in decoys)
+
     def _write_pictures(
-        self,
-        folder: Path,
-        benches: Mapping[int, Bench],
-        confirmed: Sequence[tuple[Outcome, Finding]],
-        findings: Sequence[Finding],
+        self, folder: Path, confirmed: Sequence[tuple[Outcome, Finding]], findings: Sequence[Finding]
     ) -> None:
         by_key = {finding.key: outcome for outcome, finding in reversed(confirmed)}
-        naming, pictures = (self.images.name, self.name_class), list[FindingPictures]()
-        for finding in findings:
-            outcome = by_key[finding.key]
-            shown = benches[finding.target], finding.key, outcome.candidate, outcome.present
-            pictures.append(FindingPictures(folder, *shown, *naming))
+        pictures = [
+            FindingPictures(
+                folder=folder,
+                bench=self.benches[finding.target],
+                key=finding.key,
+                candidate=by_key[finding.key].candidate,
+                present=by_key[finding.key].present,
+                name_class=self.name_class,
+            )
+            for finding in findings
+        ]
         write_pictures(folder, pictures)
 
     def _join_cues(self, confirmed: Sequence[tuple[Outcome, Finding]]) -> list[Finding]:
@@ -489,54 +527,49 @@ class _Run(Run):
             keys.append(f"{key} {counts[key]}" if counts[key] > 1 else key)
         return keys
 
-    def _note_verdicts(self, verdicts: Mapping[str, Verdict], confirmed: Sequence[Finding]) -> None:
-        unused = [repr(key) for key in verdicts if key not in {finding.key for finding in confirmed}]
+    def _note_verdicts(self, confirmed: Sequence[Finding]) -> None:
+        unused = [repr(key) for key in self.verdicts if key not in {finding.key for finding in confirmed}]
         if unused:
-            shown = f"{', '.join(unused[:SHOWN])}{', ...' if len(unused) > SHOWN else ''}"
-            self.notes.append(f"Verdicts that fit no finding: {shown}.")
+            self.notes.append(f"Verdicts that fit no finding: {shorten_list(unused)}.")
 
-    def _describe(
-        self,
-        benches: Mapping[int, Bench],
-        outcome: Outcome,
-        q: float,
-        tests: int,
-        key: str,
-        verdicts: Mapping[str, Verdict],
-    ) -> Finding:
+    def _describe(self, outcome: Outcome, q: float, tests: int, key: str) -> Finding:
+        """Return a finding without a verdict, of one of a number of tests."""
         candidate, present = outcome.candidate, {*outcome.present}
-        label = self.name_class(candidate.target)
-        of_class = [record for record in benches[candidate.target].records if record.target == candidate.target]
+        of_class = [record for record in self.benches[candidate.target].records if record.target == candidate.target]
         having = [record for record in of_class if record.index in present]
         without = [record for record in of_class if record.index not in present]
         outside = candidate.measure_outside(self.images, outcome.present[:SHOWN])
-        groups = outcome.removal.groups if outcome.removal is not None else 0
-        columns = COMPARED_IMAGES + 1 if candidate.compares_images else candidate.count_columns(self.controls)
-        level = self.level / max(1, tests * len(outcome.effects))
-        smallest = statistics.compute_detectable_share(groups, level, columns) if groups else np.inf
         return Finding(
-            key,
-            candidate.kind,
-            label,
-            candidate.target,
-            candidate.name,
-            candidate.area,
-            len(present),
-            len(of_class),
-            outcome.removal,
-            outcome.transplants,
-            outcome.p,
-            q,
-            max(smallest, ANSWER_FLOOR),
-            self._list_facts(outcome, outside),
-            tuple(self.images.name(index) for index in outcome.present[:SHOWN]),
-            tuple(self.images.name(record.index) for record in without[:SHOWN]),
-            (_measure_accuracy(having), _measure_accuracy(without)) if self.has_labels else None,
-            self._count_by_group(of_class, present),
-            verdicts.get(key),
+            key=key,
+            kind=candidate.kind,
+            label=self.name_class(candidate.target),
+            target=candidate.target,
+            name=candidate.name,
+            area=candidate.area,
+            present=len(present),
+            class_count=len(of_class),
+            removal=outcome.removal,
+            transplant=outcome.transplants,
+            p=outcome.p,
+            q=q,
+            smallest_share=self._find_smallest_share(outcome, tests),
+            facts=self._list_facts(outcome, outside),
+            images=tuple(map(self.images.name, outcome.present[:SHOWN])),
+            without=tuple(self.images.name(record.index) for record in without[:SHOWN]),
+            accuracy=(_measure_accuracy(having), _measure_accuracy(without)) if self.has_labels else None,
+            by_group=self._count_by_group(of_class, present),
             accuracy_by_group=self._measure_by_group(of_class, present),
             outside=outside,
         )
+
+    def _find_smallest_share(self, outcome: Outcome, tests: int) -> float:
+        """Return the smallest share of answers that the images of a candidate could have shown; infinity for none."""
+        if outcome.removal is None or not outcome.removal.groups:
+            return math.inf
+        candidate = outcome.candidate
+        columns = COMPARED_IMAGES + 1 if candidate.compares_images else candidate.count_columns(self.controls)
+        level = self.level / max(1, tests * len(outcome.effects))
+        return max(statistics.compute_detectable_share(outcome.removal.groups, level, columns), ANSWER_FLOOR)
 
     def _list_facts(self, outcome: Outcome, outside: float | None) -> tuple[str, ...]:
         """Return what makes a candidate suspicious, of which a share is outside of the given masks."""
@@ -589,11 +622,6 @@ def _compute_share(answers: Sequence[bool]) -> float:
     return float(np.mean(answers)) if answers else np.nan
 
 
-def _count_all(benches: Mapping[int, Bench]) -> int:
-    """Return the forward passes of all tests so far."""
-    return sum(bench.passes for bench in {*benches.values()})
-
-
 def _is_same_cue(images: AuditImages, one: Outcome, other: Outcome) -> bool:
     """Return True for candidates of a class that most of the same images have, in regions that overlap."""
     both = sorted({*one.present} & {*other.present})
@@ -603,6 +631,8 @@ def _is_same_cue(images: AuditImages, one: Outcome, other: Outcome) -> bool:
 
 
 def _choose_kinds(names: Sequence[str] | None) -> dict[str, Kind]:
-    for name in names or ():
+    if names is None:
+        return {name: kind for name, kind in KINDS.items() if not kind.reason_to_ask}
+    for name in names:
         check_choice("kinds", name, KINDS, error=MetricError)
-    return {name: kind for name, kind in KINDS.items() if (not kind.reason_to_ask if names is None else name in names)}
+    return {name: kind for name, kind in KINDS.items() if name in names}

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,42 @@ _BURST_SECONDS = 2
 _CHUNK = 1024
 
 _DATE_TAG, _EXIF_BLOCK, _CAMERA_TAGS = 36867, 34665, (271, 272)
+
+
+class Record(Protocol):
+    """What is kept of an image."""
+
+    @property
+    def index(self) -> int:
+        """Its place among the images."""
+
+    @property
+    def target(self) -> int:
+        """The class."""
+
+    @property
+    def hash(self) -> NDArray[np.uint8]:
+        """The perceptual hash."""
+
+
+_R = TypeVar("_R", bound=Record)
+
+
+@dataclass(frozen=True)
+class Half(Generic[_R]):
+    """The images of one half: their records, and the group of each."""
+
+    records: list[_R]
+    groups: list[int]
+
+    @property
+    def pairs(self) -> list[tuple[_R, int]]:
+        """Each record with its group."""
+        return [*zip(self.records, self.groups, strict=True)]
+
+    def count_groups(self) -> Counter[int]:
+        """Return class → the number of groups that it is in."""
+        return Counter(target for target, _ in {(record.target, group) for record, group in self.pairs})
 
 
 def compute_perceptual_hash(photo: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -82,21 +119,26 @@ def group_images(
             parents[image] = image = parents[parents[image]]
         return image
 
-    def join(one: int, other: int) -> None:
+    for one, other in (*_find_near_pairs(hashes), *_list_equal(column or ()), *_list_bursts(times or ())):
         first, second = sorted((find(one), find(other)))
         parents[second] = first
-
-    for one, other in _find_near_pairs(hashes):
-        join(one, other)
-    first_of: dict[Hashable, int] = {}
-    for image, value in enumerate(column or ()):
-        if not is_missing(value):
-            join(first_of.setdefault(value, image), image)
-    known = sorted((*time, image) for image, time in enumerate(times or ()) if time is not None)
-    for (camera, start, one), (other_camera, end, other) in pairwise(known):
-        if camera == other_camera and end - start <= _BURST_SECONDS:
-            join(one, other)
     return [find(image) for image in range(len(hashes))]
+
+
+def _list_equal(column: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """Return pairs of the first image with a value, and each further one."""
+    first: dict[Hashable, int] = {}
+    return [(first.setdefault(value, image), image) for image, value in enumerate(column) if not is_missing(value)]
+
+
+def _list_bursts(times: Sequence[tuple[str, float] | None]) -> list[tuple[int, int]]:
+    """Return the pairs of images that one camera took one after the other, at nearly the same time."""
+    known = sorted((*time, image) for image, time in enumerate(times) if time is not None)
+    return [
+        (one, other)
+        for (camera, start, one), (other_camera, end, other) in pairwise(known)
+        if camera == other_camera and end - start <= _BURST_SECONDS
+    ]
 
 
 def _find_near_pairs(hashes: NDArray[np.uint8]) -> list[tuple[int, int]]:

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 import camtool
+from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.messages import format_count
 from camtool.errors import ImageError, MetricError
 from camtool.evaluation.audit.images import AuditImages
-from camtool.evaluation.audit.split import group_images, split_in_halves
+from camtool.evaluation.audit.split import Half, Record, group_images, split_in_halves
 from camtool.evaluation.audit.trials import LEAST_GROUPS
 from camtool.evaluation.leaderboard.measurement import Checkpoint, hash_tensors, hash_weights, replace_checkpoint
 from camtool.evaluation.subject import Subject
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.image_files import read_image
-from camtool.progress import PassCounter, Stage, follow_loop
 from camtool.rendering.image_writing import remove_temporary_files
 from camtool.rendering.written_files import check_inside
 from camtool.runs.locking import LockedError, hold_lock
@@ -44,16 +42,23 @@ _ROUNDING = 1e-4
 _T = TypeVar("_T")
 
 
-class _Record(Protocol):
-    @property
-    def index(self) -> int: ...
-    @property
-    def target(self) -> int: ...
-    @property
-    def hash(self) -> NDArray[np.uint8]: ...
+_R = TypeVar("_R", bound=Record)
 
 
-_R = TypeVar("_R", bound=_Record)
+def check_options(passes: int, controls: int, batch_size: int, level: float) -> None:
+    """Check the numbers that an audit and a comparison have.
+
+    Raises:
+        MetricError: One is too small or too large.
+    """
+    for name, value in (("passes", passes), ("controls", controls), ("batch_size", batch_size)):
+        check_count(name, value, error=MetricError)
+    check_number("level", level, above=0, below=1, error=MetricError)
+
+
+def shorten_list(names: Sequence[str]) -> str:
+    """Return the first names, for a message."""
+    return f"{', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}"
 
 
 @contextmanager
@@ -174,34 +179,6 @@ def _stamp(source: Any) -> object:
     return blake2b(about.encode() + values.tobytes(), digest_size=8).hexdigest()
 
 
-class PassProgress:
-    """Follows the forward passes of tests. Those that an earlier start did are left out, as they take no time.
-
-    Args:
-        count: All passes.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._loop: PassCounter | None = None
-
-    def update(self, passes: int, /) -> None:
-        """Note that passes are done."""
-        self._loop = self._loop or follow_loop(self._count, Stage("Testing", "pass"))
-        self._loop.update(passes)
-
-    def leave_out(self, passes: int) -> None:
-        """Note that an earlier start did passes."""
-        self._count -= passes
-        if self._loop is not None:
-            self._loop.update(passes)
-
-    def close(self) -> None:
-        """Note the end."""
-        if self._loop is not None:
-            self._loop.close()
-
-
 @dataclass
 class Run:
     """An audit or a comparison on its way.
@@ -238,6 +215,16 @@ class Run:
             return "none"
         return self.names[target] if self.names is not None and target < len(self.names) else f"class {target}"
 
+    def find_recorded(self) -> tuple[dict[int, list[float] | str | None], list[int]]:
+        """Return the numbers of each image, or why it cannot be read, from an earlier start; and the images without."""
+        known = {index: self.state.get(f"image {index}") for index in range(len(self.images))}
+        return known, [index for index, values in known.items() if values is None]
+
+    def keep_recorded(self, index: int, values: list[float] | str) -> list[float] | str:
+        """Keep the numbers of an image, or why it cannot be read, and return them."""
+        self.state.add(f"image {index}", values)
+        return values
+
     def choose_readable(self, known: Mapping[int, list[float] | str | None]) -> dict[int, list[float]]:
         """Return the numbers of the images that could be read; the others, with a reason as text, are noted.
 
@@ -255,10 +242,8 @@ class Run:
             raise MetricError(f"images: none of {len(known)} can be read. {next(iter(unread.values()), '')}")
         return readable
 
-    def split(
-        self, records: Sequence[_R], joined: str, column: Sequence[Hashable] | None = None
-    ) -> list[tuple[list[_R], list[int]]]:
-        """Return the records of the discovery and of the confirmation half, with the group of each.
+    def split(self, records: Sequence[_R], joined: str, column: Sequence[Hashable] | None = None) -> list[Half[_R]]:
+        """Return the discovery and the confirmation half.
 
         Args:
             records: All records.
@@ -274,33 +259,26 @@ class Run:
             self.notes.append(f"{text}: {joined} count as one.")
         confirms = split_in_halves(hashes, groups, [record.target for record in records], self.seed)
         halves = (np.flatnonzero(confirms == half).tolist() for half in (False, True))
-        return [([records[row] for row in rows], [groups[row] for row in rows]) for rows in halves]
+        return [Half([records[row] for row in rows], [groups[row] for row in rows]) for rows in halves]
 
-    def choose_classes(
-        self, halves: Sequence[tuple[Sequence[_R], Sequence[int]]], units: str = "independent images"
-    ) -> list[int]:
+    def choose_classes(self, halves: Sequence[Half[_R]], units: str = "independent images") -> list[int]:
         """Return the classes that have enough groups in both halves; the others are noted.
 
         Args:
-            halves: The records of each half, and the group of each.
+            halves: Both halves.
             units: The words for groups.
         """
-        pairs = ({(record.target, group) for record, group in zip(*half, strict=True)} for half in halves)
-        counts = [Counter(target for target, _ in of_half) for of_half in pairs]
+        counts = [half.count_groups() for half in halves]
         classes = sorted(target for target in {*counts[0], *counts[1]} if target >= 0)
-        usable = [target for target in classes if min(count[target] for count in counts) >= LEAST_GROUPS]
-        small = [
-            f"'{self.name_class(target)}' ({min(count[target] for count in counts)})"
-            for target in classes
-            if target not in usable
-        ]
+        least = {target: min(count[target] for count in counts) for target in classes}
+        small = [target for target, count in least.items() if count < LEAST_GROUPS]
         if small:
+            listed = shorten_list([f"'{self.name_class(target)}' ({least[target]})" for target in small])
             self.not_tested.append(
-                f"{format_count(len(small), 'class')} with fewer than {LEAST_GROUPS} {units} in a half: "
-                f"{', '.join(small[:SHOWN])}{', ...' if len(small) > SHOWN else ''}. Give {2 * LEAST_GROUPS} or more "
-                "of each."
+                f"{format_count(len(small), 'class')} with fewer than {LEAST_GROUPS} {units} in a half: {listed}. "
+                f"Give {2 * LEAST_GROUPS} or more of each."
             )
-        return usable
+        return [target for target in classes if target not in small]
 
     def share_passes(
         self, tests: Sequence[_T], costs: Sequence[int], rest: int, most: int, name: Callable[[_T], str]

@@ -63,6 +63,12 @@ def average_units(
     return joined, np.arange(len(joined)) < len(units[0])
 
 
+def subtract_controls(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the first column minus the mean of the others, ``(N,)``."""
+    beyond: NDArray[np.float64] = values[:, 0] - values[:, 1:].mean(1)
+    return beyond
+
+
 def run_sign_flip_test(
     differences: NDArray[np.float64],
     groups: Sequence[int] | None = None,
@@ -159,11 +165,7 @@ def run_maximum_test(
     for size in _split(permutations, count + values.shape[1]):
         labels = random.permuted(np.broadcast_to(is_class, (size, count)), axis=1)
         largest.append((labels.astype(float) @ standard * factor).max(1))
-    heights = np.sort(np.concatenate(largest))
-    reached = permutations - np.searchsorted(heights, z - _compute_slack(z))
-    rank = max(0, math.ceil((1 - alpha) * (permutations + 1)) - 1)
-    critical = heights[rank] if rank < permutations else np.inf
-    return MaximumTest(z, (1 + reached) / (1 + permutations), float(critical))
+    return _compare_with_largest(z, z, np.concatenate(largest), alpha)
 
 
 def run_swap_test(
@@ -191,11 +193,18 @@ def run_swap_test(
     for size in _split(permutations, sum(differences.shape)):
         signs = random.integers(2, size=(size, len(differences))) * 2.0 - 1
         largest.append(np.abs(signs @ standard).max(1))
-    heights = np.sort(np.concatenate(largest))
-    reached = permutations - np.searchsorted(heights, np.abs(z) - _compute_slack(z))
-    rank = max(0, math.ceil((1 - alpha) * (permutations + 1)) - 1)
-    critical = heights[rank] if rank < permutations else np.inf
-    return MaximumTest(z, (1 + reached) / (1 + permutations), float(critical))
+    return _compare_with_largest(z, np.abs(z), np.concatenate(largest), alpha)
+
+
+def _compare_with_largest(
+    z: NDArray[np.float64], heights: NDArray[np.float64], largest: NDArray[np.float64], alpha: float
+) -> MaximumTest:
+    """Return the p-value of the height of each z, from the largest heights of all arrangements."""
+    count, ordered = len(largest), np.sort(largest)
+    reached = count - np.searchsorted(ordered, heights - _compute_slack(z))
+    rank = max(0, math.ceil((1 - alpha) * (count + 1)) - 1)
+    critical = ordered[rank] if rank < count else np.inf
+    return MaximumTest(z, (1 + reached) / (1 + count), float(critical))
 
 
 def _split(permutations: int, width: int) -> list[int]:

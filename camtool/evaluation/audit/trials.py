@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from camtool.evaluation.audit import statistics
 from camtool.evaluation.audit.candidates import COMPARED_IMAGES, CueCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean
+from camtool.progress import PassCounter, Stage, follow_loop
 
 LEAST_GROUPS = 8
 """Independent groups of images that a test needs: with fewer nothing is claimed."""
@@ -30,14 +31,32 @@ Remember = Callable[[str, Callable[[], list[float]]], list[float]]
 """``remember(key, compute)``: the numbers that were computed under a key before, or else are computed now."""
 
 
-class Counter(Protocol):
-    """Receiver of the progress of tests."""
+class PassProgress:
+    """Follows the forward passes of tests. Those that an earlier start did are left out, as they take no time.
 
-    def update(self, passes: int, /) -> object:
-        """Note that further forward passes are done."""
+    Args:
+        count: All passes.
+    """
 
-    def leave_out(self, passes: int) -> object:
-        """Note that passes were done by an earlier start."""
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._loop: PassCounter | None = None
+
+    def update(self, passes: int, /) -> None:
+        """Note that passes are done."""
+        self._loop = self._loop or follow_loop(self._count, Stage("Testing", "pass"))
+        self._loop.update(passes)
+
+    def leave_out(self, passes: int) -> None:
+        """Note that an earlier start did passes."""
+        self._count -= passes
+        if self._loop is not None:
+            self._loop.update(passes)
+
+    def close(self) -> None:
+        """Note the end."""
+        if self._loop is not None:
+            self._loop.close()
 
 
 class Effect(NamedTuple):
@@ -59,6 +78,23 @@ class Effect(NamedTuple):
     probability: Interval
     p: float
 
+    @classmethod
+    def summarize(
+        cls, images: int, changed: NDArray[np.float64], shifts: NDArray[np.float64], p: float, seed: int
+    ) -> Effect:
+        """Return the effect on a number of images.
+
+        Args:
+            images: The number of images.
+            changed: ``(G, 1 + K)``: the share of answers that change in each group, by the candidate and by K controls.
+            shifts: ``(G, 1 + K)``, the change of the probability.
+            p: The p-value.
+            seed: The seed of the interval.
+        """
+        share = statistics.compute_share(float(changed[:, 0].sum()), len(changed))
+        beyond = bootstrap_mean(statistics.subtract_controls(shifts), seed)
+        return cls(images, len(changed), share, float(changed[:, 1:].mean()), beyond, p)
+
     @property
     def is_large(self) -> bool:
         """True if the effect beyond that of the controls reaches a floor.
@@ -66,7 +102,8 @@ class Effect(NamedTuple):
         Fills are imperfect, and some images that seem to have a cue do not, so an effect is estimated as too small. It
         suffices that the interval of the probability reaches the floor, and its mean half of it.
         """
-        return self.changes_answers or 2 * self.probability.mean >= PROBABILITY_FLOOR <= self.probability.high
+        reaches_floor = self.probability.high >= PROBABILITY_FLOOR and 2 * self.probability.mean >= PROBABILITY_FLOOR
+        return self.changes_answers or reaches_floor
 
     @property
     def changes_answers(self) -> bool:
@@ -181,7 +218,7 @@ class Bench:
     remember: Remember
     permutations: int = statistics.PERMUTATIONS
     passes: int = 0
-    counter: Counter | None = None
+    counter: PassProgress | None = None
     _choices: dict[str, _Choice] = field(default_factory=dict, init=False, repr=False)
 
     def test(self, candidate: CueCandidate, level: float = 1.0) -> Outcome:
@@ -205,8 +242,8 @@ class Bench:
         removals = self._try(candidate, used, others, is_removal=True)
         transplants = self._try(candidate, recipients, np.asarray(used), is_removal=False)
         reason = "" if removals or transplants else "the photos cannot be changed in this way"
-        alone = self._show_alone(candidate, used[:_ALONE])
-        return replace(outcome, removals=removals, transplants=(*transplants, None)[0], alone=alone, reason=reason)
+        transplant, alone = next(iter(transplants), None), self._show_alone(candidate, used[:_ALONE])
+        return replace(outcome, removals=removals, transplants=transplant, alone=alone, reason=reason)
 
     def count_passes(self, candidate: CueCandidate, level: float = 1.0) -> int:
         """Return the forward passes of :meth:`test`; a few less if an image cannot be changed."""
@@ -231,8 +268,7 @@ class Bench:
         """Return how strongly each image has a candidate, ``(N,)``."""
         return np.array(
             self.remember(
-                name_strengths(candidate),
-                lambda: [candidate.measure(self.images, record) for record in self.records],
+                name_strengths(candidate), lambda: [candidate.measure(self.images, record) for record in self.records]
             )
         )
 
@@ -336,10 +372,7 @@ class Bench:
         else:
             changed = self.images.score_activations(original, candidate.changed_layer, variants.flatten(0, -4))
             logits = torch.cat([self.images.score(original[None]), changed])
-        values = self.images.measure_margins(logits, candidate.target)[:2]
-        fills = shape[0] if len(shape) == 5 else 1
-        parts = [torch.cat([part[:1].expand(fills, 1), part[1:].reshape(fills, -1)], 1) for part in values]
-        return [float(value) for value in torch.stack(parts).flatten()]
+        return self.images.list_margins(logits, candidate.target, shape[0] if len(shape) == 5 else 1)
 
     def _compare_images(self, candidate: CueCandidate, row: int, random: np.random.Generator) -> list[float]:
         """Return the numbers of an image without the cue, and of other images that are changed alike, if it can be.
@@ -396,15 +429,8 @@ class Bench:
         effects = sign * (margins[:, 1:] - margins[:, :1])
         changed = statistics.average_groups(((sign * margins[:, 1:]) > 0).astype(float), groups)
         shifts = statistics.average_groups(sign * (probabilities[:, 1:] - probabilities[:, :1]), groups)
-        beyond = shifts[:, 0] - shifts[:, 1:].mean(1)
-        return Effect(
-            len(margins),
-            len(changed),
-            statistics.compute_share(float(changed[:, 0].sum()), len(changed)),
-            float(changed[:, 1:].mean()),
-            bootstrap_mean(beyond, self.seed),
-            statistics.run_control_test(effects, groups, permutations=self.permutations, seed=self.seed),
-        )
+        p = statistics.run_control_test(effects, groups, permutations=self.permutations, seed=self.seed)
+        return Effect.summarize(len(margins), changed, shifts, p, self.seed)
 
 
 def hash_parts(*parts: object) -> int:

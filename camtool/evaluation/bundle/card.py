@@ -124,7 +124,8 @@ def _list_audits(audits: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield "There is none beside the run, so nothing was tested for shortcuts."
     for number, audit in enumerate(audits):
         images = format_count(audit["image_count"], "image")
-        yield from [""] * (number > 0)
+        if number:
+            yield ""
         findings = format_count(len(audit["findings"]), "finding")
         yield f"{_escape(audit['file'])}: {images}, {findings} at q ≤ {audit['level']:g}."
         yield ""

@@ -12,7 +12,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import starmap
 from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo, is_zipfile
@@ -76,11 +76,7 @@ def gather_evidence(folder: Path) -> dict[str, Any]:
         "preprocessing": {
             "transform": transform,
             "sha256": hash_text(transform),
-            "options": {
-                name: value
-                for name in _PREPROCESSING
-                if (value := command.get(name)) is not None and value is not False  # the first frame is 0
-            },
+            "options": _select_preprocessing(command),
             "code_sha256": description.get("code", {}),
         },
         "data": counts.data,
@@ -89,13 +85,18 @@ def gather_evidence(folder: Path) -> dict[str, Any]:
         **{name: description.get(name) for name in ("engine", "device", "drawing", "seeds", "versions", "machine")},
         "replay": _describe_replay(folder, description.get("directory", "")),
         "explanations": sum(counts.explanations.values()),
-        "warnings": [_describe_warning(code, number) for code, number in sorted(counts.warnings.items())],
-        "measurements": [
-            *_measure(counts, regions),
-            *chain.from_iterable(_read_leaderboard(folder, path) for path in find_beside(folder, LEADERBOARD)),
-        ],
+        "warnings": list(starmap(_describe_warning, sorted(counts.warnings.items()))),
+        "measurements": [*_measure(counts, regions), *_read_leaderboards(folder)],
         "audits": [_describe_audit(folder, path) for path in find_beside(folder, JSON_NAME)],
     }
+
+
+def _select_preprocessing(command: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that change the model's input."""
+    given = {name: command.get(name) for name in _PREPROCESSING}
+    return {
+        name: value for name, value in given.items() if value is not None and value is not False
+    }  # a frame may be 0
 
 
 def _describe_replay(folder: Path, directory: str) -> list[str]:
@@ -249,30 +250,32 @@ class _Measurement(NamedTuple):
     chance_text: str
 
 
-def _read_leaderboard(folder: Path, path: Path) -> list[dict[str, Any]]:
-    """Return the metrics of an evaluation beside the run; chance is the row ``random``.
-
-    Args:
-        folder: The run folder.
-        path: The file in it.
+def _read_leaderboards(folder: Path) -> list[dict[str, Any]]:
+    """Return the metrics of the evaluations beside a run.
 
     Raises:
-        CamtoolError: It is damaged.
+        CamtoolError: One is damaged.
     """
-    measurements = []
-    try:
-        table = parse_object(read_regular(folder / path))
-        by_name = {row["name"]: row for row in table["rows"]}
-        for title, row in by_name.items():
-            for metric in (key.removesuffix(" low") for key in row if key.endswith(" low")):
-                interval = row[metric], row[f"{metric} low"], row[f"{metric} high"]
-                chance = by_name.get("random", {}).get(metric)
-                text = "" if chance is None else "maps of the method random"
-                measured = _Measurement(f"{metric}, {title}", path.as_posix(), *interval, table["images"], chance, text)
-                measurements.append(measured._asdict())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CamtoolError(f"{folder / path} cannot be read: {error}; write it again with camtool evaluate.") from error
+    measurements = list[dict[str, Any]]()
+    for path in find_beside(folder, LEADERBOARD):
+        try:
+            measurements += _list_measurements(parse_object(read_regular(folder / path)), path.as_posix())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # noqa: PERF203  any file may be damaged
+            raise CamtoolError(
+                f"{folder / path} cannot be read: {error}; write it again with camtool evaluate."
+            ) from error
     return measurements
+
+
+def _list_measurements(table: Mapping[str, Any], file: str) -> Iterator[dict[str, Any]]:
+    """Yield the metrics of an evaluation; chance is the row ``random``."""
+    by_name = {row["name"]: row for row in table["rows"]}
+    for title, row in by_name.items():
+        for metric in (key.removesuffix(" low") for key in row if key.endswith(" low")):
+            interval = row[metric], row[f"{metric} low"], row[f"{metric} high"]
+            chance = by_name.get("random", {}).get(metric)
+            text = "" if chance is None else "maps of the method random"
+            yield _Measurement(f"{metric}, {title}", file, *interval, table["images"], chance, text)._asdict()
 
 
 def _describe_audit(folder: Path, path: Path) -> dict[str, Any]:

@@ -19,12 +19,11 @@ from torch import Tensor
 
 from camtool.errors import ImageError, MetricError
 from camtool.evaluation.audit.candidates import draw_shifts
-from camtool.evaluation.audit.images import GRID, PASSES_PER_MAP, AuditImages, measure_margins
+from camtool.evaluation.audit.images import GRID, PASSES_PER_MAP, AuditImages
 from camtool.evaluation.audit.split import compute_perceptual_hash
-from camtool.evaluation.candidates import Candidate, map_candidates
 from camtool.evaluation.subject import Subject
 from camtool.geometry.crop_and_resize import Geometry
-from camtool.inputs.prepared_inputs import InputBatch, PreparedInput, group_into_batches
+from camtool.inputs.prepared_inputs import PreparedInput, group_into_batches
 from camtool.rendering.views import Photo
 from camtool.trust.metrics.removal import impute_linear
 
@@ -114,7 +113,7 @@ class PairedImages:
     ) -> None:
         self.old, self.new = (AuditImages(subject, sources, None, method, batch_size) for subject in subjects)
         self.sides = self.old, self.new
-        self._labels, self._method, self._batch_size = labels, method, batch_size
+        self._labels, self._batch_size = labels, batch_size
         self._is_checked = False
 
     def __len__(self) -> int:
@@ -127,11 +126,8 @@ class PairedImages:
             MetricError: A model is no classifier by softmax, or the two have other classes.
         """
         wanted = {*indices}
-        for start in range(0, len(self), self._batch_size):
-            # The batches are always the same, as those of an audit.
-            numbers = range(start, min(start + self._batch_size, len(self)))
-            if not wanted.isdisjoint(numbers):
-                yield from (pair for pair in self._iterate_batch(numbers) if pair[0] in wanted)
+        for numbers in self.old.select_batches(wanted):
+            yield from (pair for pair in self._iterate_batch(numbers) if pair[0] in wanted)
 
     def _iterate_batch(self, numbers: Sequence[int]) -> Iterator[tuple[int, PairRecord | str]]:
         pairs: dict[int, tuple[PreparedInput, PreparedInput]] = {}
@@ -154,25 +150,21 @@ class PairedImages:
         shares = logits.softmax(2)
         # The old model's answers would be classes that the old model, and not the new one, was selected to be sure of.
         targets = shares.mean(0).argmax(1).tolist() if self._labels is None else [self._labels[row] for row in pairs]
-        maps = [self._map(side, items, targets) for side, items in zip(self.sides, inputs, strict=True)]
-        chosen = torch.arange(len(pairs)), torch.tensor(targets)
-        probabilities = [side[chosen] for side in shares]
+        maps = [side.map_classes(items, targets) for side, items in zip(self.sides, inputs, strict=True)]
+        probabilities = shares[:, torch.arange(len(pairs)), torch.tensor(targets)]
         for row, (index, images) in enumerate(pairs.items()):
-            box = find_common_box(*(image.geometry for image in images))
-            placed = [place_in_box(maps[side][row], images[side].geometry, box) for side in (0, 1)]
-            yield (
-                index,
-                PairRecord(
-                    index,
-                    targets[row],
-                    answers[:, row].numpy(),
-                    np.array([float(side[row]) for side in probabilities]),
-                    logits[:, row].std(1).numpy(),
-                    _correlate(*placed),
-                    np.stack([_share_heat(heat) for heat in placed]),
-                    compute_perceptual_hash(images[0].photo),
-                ),
+            old, new = _place_in_common_box(images, [of_side[row] for of_side in maps])
+            record = PairRecord(
+                index=index,
+                target=targets[row],
+                answers=answers[:, row].numpy(),
+                probabilities=probabilities[:, row].numpy(),
+                deviations=logits[:, row].std(1).numpy(),
+                correlation=_correlate(old, new),
+                heat=np.stack([_share_heat(old), _share_heat(new)]),
+                hash=compute_perceptual_hash(images[0].photo),
             )
+            yield index, record
 
     def _check(self, *inputs: list[PreparedInput]) -> None:
         """Check that both models answer with one of the same classes.
@@ -199,15 +191,6 @@ class PairedImages:
     def _score(self, side: AuditImages, items: list[PreparedInput]) -> Tensor:
         batches = group_into_batches(items, self._batch_size)
         return torch.cat([side.score(torch.stack([item.tensor for item in batch])) for batch in batches])
-
-    def _map(self, side: AuditImages, items: list[PreparedInput], targets: Sequence[int]) -> list[Tensor]:
-        """Return a map of each image, at the size of the input."""
-        maps = list[Tensor]()
-        for part in group_into_batches(items, self._batch_size):
-            batch, classes = InputBatch.from_prepared(part), targets[len(maps) : len(maps) + len(part)]
-            (mapped,) = map_candidates(side.subject.explainer, [Candidate(self._method)], batch, classes)
-            maps += [*mapped.maps.detach().cpu().double()]
-        return maps
 
     def score_covered(
         self,
@@ -236,16 +219,14 @@ class PairedImages:
         images = [side.prepare(record.index) for side in self.sides]
         box = find_common_box(*(image.geometry for image in images))
         values, covered = list[float](), list[Tensor]()
-        for number, (side, image) in enumerate(zip(self.sides, images, strict=True)):
+        for side, image in zip(self.sides, images, strict=True):
             # Models of the same preprocessing, e.g. of one architecture, have the same covered images.
-            if not (number and _is_same(*images)):
+            if side is self.old or not _is_same(*images):
                 covered = _cover(image, None if partner is None else side.prepare(partner), box, regions)
             if not covered:
                 return []
             logits = side.score(torch.cat([image.tensor[None], *(part.to(image.tensor) for part in covered)]))
-            for part in measure_margins(logits, record.target)[:2]:
-                for changed in part[1:].reshape(len(covered), -1):
-                    values += [float(part[0]), *map(float, changed)]
+            values += side.list_margins(logits, record.target, len(covered))
         return values
 
     def draw_pictures(self, record: PairRecord) -> tuple[bytes, bytes]:
@@ -253,15 +234,14 @@ class PairedImages:
         pictures = []
         for side in self.sides:
             image = side.prepare(record.index)
-            (heat,) = self._map(side, [image], [record.target])
+            (heat,) = side.map_classes([image], [record.target])
             photo = Image.fromarray(image.photo)
             scale = min(1.0, _PICTURE / max(photo.size))
             width, height = (max(1, round(scale * length)) for length in photo.size)
             down, across = height / photo.height, width / photo.width
             top, left, bottom, right = image.geometry.box
-            small = Geometry(
-                (height, width), image.geometry.size, (top * down, left * across, bottom * down, right * across)
-            )
+            box = top * down, left * across, bottom * down, right * across
+            small = Geometry((height, width), image.geometry.size, box)
             view = Photo(np.asarray(photo.resize((width, height), Image.Resampling.LANCZOS)), small)
             if scale == 1:
                 enlarged = view.enlarge()
@@ -308,6 +288,15 @@ def find_common_box(old: Geometry, new: Geometry) -> Box:
     if bottom <= top or right <= left:
         raise ImageError("the two models see no common part of this image; give them transforms that overlap.")
     return top, left, bottom, right
+
+
+def _place_in_common_box(
+    images: Sequence[PreparedInput], maps: Sequence[Tensor]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the map of each model on the part of the photo that both see."""
+    box = find_common_box(*(image.geometry for image in images))
+    old, new = (place_in_box(heat, image.geometry, box) for heat, image in zip(maps, images, strict=True))
+    return old, new
 
 
 def place_in_box(heat: Tensor, geometry: Geometry, box: Box) -> NDArray[np.float64]:

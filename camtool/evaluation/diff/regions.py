@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -140,20 +140,24 @@ def find_moved_regions(
     """
     regions = list[MovedRegion]()
     for target in targets:
-        rows = [row for row, record in enumerate(records) if record.target == target]
-        units = statistics.average_groups(
-            np.stack([records[row].difference for row in rows]), [groups[row] for row in rows]
-        ).reshape(-1, GRID**2)
-        windows = np.column_stack([units, units[:, _BORDER.ravel()].sum(1)])
-        tested = statistics.run_swap_test(windows, floor=_CELL_FLOOR, alpha=_ALPHA, seed=seed)
-        for sign in (1, -1):
-            gain, z = (sign * part[: GRID**2].reshape(GRID, GRID) for part in (windows.mean(0), tested.z))
-            for cells, peak in _find_places(gain, z, sign * float(tested.z[-1]), tested.critical):
-                regions.append(MovedRegion(target, sign, describe_place(cells), peak, cells))
-            anywhere = MovedRegion(target, sign, ANYWHERE, 0.0, None)
-            if len({groups[row] for row in rows if anywhere.has_moved(records[row])}) >= LEAST_GROUPS:
-                regions.append(anywhere)
+        own = [(record, group) for record, group in zip(records, groups, strict=True) if record.target == target]
+        regions += _find_regions_of(target, own, seed)
     return regions
+
+
+def _find_regions_of(target: int, own: Sequence[tuple[PairRecord, int]], seed: int) -> Iterator[MovedRegion]:
+    """Yield the regions of a class, from its records with their groups."""
+    differences = np.stack([record.difference for record, _ in own])
+    units = statistics.average_groups(differences, [group for _, group in own]).reshape(-1, GRID**2)
+    windows = np.column_stack([units, units[:, _BORDER.ravel()].sum(1)])
+    tested = statistics.run_swap_test(windows, floor=_CELL_FLOOR, alpha=_ALPHA, seed=seed)
+    for sign in (1, -1):
+        gain, z = (sign * part[: GRID**2].reshape(GRID, GRID) for part in (windows.mean(0), tested.z))
+        for cells, peak in _find_places(gain, z, sign * float(tested.z[-1]), tested.critical):
+            yield MovedRegion(target, sign, describe_place(cells), peak, cells)
+        anywhere = MovedRegion(target, sign, ANYWHERE, 0.0, None)
+        if len({group for record, group in own if anywhere.has_moved(record)}) >= LEAST_GROUPS:
+            yield anywhere
 
 
 def _find_places(
@@ -196,11 +200,11 @@ class PairBench:
     def test(self, region: MovedRegion) -> RegionOutcome:
         """Cover a region in both models."""
         rows = [row for row, record in enumerate(self.records) if record.target == region.target]
-        moved = np.array([region.measure(self.records[row]) for row in rows])
         present = [row for row in rows if region.has_moved(self.records[row])]
         # For a region that is chosen by what moved in each image this test is void: it would always pass.
         shown, moved_p = present, 0.0
         if region.cells is not None:
+            moved = np.array([region.measure(self.records[row]) for row in rows])
             shown = rows
             moved_p = statistics.run_sign_flip_test(moved, [self.groups[row] for row in rows], seed=self.seed)
         indices, heat = tuple(self.records[row].index for row in present), self._measure_heat(region, shown)
@@ -220,15 +224,7 @@ class PairBench:
         order = sorted(rows, key=lambda row: hash_parts(self.seed, region.key, self.records[row].index))
         partners = [record.index for record in self.records if record.target != region.target]
         for row in sorted(order[: self.most_images]):
-            record = self.records[row]
-            number = hash_parts(self.seed, region.key, record.index, "cover")
-            partner = partners[number % len(partners)] if partners else None
-            values = self.remember(
-                f"{region.key} {record.index}",
-                lambda record=record, partner=partner, number=number: self.images.score_covered(  # type: ignore[misc]
-                    record, partner, region.locate(record), self.controls, np.random.default_rng(number)
-                ),
-            )
+            values = self._score_covered(region, self.records[row], partners)
             self.passes += len(values) // 2
             if values:
                 results.append(np.asarray(values).reshape(2, 2, -1, self.controls + 2))
@@ -239,6 +235,23 @@ class PairBench:
                 reason=f"independent images in the confirmation half that have it: {len({*groups})}; {LEAST_GROUPS} "
                 "are needed",
             )
+        return self._compare_fills(outcome, results, groups)
+
+    def _score_covered(self, region: MovedRegion, record: PairRecord, partners: Sequence[int]) -> list[float]:
+        """Return the numbers of an image without a region, see :meth:`PairedImages.score_covered`."""
+        number = hash_parts(self.seed, region.key, record.index, "cover")
+        partner = partners[number % len(partners)] if partners else None
+
+        def score() -> list[float]:
+            random = np.random.default_rng(number)
+            return self.images.score_covered(record, partner, region.locate(record), self.controls, random)
+
+        return self.remember(f"{region.key} {record.index}", score)
+
+    def _compare_fills(
+        self, outcome: RegionOutcome, results: Sequence[NDArray[np.float64]], groups: Sequence[int]
+    ) -> RegionOutcome:
+        """Return the outcome with the fill that shows the difference less."""
         fills = min(result.shape[2] for result in results)
         # (old or new, margin or probability, fill, image, unchanged and columns)
         stacked = np.stack([result[:, :, :fills] for result in results], 3)
@@ -260,7 +273,7 @@ class PairBench:
         sign, drops = outcome.region.sign, values[..., :1] - values[..., 1:]
         margins = sign * (drops[1, 0] / deviations[1] - drops[0, 0] / deviations[0])
         contrast = statistics.average_groups(margins, groups)
-        beyond = contrast[:, 0] - contrast[:, 1:].mean(1)
+        beyond = statistics.subtract_controls(contrast)
         place_p = statistics.run_control_test(contrast, seed=self.seed)
         swap_p = statistics.run_sign_flip_test(beyond, seed=self.seed) if outcome.region.cells is not None else 0.0
         is_lost = ((values[:, 0, :, :1] > 0) & (values[:, 0, :, 1:] <= 0)).astype(float)
@@ -268,17 +281,16 @@ class PairBench:
             np.stack([statistics.average_groups(part, groups) for part in both]) for both in (is_lost, drops[:, 1])
         )
         old, new = (
-            Effect(
+            Effect.summarize(
                 len(margins),
-                len(contrast),
-                statistics.compute_share(float(lost[side, :, 0].sum()), len(contrast)),
-                float(lost[side, :, 1:].mean()),
-                bootstrap_mean(shifts[side, :, 0] - shifts[side, :, 1:].mean(1), self.seed),
+                lost[side],
+                shifts[side],
                 statistics.run_control_test(drops[side, 0], groups, seed=self.seed),
+                self.seed,
             )
             for side in (0, 1)
         )
         apart = [part[1] - part[0] for part in (lost, shifts)]
-        intervals = [bootstrap_mean(part[:, 0] - part[:, 1:].mean(1), self.seed) for part in apart]
+        intervals = [bootstrap_mean(statistics.subtract_controls(part), self.seed) for part in apart]
         p = max(outcome.moved_p, place_p, swap_p)
         return replace(outcome, old=old, new=new, difference=intervals[0], probability=intervals[1], p=p)

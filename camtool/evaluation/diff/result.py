@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from camtool.arguments.messages import format_count, format_ends, format_points
 from camtool.evaluation.audit.report.page import PAGE_NAME, check_results
 from camtool.evaluation.audit.result import encode_json, format_answers, list_sections, write_files
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, Effect
 from camtool.evaluation.leaderboard.table import Interval
+from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
+from camtool.runs.report.page import read_template, render_template
+from camtool.runs.text_escapes import escape_hidden
 
 JSON_NAME, MARKDOWN_NAME = "diff.json", "diff.md"
+
+GENERATOR = "camtool diff"
 
 _SHOWN = 10
 
@@ -215,8 +222,6 @@ class CamDiff:
         Raises:
             CamtoolError: A file in the folder is not as camtool wrote it, or a link leads out of it.
         """
-        from camtool.evaluation.diff.page import GENERATOR, render_page
-
         folder = Path(folder)
         files = {JSON_NAME: self.to_json(), MARKDOWN_NAME: self.to_markdown()}
         check_results(folder, [*files], GENERATOR)
@@ -239,3 +244,52 @@ def _format_answers(effect: Effect) -> str:
 def _format_change(effect: Effect) -> str:
     mean, low, high = effect.probability  # by how much it falls
     return f"{format_points(-mean)}{format_ends(-100 * high, -100 * low)}"
+
+
+def render_page(diff: CamDiff) -> str:
+    """Return the page of a comparison as HTML. It holds its pictures, and loads nothing."""
+    images = [
+        _describe_image(image, diff.pictures[image.index]) for image in diff.images if image.index in diff.pictures
+    ]
+    stops = ", ".join(f"rgb({red} {green} {blue})" for red, green, blue in get_palette(DEFAULT_COLORMAP)[::51].tolist())
+    colors = f".legend .colors {{ background: linear-gradient(90deg, {stops}); }}\n"
+    return render_template(
+        "diff.html",
+        ("dom.js", "theme.js", "diff.js"),
+        read_template("report.css") + read_template("diff.css") + colors,
+        {},
+        generator=GENERATOR,
+        title=" → ".join(map(escape_hidden, diff.names)),
+        labels=sorted({image["label"] for image in images}),
+        images=images,
+        diff={
+            "findings": [_escape_finding(finding) for finding in diff.findings],
+            "unconfirmed": [_escape_finding(finding) for finding in diff.unconfirmed],
+            "facts": diff.list_facts(),
+            "names": [*map(escape_hidden, diff.names)],
+            "image_count": len(diff.images),
+            "not_tested": [*map(escape_hidden, diff.not_tested)],
+            "notes": diff.notes,
+            "level": diff.level,
+            "passes": diff.passes,
+            "seed": diff.seed,
+            "command": escape_hidden(diff.command),
+        },
+    )
+
+
+def _escape_finding(finding: MovedHeat) -> MovedHeat:
+    return replace(finding, label=escape_hidden(finding.label))
+
+
+def _describe_image(image: ImageChange, pictures: tuple[bytes, bytes]) -> dict[str, Any]:
+    return {
+        "image": escape_hidden(image.image),
+        "label": escape_hidden(image.label),
+        "answers": [*map(escape_hidden, image.answers)],
+        "is_other": image.has_other_answer,
+        "probabilities": image.probabilities,
+        "moved": image.moved,
+        "correlation": image.correlation,
+        "pictures": [b64encode(picture).decode() for picture in pictures],
+    }

@@ -7,23 +7,21 @@ from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from camtool.arguments.checks import check_count, check_number
+from camtool.arguments.checks import check_count
 from camtool.arguments.explain_arguments import read_by_position
 from camtool.errors import MetricError
 from camtool.evaluation.annotations import find_targets
 from camtool.evaluation.audit.report.page import check_results
-from camtool.evaluation.audit.state import SHOWN, Run, State, hold_folder
+from camtool.evaluation.audit.state import SHOWN, Run, State, check_options, hold_folder
 from camtool.evaluation.audit.statistics import compute_q_values, compute_share
-from camtool.evaluation.diff.page import GENERATOR
 from camtool.evaluation.diff.pairs import PASSES_PER_PAIR, PASSES_PER_PICTURE, PairedImages, PairRecord
 from camtool.evaluation.diff.regions import MovedRegion, PairBench, RegionOutcome, find_moved_regions
-from camtool.evaluation.diff.result import JSON_NAME, MARKDOWN_NAME, CamDiff, ImageChange, MovedHeat
+from camtool.evaluation.diff.result import GENERATOR, JSON_NAME, MARKDOWN_NAME, CamDiff, ImageChange, MovedHeat
 from camtool.evaluation.leaderboard.measurement import hash_weights
 from camtool.evaluation.subject import Subject, check_image_list, check_single_labels
 from camtool.explaining.types import Model
@@ -91,20 +89,13 @@ def diff(
             another comparison works in the folder.
         CamtoolError: The method cannot explain a model, or a file in the folder is not as camtool wrote it.
     """
-    check_count("passes", passes, error=MetricError)
-    check_count("controls", controls, error=MetricError)
-    check_count("batch_size", batch_size, error=MetricError)
+    check_options(passes, controls, batch_size, level)
     check_count("pictures", pictures, least=0, error=MetricError)
-    check_number("level", level, above=0, below=1, error=MetricError)
     check_image_list(images)
     check_single_labels(labels)
-    folder = None if out is None else Path(out)
-    if folder is not None:
-        check_results(folder, (JSON_NAME, MARKDOWN_NAME), GENERATOR)
+    folder = check_results(out, (JSON_NAME, MARKDOWN_NAME), GENERATOR)
     before, after = to_loaded(old), to_loaded(new)
-    names = _find_common_labels(before.labels, after.labels)
-    if class_names is not None:
-        names = read_by_position(class_names)
+    names = _find_common_labels(before.labels, after.labels, class_names)
     subjects = (
         Subject(before, transform, names, device),
         Subject(after, transform or after.transform or before.transform, names, device),
@@ -112,31 +103,42 @@ def diff(
     sets, _ = find_targets(labels, names, len(images))
     targets, sources = None if sets is None else [target for (target,) in sets], [*images]
     pairs = PairedImages(subjects, sources, targets, method, batch_size)
-    hashes = [hash_weights(subject.model) for subject in subjects]
-    inputs = [side.hash_first_inputs() for side in pairs.sides]
-    settings = "diff", repr(subjects[1].model), hashes, controls, method, seed, batch_size, targets, inputs
-    titles = before.name or "old", after.name or "new"
+    hashes, inputs = [*map(hash_weights, (before.model, after.model))], [one.hash_first_inputs() for one in pairs.sides]
+    settings = "diff", repr(after.model), hashes, controls, method, seed, batch_size, targets, inputs
     with hold_folder(folder):
-        logits = [value for side in pairs.sides for value in side.score_first_inputs()]
-        state = State(subjects[0], sources, settings, folder, logits)
-        shared = state, pairs.old, names, passes, level, controls, seed, targets is not None
-        result = _Comparison(*shared, pairs, titles, pictures).run()
+        logits = pairs.old.score_first_inputs() + pairs.new.score_first_inputs()
+        comparison = _Comparison(
+            state=State(subjects[0], sources, settings, folder, logits),
+            images=pairs.old,
+            names=names,
+            passes=passes,
+            level=level,
+            controls=controls,
+            seed=seed,
+            has_labels=targets is not None,
+            pairs=pairs,
+            titles=(before.name or "old", after.name or "new"),
+            pictures=pictures,
+        )
+        result = comparison.run()
         if folder is not None:
             result.save(folder)
     return result
 
 
-def _find_common_labels(old: Sequence[str] | None, new: Sequence[str] | None) -> Sequence[str] | None:
-    """Return the labels of the models, or of the only one that has some.
+def _find_common_labels(
+    old: Sequence[str] | None, new: Sequence[str] | None, given: Sequence[str] | None
+) -> Sequence[str] | None:
+    """Return the labels that the user gave, or those of the models, or of the only one that has some.
 
     Raises:
-        MetricError: They differ.
+        MetricError: Those of the models differ.
     """
-    if old is None:
-        return new
-    if new is not None and [*old] != [*new]:
+    if old is not None and new is not None and [*old] != [*new]:
         raise MetricError("new has other class names than old; give models of the same classes in the same order.")
-    return old
+    if given is not None:
+        return [*read_by_position(given)]
+    return new if old is None else old
 
 
 @dataclass
@@ -157,12 +159,20 @@ class _Comparison(Run):
         """Return the result: records, halves, regions, tests, findings."""
         records = self._record_all()
         found, tested = self.split(records, "near-duplicates and bursts")
-        regions = find_moved_regions(*found, self.choose_classes([found, tested]), self.seed)
+        regions = find_moved_regions(found.records, found.groups, self.choose_classes([found, tested]), self.seed)
         regions.sort(key=lambda region: -region.promise)
         # Two models, two fills.
         costs, rest = [4 * (self.controls + 2)] * len(regions), self.passes - PASSES_PER_PAIR * len(records)
         regions, most = self.share_passes(regions, costs, rest, _MOST_IMAGES, self._name_region)
-        bench = PairBench(self.pairs, *tested, self.controls, most, self.seed, self.state.remember)
+        bench = PairBench(
+            images=self.pairs,
+            records=tested.records,
+            groups=tested.groups,
+            controls=self.controls,
+            most_images=most,
+            seed=self.seed,
+            remember=self.state.remember,
+        )
         outcomes = []
         with closing(follow_loop(len(regions), Stage("Testing", "place"))) as counter:
             for region in regions:
@@ -171,42 +181,45 @@ class _Comparison(Run):
         return self._conclude(records, outcomes, PASSES_PER_PAIR * len(records) + bench.passes)
 
     def _record_all(self) -> list[PairRecord]:
-        known = {index: self.state.get(f"image {index}") for index in range(len(self.images))}
-        missing = [index for index, values in known.items() if values is None]
+        known, missing = self.find_recorded()
         with closing(follow_loop(len(known), Stage("Explaining", "image"))) as counter:
             counter.update(len(known) - len(missing))
             for index, record in self.pairs.iterate_records(missing):
-                known[index] = record if isinstance(record, str) else record.to_list()
-                self.state.add(f"image {index}", known[index] or "")
+                known[index] = self.keep_recorded(index, record if isinstance(record, str) else record.to_list())
                 counter.update(1)
         readable = self.choose_readable(known)
         return [PairRecord.from_list(index, values) for index, values in readable.items()]
 
     def _conclude(self, records: Sequence[PairRecord], outcomes: Sequence[RegionOutcome], passes: int) -> CamDiff:
-        tested = [outcome for outcome in outcomes if not outcome.reason]
-        q_values = compute_q_values([outcome.p for outcome in tested])
-        pairs = [*zip(tested, q_values, strict=True)]
-        confirmed = [pair for pair in pairs if pair[1] <= self.level and pair[0].is_large]
-        kept = _drop_explained(confirmed)
-        kept.sort(key=lambda pair: (pair[1], -abs(pair[0].difference.mean) if pair[0].difference else 0))
+        findings, unconfirmed = self._describe_all([outcome for outcome in outcomes if not outcome.reason])
         self.not_tested += [
             f"{self._name_region(outcome.region)}: {outcome.reason}." for outcome in outcomes if outcome.reason
         ]
         changed = sorted(records, key=lambda record: (-record.moved, record.index))
         pictures = self._draw_all(changed[: self.pictures])
         return CamDiff(
-            tuple(self._describe(*pair) for pair in kept),
-            tuple(self._describe(*pair) for pair in pairs if pair not in confirmed),
-            tuple(self._describe_image(record) for record in changed),
-            self.titles,
-            self._measure_accuracy(records),
-            (*self.not_tested, *_NEVER_TESTED),
-            tuple(self.notes),
-            self.level,
-            passes + PASSES_PER_PICTURE * len(pictures),
-            self.seed,
+            findings=findings,
+            unconfirmed=unconfirmed,
+            images=tuple(map(self._describe_image, changed)),
+            names=self.titles,
+            accuracy=self._measure_accuracy(records),
+            not_tested=(*self.not_tested, *_NEVER_TESTED),
+            notes=tuple(self.notes),
+            level=self.level,
+            passes=passes + PASSES_PER_PICTURE * len(pictures),
+            seed=self.seed,
             pictures=pictures,
         )
+
+    def _describe_all(self, tested: Sequence[RegionOutcome]) -> tuple[tuple[MovedHeat, ...], tuple[MovedHeat, ...]]:
+        """Return the findings, the clearest first, and what was not confirmed."""
+        q_values = compute_q_values([outcome.p for outcome in tested])
+        pairs = [*zip(tested, q_values, strict=True)]
+        confirmed = [pair for pair in pairs if pair[1] <= self.level and pair[0].is_large]
+        kept = _drop_explained(confirmed)
+        kept.sort(key=lambda pair: (pair[1], -abs(pair[0].difference.mean) if pair[0].difference else 0))
+        unconfirmed = (self._describe(*pair) for pair in pairs if pair not in confirmed)
+        return tuple(self._describe(*pair) for pair in kept), tuple(unconfirmed)
 
     def _draw_all(self, records: Sequence[PairRecord]) -> dict[int, tuple[bytes, bytes]]:
         pictures = {}
@@ -235,21 +248,21 @@ class _Comparison(Run):
         assert outcome.new is not None
         assert outcome.difference is not None
         return MovedHeat(
-            self.name_class(region.target),
-            region.target,
-            "to" if region.sign > 0 else "from",
-            region.name,
-            None if region.cells is None else float(region.cells.mean()),
-            region.box,
-            len(outcome.present),
-            outcome.class_count,
-            outcome.heat,
-            outcome.old,
-            outcome.new,
-            outcome.difference,
-            outcome.p,
-            q,
-            tuple(self.images.name(index) for index in outcome.present[:SHOWN]),
+            label=self.name_class(region.target),
+            target=region.target,
+            direction="to" if region.sign > 0 else "from",
+            place=region.name,
+            area=None if region.cells is None else float(region.cells.mean()),
+            box=region.box,
+            present=len(outcome.present),
+            class_count=outcome.class_count,
+            heat=outcome.heat,
+            old=outcome.old,
+            new=outcome.new,
+            difference=outcome.difference,
+            p=outcome.p,
+            q=q,
+            images=tuple(map(self.images.name, outcome.present[:SHOWN])),
         )
 
     def _name_region(self, region: MovedRegion) -> str:
@@ -262,14 +275,14 @@ class _Comparison(Run):
             answers = [f"{name} ({index})" for name, index in zip(answers, (old, new), strict=True)]
         before, after = map(float, record.probabilities)
         return ImageChange(
-            record.index,
-            self.images.name(record.index),
-            self.name_class(record.target),
-            (answers[0], answers[1]),
-            (old, new),
-            (before, after),
-            record.moved,
-            record.correlation,
+            index=record.index,
+            image=self.images.name(record.index),
+            label=self.name_class(record.target),
+            answers=(answers[0], answers[1]),
+            classes=(old, new),
+            probabilities=(before, after),
+            moved=record.moved,
+            correlation=record.correlation,
         )
 
 

@@ -29,15 +29,15 @@ from camtool.arguments.messages import add_article
 from camtool.arguments.regular_files import append_json_lines, iterate_lines
 from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.annotations import InputTruth, place_truth
-from camtool.evaluation.candidates import Candidate, CandidateMaps, list_candidates, list_groups
-from camtool.evaluation.judging import Judge, MetricOptions, choose_metrics
+from camtool.evaluation.judging import Judge, MetricOptions, choose_metrics, list_candidates, list_groups
 from camtool.evaluation.leaderboard.table import Evaluation, EvaluationRow, bootstrap_mean
-from camtool.evaluation.subject import LabeledBatch, Subject, check_image_list, check_truth, match_requests
+from camtool.evaluation.subject import Candidate, CandidateMaps, LabeledBatch, Subject, read_requests, spread_indices
 from camtool.explaining.types import Model
 from camtool.hooks.structures.nested_tensors import get_bytes
 from camtool.models import Transform
 from camtool.progress import PassCounter, Stage, follow_loop
 from camtool.rendering.written_files import check_inside
+from camtool.runs.stored_files import build_check
 from camtool.trust.checks.input_checks import FolderTrials
 from camtool.trust.metrics import METRICS
 
@@ -105,34 +105,31 @@ def evaluate(
         MethodError: A method is unknown, or none can explain the model.
     """
     check_count("batch_size", batch_size, error=MetricError)
-    check_image_list(images)
-    count = len(images)
-    requests = match_requests(target_class, count)
-    check_truth(truth, count)
+    requests = read_requests(images, target_class, truth)
+    count = len(requests)
     chosen = choose_metrics(metrics, has_truth=truth is not None)
     candidates = list_candidates(methods, layers)
-    if all(candidate.method != _CHANCE for candidate in candidates):
+    if _CHANCE not in {candidate.method for candidate in candidates}:
         candidates += list_candidates(_CHANCE, layers)
     subject = Subject(model, transform, labels, device)
     of_mosaics, others = _split_metrics(chosen)
     images, truth = read_by_position(images), read_by_position(truth)
     # Mosaics need images of several classes, so they are made of images of the whole set.
-    spread = np.unique(np.linspace(0, count - 1, min(count, _MOST_MOSAICS)).round().astype(int)).tolist()
-    total = len(candidates) * ((count if others else 0) + (len(spread) if of_mosaics else 0))
-    weights, texts, file = "", dict[str, str](), None
+    spread = spread_indices(count, _MOST_MOSAICS) if of_mosaics else []
+    total = len(candidates) * (count * bool(others) + len(spread))
+    weights, texts = "", dict[str, str]()
     if checkpoint is not None:  # within a call they are the same everywhere, so only a file has to tell them apart
         tensors = [*subject.model.parameters(), *subject.model.buffers()]
         weights = hash_tensors(tensors, repr(subject.model), hash_weights(subject.model))
         texts = {name: _describe_options(name, options) for name, options in chosen.items()}
-        file = Path(checkpoint)
-    store = Checkpoint(file)
+    store = Checkpoint(None if checkpoint is None else Path(checkpoint))
     with closing(follow_loop(total, Stage("Evaluating", "map"))) as counter:
         run = _Run(subject, candidates, store, weights, texts, seed, total, progress, counter)
         if others:
             run.measure_batches(subject.iterate_batches(images, requests, batch_size), truth, others)
         if of_mosaics:
-            asked = [requests[index] for index in spread]
-            labeled = next(subject.iterate_batches([images[index] for index in spread], asked, len(spread)))
+            used, asked = ([given[index] for index in spread] for given in (images, requests))
+            labeled = next(subject.iterate_batches(used, asked, len(spread)))
             run.measure(labeled, None, of_mosaics)
             if not others:
                 run.try_other_inputs(labeled)
@@ -205,24 +202,23 @@ class _Run:
         settings = camtool.__version__, self.weights, self.seed, labeled.link
         key = hash_tensors([labeled.images, labeled.classes, *annotations], *settings)
         judge = Judge(self.subject, labeled, truth, self.seed)
+        count = len(labeled.batch.items)
         for group in list_groups([candidate for candidate in self.candidates if candidate not in self.refused]):
-            missing = [
-                candidate
-                for candidate in group
-                if any(self._name(key, candidate, name) not in self.store for name in metrics)
-            ]
-            for candidate, maps, milliseconds in self._compute(judge, missing, len(labeled.batch.items)):
+            missing = [candidate for candidate in group if not self._is_known(key, candidate, metrics)]
+            for candidate, maps, milliseconds in self._compute(judge, missing, count):
                 results: dict[str, Any] = {self._name(key, candidate): {"layer": maps.layer, "ms": milliseconds}}
-                for name, values in judge.judge(candidate, maps.maps, metrics):
-                    result = {"error": str(values)} if isinstance(values, CamtoolError) else {"values": values.tolist()}
+                for name, result in judge.judge(candidate, maps.maps, metrics):
                     results[self._name(key, candidate, name)] = result
                 self.store.add(results)
-                self._report(candidate, len(labeled.batch.items))
+                self._report(candidate, count)
             for candidate in group:
                 if candidate not in missing:
-                    self._report(candidate, len(labeled.batch.items))
+                    self._report(candidate, count)
                 if candidate not in self.refused:
-                    self._collect(key, candidate, metrics, len(labeled.batch.items))
+                    self._collect(key, candidate, metrics, count)
+
+    def _is_known(self, key: str, candidate: Candidate, metrics: Iterable[str]) -> bool:
+        return all(self._name(key, candidate, name) in self.store for name in metrics)
 
     def _compute(
         self, judge: Judge, group: Sequence[Candidate], count: int
@@ -287,15 +283,12 @@ class _Run:
             candidate, reason = next(iter(self.refused.items()))
             raise MetricError(f"methods: none can explain this model. {candidate}: {reason}")
         sign = -METRICS[metrics[0]].sign
-        rows = [self._make_row(candidate, metrics) for candidate in measured]
+        values = {one: {name: np.asarray(self.values[one, name]) for name in metrics} for one in measured}
+        rows = [EvaluationRow(str(one), one.method, self.layers[one], self.times[one], values[one]) for one in measured]
         rows.sort(key=lambda row: np.nan_to_num(sign * bootstrap_mean(row.values[metrics[0]]).mean, nan=np.inf))
         refused = {str(candidate): reason for candidate, reason in self.refused.items()}
         notes = (*self.notes, *self.trials.find_warnings())
         return Evaluation(tuple(rows), metrics, refused, self.failed, notes, count, self.seed)
-
-    def _make_row(self, candidate: Candidate, metrics: tuple[str, ...]) -> EvaluationRow:
-        values = {name: np.asarray(self.values[candidate, name]) for name in metrics}
-        return EvaluationRow(str(candidate), candidate.method, self.layers[candidate], self.times[candidate], values)
 
 
 def _describe_options(metric: str, options: Mapping[str, Any]) -> str:
@@ -398,6 +391,10 @@ def hash_weights(model: nn.Module) -> str:
     return hashlib.blake2b(stream.getbuffer(), digest_size=10).hexdigest()
 
 
+_CHECKS = {"layer": build_check(str), "ms": build_check(float)}
+_CHECKS |= {"values": build_check(list[float]), "error": build_check(str)}
+
+
 def _read(path: Path) -> dict[str, Any]:
     known, is_empty = {}, True
     for line in filter(bytes.strip, iterate_lines(path)):
@@ -419,13 +416,5 @@ def _is_entry(entry: Any) -> bool:
     if not isinstance(entry, dict) or entry.keys() != {"key", "value"} or not isinstance(entry["key"], str):
         return False
     value = entry["value"]
-    if not isinstance(value, dict):
-        return False
-    numbers = [*value.get("values", ()), value.get("ms", 0)] if isinstance(value.get("values", []), list) else [None]
-    texts = [value.get("layer", ""), value.get("error", "")]
-    is_known = value.keys() in ({"layer", "ms"}, {"values"}, {"error"})
-    return (
-        is_known
-        and all(isinstance(number, (int, float)) for number in numbers)
-        and all(isinstance(text, str) for text in texts)
-    )
+    is_known = isinstance(value, dict) and value.keys() in ({"layer", "ms"}, {"values"}, {"error"})
+    return is_known and all(_CHECKS[name](part) for name, part in value.items())

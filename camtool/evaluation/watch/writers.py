@@ -117,10 +117,12 @@ def find_writers(to: Any, folder: Path | None) -> list[Writer]:
         MetricError: An entry of ``to`` is nothing that can be written to.
     """
     folder = None if folder is None else _find_free(folder)
-    given = [] if to is None else [*to] if isinstance(to, (list, tuple)) else [to]
-    writers: list[Writer] = [make_writer(entry, folder) for entry in given]
-    if not writers and folder is None:
-        writers = [make_writer(entry, None) for entry in _list_active_runs()]
+    if to is None:
+        to = []
+    entries = [*to] if isinstance(to, (list, tuple)) else [to]
+    if not entries and folder is None:
+        entries = _list_active_runs()
+    writers: list[Writer] = [make_writer(entry, folder) for entry in entries]
     if folder is not None or not writers:
         writers.append(FolderWriter(folder or _find_free(Path(_DEFAULT_FOLDER))))
     return writers

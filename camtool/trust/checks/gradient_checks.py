@@ -34,26 +34,24 @@ _ROUNDING_ERRORS = 100
 """Rounding errors of the score that its expected change must exceed."""
 
 
+def find_skip_reason(context: CheckContext) -> str | None:
+    """Return why the gradient cannot be checked; ``None`` if it can."""
+    uses_gradients = any(of_layer.uses_gradients for of_layer in context.evidence)
+    return None if uses_gradients else "the method reads no gradients"
+
+
 def check_gradient(context: CheckContext) -> Iterator[Finding]:
     """Find a gradient that is zero or almost zero, and the module at which it is lost."""
     used = [of_layer for of_layer in context.evidence if of_layer.uses_gradients]
-    if not used:
-        return
-    if all(of_layer.has_zero_gradient[0] for of_layer in used):
-        # A map with contrast comes from more than this gradient, and tokens beside the cells have their own warning.
-        if context.has_contrast or any(of_layer.has_gradient_beside_cells(0) for of_layer in used):
-            return
-        place = _find_loss(context, used[0].layer)
-        yield Finding("zero-gradient", f"The score's gradient at layer {used[0].layer!r} is zero everywhere; {place}.")
-        return
-    share = max(_compute_share(of_layer) for of_layer in used)
-    if share < _VANISHING_SHARE:
-        place = _find_loss(context, used[0].layer)
-        yield Finding(
-            "vanishing-gradient",
-            f"The score's gradient at layer {used[0].layer!r} is almost zero; {place}.",
-            {"share of the score": share},
-        )
+    text = f"The score's gradient at layer {used[0].layer!r} is"
+    if not all(of_layer.has_zero_gradient[0] for of_layer in used):
+        share = max(map(_compute_share, used))
+        if share < _VANISHING_SHARE:
+            sentence = f"{text} almost zero; {_find_loss(context, used[0].layer)}."
+            yield Finding("vanishing-gradient", sentence, {"share of the score": share})
+    # A map with contrast comes from more than this gradient, and tokens beside the cells have their own warning.
+    elif not context.has_contrast and not any(of_layer.has_gradient_beside_cells(0) for of_layer in used):
+        yield Finding("zero-gradient", f"{text} zero everywhere; {_find_loss(context, used[0].layer)}.")
 
 
 def check_finite_difference(context: CheckContext) -> Iterator[Finding]:
@@ -105,11 +103,10 @@ def _find_loss(context: CheckContext, layer: str) -> str:
         last = len(names) - 1 - names[::-1].index(layer) if layer in names else 0
         after = list(dict.fromkeys(name for name in names[last:] if name))
         observed = observe(forward_pass.model, after, forward_pass.inputs)
-    outputs = {name: calls[-1] for name, calls in observed.calls.items() if calls}
+    outputs = {name: observed.calls[name][-1] for name in after if observed.calls.get(name)}
     with enable_gradients():
         score = score_targets([context.target], predictions.to_batch(observed.output, 1), [0])
-    sizes = _measure_gradients(score, [outputs[name] for name in after if name in outputs])
-    return _describe_loss([name for name in after if name in outputs], sizes)
+    return _describe_loss([*outputs], _measure_gradients(score, [*outputs.values()]))
 
 
 def _measure_gradients(score: Tensor, outputs: Sequence[Tensor]) -> list[float]:

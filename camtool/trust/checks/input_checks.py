@@ -95,25 +95,56 @@ def check_transform(context: CheckContext) -> Iterator[Finding]:
     top, _, bottom, _ = geometry.box
     if top > bottom:
         yield Finding("upside-down", "The transform turns the photo upside down.")
-    declared, whose = context.declared or find_transform(context.forward_pass.model), "that of the model"
-    is_guess = declared is None and _is_imagenet_classifier(context)
-    if is_guess:
-        declared, whose = build_default_transform(), "torchvision's usual one"
-    yield from _check_aspect(geometry, declared)
+    usual = _find_usual_transform(context)
+    yield from _check_aspect(geometry, usual.transform)
     height, width = geometry.photo
     photo = min(height, _LONGEST * width), min(width, _LONGEST * height)
     response = _measure(probe_colors, user, photo)
-    span = np.ptp([response.black, response.white])
-    is_caffe = response.is_reversed and bool(span > _CAFFE_SPAN and response.black.min() < 0)
-    expected = None if declared is None or (is_guess and is_caffe) else _measure(probe_colors, declared, photo)
+    expected = None
+    if usual.transform is not None and not (usual.is_guess and _is_of_caffe(response)):
+        expected = _measure(probe_colors, usual.transform, photo)
     is_stated = isinstance(user, (Preprocessing, Renormalized)) and user.channels == "bgr"
-    if response.is_reversed and not (is_stated or (expected.is_reversed if expected else is_caffe)):
+    if not is_stated:
+        yield from _check_order(response, expected, usual.owner)
+    yield from _check_normalization(context, response, expected, usual.owner)
+
+
+class _UsualTransform(NamedTuple):
+    """The transform that a user's one is compared with.
+
+    Attributes:
+        transform: The transform; ``None`` if none is known.
+        owner: Whose it is, in words.
+        is_guess: True if the model does not tell.
+    """
+
+    transform: Transform | None
+    owner: str
+    is_guess: bool
+
+
+def _find_usual_transform(context: CheckContext) -> _UsualTransform:
+    declared = context.declared or find_transform(context.forward_pass.model)
+    if declared is None and _is_imagenet_classifier(context):
+        return _UsualTransform(build_default_transform(), "torchvision's usual one", is_guess=True)
+    return _UsualTransform(declared, "that of the model", is_guess=False)
+
+
+def _is_of_caffe(response: ColorResponse) -> bool:
+    """Return True for bytes in the order BGR from which a mean is subtracted."""
+    span = np.ptp([response.black, response.white])
+    return response.is_reversed and bool(span > _CAFFE_SPAN and response.black.min() < 0)
+
+
+def _check_order(response: ColorResponse, expected: ColorResponse | None, whose: str) -> Iterator[Finding]:
+    """Find channels in the order BGR that nothing expects."""
+    is_expected = _is_of_caffe(response) if expected is None else expected.is_reversed
+    if response.is_reversed and not is_expected:
         yield Finding(
             "channels-swapped",
             "The transform returns blue as the first channel and red as the last (BGR), "
             f"{f'unlike {whose}' if expected else 'and nothing says that the model expects this'}.",
         )
-    yield from _check_normalization(context, response, expected, whose)
 
 
 def _measure(
@@ -291,7 +322,7 @@ def _find_black_and_white(inputs: Tensor, item: PreparedInput) -> tuple[Tensor, 
     if item.black is not None and item.white is not None and not is_raw_tensor:
         return item.black.to(inputs).reshape(1, -1, 1, 1), item.white.to(inputs).reshape(1, -1, 1, 1)
     mean, std = (inputs.new_tensor(statistic).reshape(1, -1, 1, 1) for statistic in (_IMAGENET_MEAN, _IMAGENET_STD))
-    if low < 0 and (low < -1 or high > 1):
+    if low < 0 and max(-low, high) > 1:
         return -mean / std, (1 - mean) / std
     black = -1.0 if low < 0 else 0.0
     return torch.full_like(mean, black), torch.full_like(mean, 1.0 if high <= 1 else 255.0)
@@ -340,15 +371,18 @@ class FolderTrials:
         self.least_gain = _LEAST_GAIN if scores.shape[1] >= _MANY_CLASSES else _LEAST_GAIN_OF_FEW
         before = _measure_certainty_of_scores(scores).contrast
         for name, images in variants.items():
-            if name in self.refused:
-                continue
-            try:
-                after = _measure_certainty_of_scores(score(images.to(inputs))).contrast
-            except CamtoolError:
-                self.refused.add(name)
-                self.gains.pop(name, None)  # what is left would be a mean over some of the images
-            else:
-                self.gains[name] += (after - before).tolist()
+            if name not in self.refused:
+                self._add_gains(name, before, lambda images=images: score(images.to(inputs)))  # type: ignore[misc]
+
+    def _add_gains(self, name: str, before: Tensor, score: Callable[[], Tensor]) -> None:
+        """Add the gains of a change, from the contrast before it and the scores after it."""
+        try:
+            after = _measure_certainty_of_scores(score()).contrast
+        except CamtoolError:
+            self.refused.add(name)
+            self.gains.pop(name, None)  # what is left would be a mean over some of the images
+        else:
+            self.gains[name] += (after - before).tolist()
 
     def find_warnings(self) -> Iterator[MapWarning]:
         """Yield a warning for the change after which the images are predicted better, if there is one."""

@@ -87,6 +87,11 @@ def check_repeatability(context: CheckContext) -> Iterator[Finding]:
         yield Finding("not-repeatable", sentence, {"difference": share})
 
 
+def find_other_paths_skip_reason(context: CheckContext) -> str | None:
+    """Return why other paths are not looked for; ``None`` if they are."""
+    return None if context.evidence[0].layer else "the method looks at no layer"
+
+
 def check_other_paths(context: CheckContext) -> Iterator[Finding]:
     """Find a score that depends on the image in other ways than through the layers."""
     if context.is_blank:

@@ -430,12 +430,7 @@ def compare_with_cell_drops(maps: Tensor, drops: Tensor, *, cells: int = 4) -> T
 
 
 @metric(
-    "faithfulness-correlation",
-    higher_is_better=True,
-    bounds=(-1, 1),
-    chance=0,
-    score="logit",
-    paper="arXiv 2005.00631",
+    "faithfulness-correlation", higher_is_better=True, bounds=(-1, 1), chance=0, score="logit", paper="arXiv 2005.00631"
 )
 def compute_faithfulness_correlation(
     score: Score, images: Tensor, maps: Tensor, *, masks: int = 16, seed: int = 0, chunk: int | None = None

@@ -137,11 +137,17 @@ def check_images(images: Tensor) -> None:
     Raises:
         MetricError: They are not.
     """
-    if not isinstance(images, Tensor) or images.ndim != 4 or images.numel() == 0 or not images.is_floating_point():
-        got = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        raise MetricError(f"images must be the model's inputs, a floating-point tensor (N, C, H, W); got {got}.")
+    _check_tensor("images", "the model's inputs, a floating-point tensor (N, C, H, W)", images, 4)
     if not images.isfinite().all():
         raise MetricError("images has values that are not finite.")
+
+
+def _check_tensor(name: str, kind: str, tensor: Tensor, axes: int) -> None:
+    """Check that a tensor has so many axes, none of them empty, and floating-point values."""
+    if not isinstance(tensor, Tensor):
+        raise MetricError(f"{name} must be {kind}; got {type(tensor).__name__}.")
+    if tensor.ndim != axes or tensor.numel() == 0 or not tensor.is_floating_point():
+        raise MetricError(f"{name} must be {kind}; got {tensor.dtype} {tuple(tensor.shape)}.")
 
 
 def check_maps(
@@ -154,11 +160,9 @@ def check_maps(
     """
     if images is not None:
         check_images(images)
-    if not isinstance(maps, Tensor) or maps.ndim != 3 or maps.numel() == 0 or not maps.is_floating_point():
-        got = f"{maps.dtype} {tuple(maps.shape)}" if isinstance(maps, Tensor) else type(maps).__name__
-        raise MetricError(f"{name} must be a floating-point tensor (N, H, W); got {got}.")
-    if images is not None and (len(maps) != len(images) or maps.shape[1:] != images.shape[2:]):
-        expected = (len(images), *images.shape[2:])
+    _check_tensor(name, "a floating-point tensor (N, H, W)", maps, 3)
+    expected = None if images is None else (len(images), *images.shape[2:])
+    if expected is not None and maps.shape != expected:
         raise MetricError(f"{name} must have one map per image at the size of the images, {expected}; "
                           f"got {tuple(maps.shape)}.")  # fmt: skip
     if not maps.isfinite().all():

@@ -107,7 +107,7 @@ def test_a_map_of_the_input_has_nothing_to_prove() -> None:
 def test_each_call_or_the_first_of_each_size_is_tested(verify, tested, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setitem(
-        vars(camtool.trust.checks.place_checks), "measure_responses", lambda *_, **__: asked.append(1) or {}
+        vars(camtool.trust.checks.map_checks), "measure_responses", lambda *_, **__: asked.append(1) or {}
     )
     explainer = camtool.Explainer(Net(lambda x: x).eval(), verify=verify)
     for size in (96, 96, 64, 96):
@@ -118,7 +118,7 @@ def test_each_call_or_the_first_of_each_size_is_tested(verify, tested, monkeypat
 def test_where_the_content_decides_each_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setitem(
-        vars(camtool.trust.checks.place_checks), "measure_responses", lambda *_, **__: asked.append(1) or {}
+        vars(camtool.trust.checks.map_checks), "measure_responses", lambda *_, **__: asked.append(1) or {}
     )
     explainer = camtool.Explainer(Net(STEPS["mirror"]).eval(), verify="sizes")
     for place in ((30, 20), (60, 84), (30, 20)):

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,20 @@ And what removing and giving a candidate is called, by its kind, where it is not
 _PAIRS = ("covered", "pasted")
 
 
-def check_results(folder: Path, names: Iterable[str], generator: str = _GENERATOR) -> None:
-    """Check that the page of a command, and its other files, can be written to a folder.
+def check_results(out: str | PathLike[str] | None, names: Iterable[str], generator: str = _GENERATOR) -> Path | None:
+    """Return a folder, if there is one, that the page of a command and its other files can be written to.
 
     Raises:
         CamtoolError: There is a page of something else, another file is not as camtool wrote it, or a link leads out
             of the folder.
     """
+    if out is None:
+        return None
+    folder = Path(out)
     check_inside(folder, Path(PAGE_NAME))
     check_page(folder / PAGE_NAME, generator)
     check_replaceable(folder, names)
+    return folder
 
 
 def render_audit(content: Mapping[str, Any], pictures: Mapping[str, Any], verdicts: Mapping[str, str]) -> str:
@@ -90,24 +95,15 @@ def _escape(value: Any) -> Any:
 def _choose_pictures(kinds: Mapping[str, Sequence[Mapping[str, Any]]], of_kind: str) -> list[dict[str, Any]]:
     """Return the kinds of pictures that a finding has, with titles, and the answers as texts."""
     return [
-        {
-            "title": title,
-            "hint": hint,
-            "is_pair": kind in _PAIRS,
-            "entries": [
-                {
-                    **entry,
-                    "answers": [
-                        (answer["label"], format_percent(answer["probability"])) for answer in entry["answers"]
-                    ],
-                    "file": entry.get("file") or re.split(r"[/\\]", entry["name"])[-1],
-                }
-                for entry in kinds[kind]
-            ],
-        }
+        {"title": title, "hint": hint, "is_pair": kind in _PAIRS, "entries": [*map(_describe_picture, kinds[kind])]}
         for kind, (title, hint) in {**_TEXTS["pictures"], **_TEXTS["pictures of a kind"].get(of_kind, {})}.items()
         if kinds.get(kind)
     ]
+
+
+def _describe_picture(entry: Mapping[str, Any]) -> dict[str, Any]:
+    answers = [(answer["label"], format_percent(answer["probability"])) for answer in entry["answers"]]
+    return {**entry, "answers": answers, "file": entry.get("file") or re.split(r"[/\\]", entry["name"])[-1]}
 
 
 def _describe(finding: Mapping[str, Any], pictures: list[dict[str, Any]]) -> dict[str, Any]:
@@ -172,23 +168,15 @@ def _list_accuracies(finding: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = {"": (*finding["accuracy"], finding["class_count"], finding["present"])}
     rows |= {name: (*shares, *finding["by_group"][name]) for name, shares in finding["accuracy_by_group"].items()}
     worst = finding["worst_group"] and finding["worst_group"]["name"]
-    table: list[dict[str, Any]] = [
-        {
-            "name": name or "All of the class",
-            "cells": [
-                {
-                    "text": format_percent(share),
-                    "images": format_count(number, "image"),
-                    "is_worst": f"{name}, {cue}".removeprefix(", ") == worst,
-                }
-                for share, number, cue in (
-                    (with_it, present, "with it"),
-                    (without_it, count - present, "without it"),
-                )
-            ],
-        }
-        for name, (with_it, without_it, count, present) in rows.items()
-    ]
+    table = list[dict[str, Any]]()
+    for name, (with_it, without_it, count, present) in rows.items():
+        pairs = {"with it": (with_it, present), "without it": (without_it, count - present)}
+        is_worst = {cue: f"{name}, {cue}".removeprefix(", ") == worst for cue in pairs}
+        cells = [
+            {"text": format_percent(share), "images": format_count(number, "image"), "is_worst": is_worst[cue]}
+            for cue, (share, number) in pairs.items()
+        ]
+        table.append({"name": name or "All of the class", "cells": cells})
     return table[:1] + sorted(table[1:], key=lambda row: not any(cell["is_worst"] for cell in row["cells"]))
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -57,7 +57,6 @@ class FindingPictures:
         key: The key of the finding.
         candidate: The candidate that was tested.
         present: Images of the class that have it, by number.
-        name_image: Returns the name of an image.
         name_class: Returns the name of a class.
     """
 
@@ -66,19 +65,17 @@ class FindingPictures:
     key: str
     candidate: CueCandidate
     present: Sequence[int]
-    name_image: Callable[[int], str]
     name_class: Callable[[int], str]
 
     def draw(self, number: int) -> dict[str, list[Entry]]:
         """Write the pictures of the finding with a number, and return them by kind."""
         target, records = self.candidate.target, {record.index: record for record in self.bench.records}
-        of_class = [record for record in records.values() if record.target == target]
+        of_class, others = _split_by(records.values(), "target", target)
         without = [record for record in of_class if record.index not in self.present]
-        others = [record for record in records.values() if record.target != target]
-        right, otherwise = _split_by_answer([records[index] for index in self.present], target)
-        mistaken, told_apart = _split_by_answer(others, target)
+        right, otherwise = _split_by([records[index] for index in self.present], "answer", target)
+        mistaken, told_apart = _split_by(others, "answer", target)
         similar = self._find_similar(others)
-        _, similar_otherwise = _split_by_answer(similar, target)
+        _, similar_otherwise = _split_by(similar, "answer", target)
         unlike = [record for record in told_apart if record not in similar]
         return {
             "covered": [*self._change(right[:_EXAMPLES], others[:1], f"{number}-covered", is_removal=True)],
@@ -157,7 +154,7 @@ class FindingPictures:
 
     def _name(self, record: ImageRecord) -> Entry:
         file = self.bench.images.shorten_name(record.index)
-        return {"name": self.name_image(record.index), "file": file, "label": self.name_class(record.target)}
+        return {"name": self.bench.images.name(record.index), "file": file, "label": self.name_class(record.target)}
 
     def _locate(self, image: PreparedInput) -> Tensor | None:
         return self.candidate.locate(self.bench.images, image) if isinstance(self.candidate, RegionCandidate) else None
@@ -219,12 +216,14 @@ def _to_pixels(image: PreparedInput, tensor: Tensor) -> Pixels:
     return (colors.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
 
 
-def _split_by_answer(records: Sequence[ImageRecord], target: int) -> tuple[list[ImageRecord], list[ImageRecord]]:
-    """Return the records whose answer is the target, and the others."""
-    return (
-        [record for record in records if record.answer == target],
-        [record for record in records if record.answer != target],
-    )
+def _split_by(
+    records: Iterable[ImageRecord], field: Literal["target", "answer"], target: int
+) -> tuple[list[ImageRecord], list[ImageRecord]]:
+    """Return the records of which a field is a class, and the others."""
+    chosen, others = list[ImageRecord](), list[ImageRecord]()
+    for record in records:
+        (chosen if getattr(record, field) == target else others).append(record)
+    return chosen, others
 
 
 def read_pictures(folder: Path) -> dict[str, dict[str, list[Entry]]]:
