@@ -78,10 +78,12 @@ def serve(folder: Path, headers: dict[str, str] | None = None) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder))
     thread = Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:  # else a browser that does not open leaves the thread, which keeps the process of the tests alive
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 class Opened:
