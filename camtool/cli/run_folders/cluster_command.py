@@ -18,8 +18,13 @@ from camtool.cli.options import model_options
 from camtool.cli.options.photo_options import read_true_classes
 from camtool.cli.progress import run_summary
 from camtool.cli.progress.run_progress import build_countdown
-from camtool.cli.run_folders.run_command import describe_undrawable_labels, select_photos
-from camtool.cli.run_folders.run_options import ClusterOptions, RunRequest, is_given
+from camtool.cli.run_folders.run_options import (
+    ClusterOptions,
+    RunRequest,
+    describe_undrawable_labels,
+    is_given,
+    select_photos,
+)
 from camtool.cli.stopping import catch_stop
 from camtool.cli.terminal import escape, print_line
 from camtool.runs.run_folder.description import describe_command

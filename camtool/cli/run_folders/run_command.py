@@ -17,9 +17,7 @@ from camtool.cli.run_folders import run_options, stored_run_commands
 from camtool.runs import process_settings
 
 if TYPE_CHECKING:
-    from camtool.models import Loaded
     from camtool.runs.job_list import Plan
-    from camtool.runs.true_labels import TrueClasses
 
 
 @takes_options
@@ -73,9 +71,9 @@ def _run_here(context: typer.Context, request: run_options.RunRequest, local: ru
     loaded = options.model.load(options.truth.labels, request.preprocessing, is_quiet=is_quiet)
     true_classes, loaded = read_true_classes(options.truth.labels_csv, listed, loaded)
     explainer = Explainer(loaded, request.methods, **request.settings)
-    planned, notes = select_photos(options, listed, true_classes), true_classes.describe_gaps(listed)
+    planned, notes = run_options.select_photos(options, listed, true_classes), true_classes.describe_gaps(listed)
     if options.pictures.caption or local.sheet:
-        notes += describe_undrawable_labels(loaded)
+        notes += run_options.describe_undrawable_labels(loaded)
     output = replace(request.output, true_classes=true_classes.by_photo, masks=masks)
     described = description.describe_run(loaded, request.methods, request.settings, request.command)
     if isinstance(context.obj, Replayer):  # called by `camtool replay`
@@ -121,24 +119,3 @@ def _tell_series(plan: Plan, *, is_joined: bool) -> None:
             f"{series[0]} holds slices of a DICOM series. Each of the {series[1]} files is explained as a photo of its "
             "own; --volume explains a folder as one volume."
         )
-
-
-def select_photos(options: run_options.RunOptions, listed: Plan, true_classes: TrueClasses) -> Plan:
-    """Return the photos that the options choose: those with a true class, a random sample, the first ones."""
-    from camtool.runs import job_list
-
-    if options.truth.only_wrong:
-        listed = replace(listed, jobs=[job for job in listed.jobs if job.source in true_classes.by_photo])
-    photos = options.photos
-    return job_list.select_jobs(listed, limit=photos.limit, shuffle=photos.shuffle, seed=photos.seed)
-
-
-def describe_undrawable_labels(loaded: Loaded) -> list[str]:
-    """Return what to tell about labels that captions cannot show."""
-    from camtool.rendering.text_drawing import find_undrawable
-
-    texts = find_undrawable(map(str, loaded.labels or ()))
-    if not texts:
-        return []
-    note = f"No font of this system has all letters of {format_count(len(texts), 'label')}, e.g. {texts[0]!r}; captions"
-    return [f"{note} show the index. Install a font of this script, e.g. one of the Noto fonts."]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from typer import Option
 
+from camtool.arguments.messages import format_count
 from camtool.cli.options import map_options, model_options, option_classes, output_options, photo_options
 from camtool.errors import CamtoolError
 from camtool.runs.save_kinds import OutputSettings
 
 if TYPE_CHECKING:
-    from camtool.models import StatedPreprocessing
-
+    from camtool.models import Loaded, StatedPreprocessing
+    from camtool.runs.job_list import Plan
+    from camtool.runs.true_labels import TrueClasses
 
 WITHOUT_EFFECT = frozenset(
     {
@@ -213,3 +215,24 @@ class ClusterOptions:
     cluster_workers: Annotated[int | None, Option(metavar="N", min=1, show_default="as many as fit now")] = None
     shard_size: Annotated[int, Option(metavar="N", min=1)] = 1000
     image_column: Annotated[str | None, Option(metavar="NAME", show_default="found by type")] = None
+
+
+def select_photos(options: RunOptions, listed: Plan, true_classes: TrueClasses) -> Plan:
+    """Return the photos that the options choose: those with a true class, a random sample, the first ones."""
+    from camtool.runs import job_list
+
+    if options.truth.only_wrong:
+        listed = replace(listed, jobs=[job for job in listed.jobs if job.source in true_classes.by_photo])
+    photos = options.photos
+    return job_list.select_jobs(listed, limit=photos.limit, shuffle=photos.shuffle, seed=photos.seed)
+
+
+def describe_undrawable_labels(loaded: Loaded) -> list[str]:
+    """Return what to tell about labels that captions cannot show."""
+    from camtool.rendering.text_drawing import find_undrawable
+
+    texts = find_undrawable(map(str, loaded.labels or ()))
+    if not texts:
+        return []
+    note = f"No font of this system has all letters of {format_count(len(texts), 'label')}, e.g. {texts[0]!r}; captions"
+    return [f"{note} show the index. Install a font of this script, e.g. one of the Noto fonts."]
