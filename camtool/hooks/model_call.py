@@ -92,16 +92,19 @@ def retry_with_gradients(model: nn.Module, run: Callable[[], _T], error: Forward
 
     The error is raised again if the model fails with gradients, too, or runs out of memory for their graph.
     """
-    if model in NEED_GRADIENTS:
-        raise error
-    NEED_GRADIENTS.add(model)
     try:
-        return run()
-    except BaseException as second:
-        NEED_GRADIENTS.discard(model)
-        if not isinstance(second, (ForwardError, torch.OutOfMemoryError)):
-            raise
-    raise error
+        if model in NEED_GRADIENTS:
+            raise error
+        NEED_GRADIENTS.add(model)
+        try:
+            return run()
+        except BaseException as second:
+            NEED_GRADIENTS.discard(model)
+            if not isinstance(second, (ForwardError, torch.OutOfMemoryError)):
+                raise
+        raise error
+    finally:
+        del error  # its traceback holds this frame: a cycle would keep the model until the next garbage collection
 
 
 def _find_remedy(error: Exception, image: Tensor | None, model: nn.Module) -> str:
