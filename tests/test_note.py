@@ -111,7 +111,7 @@ def test_the_figures_of_photos_are_drawn_with_real_weights(tmp_path: Path, share
 
 
 @needs_chromium
-def test_the_command_writes_about_five_pages_with_the_same_bytes_each_time(
+def test_the_command_writes_a_few_pages_with_the_same_bytes_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("playwright", reason="needs the package playwright")
@@ -121,7 +121,7 @@ def test_the_command_writes_about_five_pages_with_the_same_bytes_each_time(
     monkeypatch.setattr(command, "FIGURES", tmp_path / "assets" / "note")
     command.main(tmp_path / "made" / "note.pdf", None)
     pdf = (tmp_path / "made" / "note.pdf").read_bytes()
-    assert 4 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 6
+    assert 3 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 5
     assert len(re.findall(rb"/Subtype\s*/Image\b", pdf)) >= len([*FIGURES.iterdir()])
     assert (tmp_path / "docs" / "note.md").read_text(encoding="utf-8") == note.render_page()
     print_page(tmp_path / "docs" / "note.md", tmp_path / "again.pdf")
