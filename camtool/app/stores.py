@@ -85,7 +85,7 @@ class ImageStore:
         """Return an image by its key.
 
         Raises:
-            ImageError: It made room for newer ones.
+            ImageError: It was dropped, as newer ones were stored.
         """
         with self._lock:
             if key not in self._images:
@@ -254,10 +254,10 @@ class ModelStore:
     Args:
         names: The names, in the order in which the page shows them.
         load: From a name to the model.
-        max_loaded: The most models that stay in memory. The one that was not used for longest makes room.
+        max_loaded: The most models that stay in memory. The least recently used one is dropped.
 
     Attributes:
-        on_drop: Called with the name of each model that made room.
+        on_drop: Called with the name of each model that is dropped.
     """
 
     def __init__(self, names: Sequence[str], load: Callable[[str], Loaded], *, max_loaded: int = 4) -> None:

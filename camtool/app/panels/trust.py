@@ -354,10 +354,10 @@ def draw_bars(rows: Sequence[tuple[str, float, str]], full: float = 0.0) -> str:
     """
     largest = max(full, *(abs(value) for _, value, _ in rows), 0.0) or 1.0
     has_negative = any(value < 0 for _, value, _ in rows)
-    start, room = (50.0, 50.0) if has_negative else (0.0, 100.0)
+    start, full_width = (50.0, 50.0) if has_negative else (0.0, 100.0)
     lines = []
     for name, value, text in rows:
-        length = abs(value) / largest * room
+        length = abs(value) / largest * full_width
         left = start - length if value < 0 else start
         style = "ct-bar-less" if value < 0 else "ct-bar-more"
         lines.append(

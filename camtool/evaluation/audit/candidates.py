@@ -89,7 +89,7 @@ class CueCandidate(ABC):
     """True if giving it to an image is compared between classes, as the same change may raise any of them."""
 
     likeness: ClassVar[str] = ""
-    """What is the same in all images, if that is suspicious, e.g. the place."""
+    """Property that all images of the class share, if that is suspicious, e.g. the place."""
 
     target: int
     name: str

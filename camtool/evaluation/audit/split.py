@@ -40,11 +40,11 @@ _DATE_TAG, _EXIF_BLOCK, _CAMERA_TAGS = 36867, 34665, (271, 272)
 
 
 class Record(Protocol):
-    """What is kept of an image."""
+    """What the split reads of an image."""
 
     @property
     def index(self) -> int:
-        """Its place among the images."""
+        """The index among all images."""
 
     @property
     def target(self) -> int:
