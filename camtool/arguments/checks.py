@@ -124,11 +124,11 @@ def check_real_tensor(name: str, values: object, *, error: type[CamtoolError] = 
         raise error(f"{name} must hold real numbers, got {tensor.dtype} on {tensor.device}.")
 
 
-def check_choice(name: str, value: object, known: Collection[str], *, error: type[CamtoolError] = CamtoolError) -> None:
+def check_choice(name: str, value: object, among: Collection[str], *, error: type[CamtoolError] = CamtoolError) -> None:
     """Check that a value is one of the known names. The message suggests similar ones."""
-    if not isinstance(value, str) or value not in known:
-        names = ", ".join(map(repr, known))
-        raise error(f"{name} must be one of {names}, got {value!r}.{suggest_names(str(value), known)}")
+    if not isinstance(value, str) or value not in among:
+        names = ", ".join(map(repr, among))
+        raise error(f"{name} must be one of {names}, got {value!r}.{suggest_names(str(value), among)}")
 
 
 def check_not_url(name: str, value: object, error: type[CamtoolError]) -> None:

@@ -10,18 +10,18 @@ from difflib import get_close_matches
 from typing import Any
 
 
-def suggest_names(word: str, known: Iterable[str], *, max_count: int = 3) -> str:
+def suggest_names(word: str, candidates: Iterable[str], *, max_count: int = 3) -> str:
     """Return a sentence that suggests similar names, e.g. ``" Did you mean 'tabby'?"``, or the empty string.
 
     Args:
         word: The unknown name, which is never suggested.
-        known: The names that exist.
+        candidates: The names that exist.
         max_count: The largest number of names to suggest.
 
     Returns:
         A sentence that starts with a space, or the empty string if no name is similar.
     """
-    by_folded = {name.casefold(): name for name in known if name != word}
+    by_folded = {name.casefold(): name for name in candidates if name != word}
     folded = str(word).casefold()
     # 0.6 is the default of difflib: about one wrong letter in a word of four, or two in a word of seven.
     matches = get_close_matches(folded, by_folded, n=max_count, cutoff=0.6)

@@ -102,7 +102,7 @@ class CompiledModel:
                 segments.append(plan)
                 used |= {*plan.results, *plan.layers, *plan.others}
         index = torch.tensor(list(images), device="cpu")
-        rows = [tensor.detach()[index] if place in used else tensor.detach() for place, tensor in enumerate(values)]
+        rows = [tensor.detach()[index] if slot in used else tensor.detach() for slot, tensor in enumerate(values)]
         self._connect(rows, starts, segments)
         return self._build_observation(rows, None)
 

@@ -257,7 +257,7 @@ class _ExplainedModel(nn.Module):
         maps = [self._place(make_maps(GridEvidence(grid, slope, logits))) for make_maps in self._functions]
         # A file cannot raise an error. Without NaN, the map of a class that does not exist would look like any other.
         is_known = is_known_class(logits, target_class).reshape(-1, *[1] * (maps[0].ndim - 1))
-        return logits, *(torch.where(is_known, one, torch.nan) for one in maps)
+        return logits, *(torch.where(is_known, heat, torch.nan) for heat in maps)
 
 
 def _build(
@@ -272,7 +272,7 @@ def _build(
     if logits.ndim != 2:
         raise NotCompilableError(f"it is no classifier: its scores have the shape {tuple(logits.shape)}")
     tensors = find_tensors(forward_pass.output)
-    index = next((place for place, tensor in enumerate(tensors) if tensor is logits), None)
+    index = next((position for position, tensor in enumerate(tensors) if tensor is logits), None)
     if index is None:
         raise NotCompilableError("its logits are no tensor of its output")
     capture = capture_model(copy_for_capture(model, images, [layer.name]), images, [layer.name])
@@ -322,7 +322,7 @@ def _compare(
         logits, *maps = explained(images, torch.full((len(images),), -1, device="cpu"))
     grid: torch.Size = maps[0].shape[1:]
     if grid != expected[0].shape[1:]:
-        expected = [draw_heat(one, forward_pass.find_place(layer).centers, grid) for one in expected]
+        expected = [draw_heat(heat, forward_pass.find_place(layer).centers, grid) for heat in expected]
     _check_results((logits, *maps), (forward_pass.logits, *expected), "the traced graph")
     return grid
 
@@ -350,7 +350,7 @@ def _describe(
         "model": loaded.name or type(loaded.model).__name__,
         "method": methods[0].name,
         # The name for the first method is the same in all files.
-        "outputs": {method.name: f"maps_{method.name}" if place else "maps" for place, method in enumerate(methods)},
+        "outputs": {method.name: f"maps_{method.name}" if index else "maps" for index, method in enumerate(methods)},
         "options": {name: repr(value) for name, value in options.items()},
         "layer": layer.name,
         "input_shape": list(images.shape[1:]),
@@ -439,8 +439,8 @@ def _check_results(results: Sequence[Tensor], expected: Sequence[Tensor], where:
     Raises:
         NotCompilableError: They differ.
     """
-    for place, (ours, theirs) in enumerate(zip(results, expected, strict=True)):
+    for position, (ours, theirs) in enumerate(zip(results, expected, strict=True)):
         gap, peak = float((ours - theirs).abs().max()), float(theirs.abs().max())
         if not gap <= _TOLERANCE * peak:
-            name = "maps" if place else "logits"
+            name = "maps" if position else "logits"
             raise NotCompilableError(f"the {name} differ by {gap:.2g} in {where}, where the largest is {peak:.2g}")

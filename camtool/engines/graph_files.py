@@ -161,8 +161,8 @@ def compute_key(model: nn.Module, parts: Sequence[object]) -> str:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(get_bytes(tensor))
-    known = {name for name, _ in [*model.named_parameters(), *model.named_buffers()]}
-    beside = {name: value for name, value in model.state_dict().items() if name not in known}
+    names = {name for name, _ in [*model.named_parameters(), *model.named_buffers()]}
+    beside = {name: value for name, value in model.state_dict().items() if name not in names}
     if beside:  # weights of quantized layers
         stream = io.BytesIO()
         torch.save(beside, stream)
@@ -228,16 +228,16 @@ def _remove_killed(folder: Path) -> None:
 
 
 def _delete_oldest(folders: Iterable[Path], keep: Path) -> None:
-    known = dict[Path, tuple[float, int]]()
+    uses = dict[Path, tuple[float, int]]()
     for path in folders:
         if path.is_dir() and not path.name.startswith(_UNFINISHED):
             with suppress(FileNotFoundError):  # another process deletes it, too
                 size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-                known[path] = path.stat().st_mtime, size
-    total = sum(size for _, size in known.values())
-    known.pop(keep, None)
-    for path in sorted(known, key=known.__getitem__):
+                uses[path] = path.stat().st_mtime, size
+    total = sum(size for _, size in uses.values())
+    uses.pop(keep, None)
+    for path in sorted(uses, key=uses.__getitem__):
         if total <= _LIMIT:
             return
         shutil.rmtree(path, ignore_errors=True)
-        total -= known[path][1]
+        total -= uses[path][1]

@@ -183,13 +183,13 @@ class CompiledObserver:
                     return _Compiled(self._compile(model, layers, inputs, count), "", weights, settings)
             except Exception as error:  # noqa: BLE001  if compiling fails for any reason, the model itself runs
                 raise_interrupt(error)
-                known = isinstance(error, NotCompilableError)
-                reason = str(error) if known else f"{type(error).__name__}: {get_first_line(error)}"
+                is_final = isinstance(error, NotCompilableError)
+                reason = str(error) if is_final else f"{type(error).__name__}: {get_first_line(error)}"
                 _LOG.warning("engine %r is not used: %s", self.engine, reason)
                 return _Compiled(None, reason, weights, settings)
 
-        def is_valid(known: _Compiled) -> bool:
-            return known.settings.equal_those_of(modules) and known.weights.equal_those_of(list_weights(model))
+        def is_valid(compiled: _Compiled) -> bool:
+            return compiled.settings.equal_those_of(modules) and compiled.weights.equal_those_of(list_weights(model))
 
         return remember_for_model(model, question, compile_model, is_valid, most=_MOST_PLANS)
 

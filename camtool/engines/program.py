@@ -88,8 +88,8 @@ def capture_program(model: nn.Module, images: Tensor, layers: Sequence[str]) -> 
     images = two if capture.has_any_batch_size else images
     segments = split_at_layers(capture)
     # A gradient may read more than layers, e.g. a skip connection. The forward graph returns these tensors, too.
-    known = get_results(capture.graph)
-    capture.return_also([*dict.fromkeys(node for part in segments for node in part.others if node not in known)])
+    returned = get_results(capture.graph)
+    capture.return_also([*dict.fromkeys(node for part in segments for node in part.others if node not in returned)])
     results = get_results(capture.graph)
     with torch.no_grad():
         values = list(capture.graph(images))

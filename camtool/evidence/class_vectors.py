@@ -72,9 +72,9 @@ def _is_linear(weight: Tensor, classes: int, channels: int | None) -> bool:
     return channels is None or weight.shape[1] == channels
 
 
-def is_same_up_to_rounding(one: Tensor, other: Tensor) -> bool:
+def is_same_up_to_rounding(first: Tensor, second: Tensor) -> bool:
     """Return True if two outputs differ by no more than rounding in the second one's type."""
     # Half precision keeps 2 or 3 digits, so 64 steps there would also accept another kind of pooling.
-    steps = 4 if other.dtype in (torch.float16, torch.bfloat16) else 64
-    tolerance = steps * torch.finfo(other.dtype).eps * float(other.abs().amax())
-    return bool((one - other).abs().amax() <= tolerance)
+    steps = 4 if second.dtype in (torch.float16, torch.bfloat16) else 64
+    tolerance = steps * torch.finfo(second.dtype).eps * float(second.abs().amax())
+    return bool((first - second).abs().amax() <= tolerance)

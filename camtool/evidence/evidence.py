@@ -90,9 +90,9 @@ class Evidence:
         if self._activations is None:
             layer = self.get_layer()
             # Rows of one image share its output, or each has a copy that gradients were computed for already.
-            by_place = upcast(layer.layout.to_grid(self._scored.layer_outputs[layer.name].detach()))
-            places = self._scored.places
-            self._activations = by_place if places == list(range(len(by_place))) else by_place[places]
+            by_index = upcast(layer.layout.to_grid(self._scored.layer_outputs[layer.name].detach()))
+            indices = self._scored.indices
+            self._activations = by_index if indices == list(range(len(by_index))) else by_index[indices]
         return self._activations
 
     @property

@@ -49,7 +49,7 @@ class ScoredTargets:
         images: The index of each row's image.
         scores: Each row's score, ``(R,)``, on the graph.
         layer_outputs: Layer name to its output ``(N, ...)``, on the graph, in the layer's own layout.
-        places: The index of each row's image in ``layer_outputs``.
+        indices: The index of each row's image in ``layer_outputs``.
         has_norms: Whether batch norms may follow the layers, see :mod:`camtool.hooks.norm_gradients`.
         find_reason: Runs the model and returns why scores have no graph, if it shows that; ``None`` if they have one.
     """
@@ -58,7 +58,7 @@ class ScoredTargets:
     images: list[int]
     scores: Tensor
     layer_outputs: dict[str, Tensor]
-    places: list[int]
+    indices: list[int]
     has_norms: bool = True
     _gradients: dict[str, Tensor] = field(default_factory=dict)
     find_reason: Callable[[], str | None] | None = None
@@ -75,7 +75,7 @@ class ScoredTargets:
             if not self.scores.requires_grad:
                 self._raise_no_gradient()
             tensors = list(self.layer_outputs.values())
-            gradients = compute_row_gradients(self.scores, self.places, tensors, has_norms=self.has_norms)
+            gradients = compute_row_gradients(self.scores, self.indices, tensors, has_norms=self.has_norms)
             self._gradients.update(zip(self.layer_outputs, gradients, strict=True))
         return self._gradients[layer]
 
@@ -89,7 +89,7 @@ class ScoredTargets:
             [self.images[row] for row in index],
             scores,
             self.layer_outputs,
-            [self.places[row] for row in index],
+            [self.indices[row] for row in index],
             self.has_norms,
             {layer: gradient[index] for layer, gradient in self._gradients.items()},
             self.find_reason,
@@ -111,7 +111,7 @@ class ScoredTargets:
         """
         if not self.scores.requires_grad:
             self._raise_no_gradient()
-        return compute_row_products(self.scores, self.places, self.layer_outputs[layer], direction)
+        return compute_row_products(self.scores, self.indices, self.layer_outputs[layer], direction)
 
     def _raise_no_gradient(self) -> NoReturn:
         reason = None if self.find_reason is None else self.find_reason()
@@ -261,16 +261,16 @@ class ForwardPass:
         return latest
 
     def _score_targets(self, wanted: list[targets.Target], images: list[int]) -> ScoredTargets:
-        output, outputs, places = self.output, self.layer_outputs, images
+        output, outputs, indices = self.output, self.layer_outputs, images
         if self._repeat is not None and len(set(images)) < len(images):
             # Each row gets a copy of its image's outputs, without a forward pass: one backward pass serves all.
-            repeated, places = self._repeat(images, [layer.name for layer in self.layers]), [*range(len(images))]
+            repeated, indices = self._repeat(images, [layer.name for layer in self.layers]), [*range(len(images))]
             output = predictions.to_batch(repeated.output, len(images))
             outputs = {name: get_call(name, calls, self.call_index) for name, calls in repeated.calls.items()}
         with enable_gradients():
-            scores = targets.score_targets(wanted, output, places)
+            scores = targets.score_targets(wanted, output, indices)
         outputs = {layer.name: outputs[layer.name] for layer in self.layers}
-        scored = ScoredTargets(wanted, images, scores, outputs, places, self.plan.norms[self.run])
+        scored = ScoredTargets(wanted, images, scores, outputs, indices, self.plan.norms[self.run])
         if self.layers and not scores.requires_grad and not lacks_gradients(self.model):
             find = partial(describe_missing_gradient, self.model, self.select_inputs(0))
             scored.find_reason = find if self._missing_graph is None else partial(str, self._missing_graph)
@@ -283,31 +283,31 @@ class ForwardPass:
         """
         if self._link is None:
             # An engine's output has no graph of the model's operations.
-            has_graph, known = bool(self.layers) and self.run is observe, self.plan.facts.links
+            has_graph, links = bool(self.layers) and self.run is observe, self.plan.facts.links
             if not isinstance(self.predictions, Tensor):
                 self._link = class_scores.FoundLink("softmax")
             elif has_graph or not class_scores.is_between_zero_and_one(self.predictions):
                 self._link = class_scores.find_link(self.model, self.output, self._find_final_operation)
             else:
-                if not known:
+                if not links:
                     with follow_step("Examining the model"):
                         output = self._run_with_graph()
-                        known.append(class_scores.find_link(self.model, output, self._find_final_operation))
-                self._link = known[0]
+                        links.append(class_scores.find_link(self.model, output, self._find_final_operation))
+                self._link = links[0]
         return self._link
 
     def _find_final_operation(self) -> str | None:
         """Return the function that computed the scores; the first call runs the model on one image."""
-        known = self.plan.facts.final_operations
+        operations = self.plan.facts.final_operations
 
         def select(output: Any) -> Tensor:
             return class_scores.find_logits(predictions.to_batch(output, 1))
 
-        if not known:
+        if not operations:
             with self.restore_autocast(), follow_step("Examining the model"):
                 count = class_scores.find_logits(self.output)[0].numel()
-                known.append(find_final_operation(self.model, self.select_inputs(0), select, count))
-        return known[0]
+                operations.append(find_final_operation(self.model, self.select_inputs(0), select, count))
+        return operations[0]
 
     def _run_with_graph(self) -> Any:
         """Return the output for the first image on a graph: it shows whether a softmax or a sigmoid made it."""
@@ -424,8 +424,8 @@ class ForwardPass:
         def compute() -> _BlankOutputs:
             return _BlankOutputs(key, self._observe_images(blank[:1]), WeightStates(list_weights(self.model)))
 
-        def is_valid(known: _BlankOutputs) -> bool:
-            return known.key == key and known.weights.equal_those_of(list_weights(self.model))
+        def is_valid(outputs: _BlankOutputs) -> bool:
+            return outputs.key == key and outputs.weights.equal_those_of(list_weights(self.model))
 
         engine = getattr(self.run, "engine", "eager")  # what one engine computes says nothing about another
         question = "blank outputs", engine, tuple(layer.name for layer in self.plan.observed)

@@ -105,7 +105,7 @@ def compute_class_maps(
     logits = forward_pass.logits
     if logits.ndim != 2:
         raise CamtoolError(f"maps on the device are for classifiers; the scores have the shape {tuple(logits.shape)}.")
-    maps, places = [], []
+    maps, centers = [], []
     with enable_gradients() if differentiable else torch.no_grad():
         scores = find_logits(forward_pass.output)
         classes = classes.to(scores.device)  # a model may end on another device than it begins
@@ -117,14 +117,14 @@ def compute_class_maps(
             output = forward_pass.layer_outputs[layer.name]
             raw = _apply(method, options, layer, output if differentiable else output.detach(), gradient, logits)
             maps.append(raw)
-            places.append(_find_place(forward_pass, layer, raw, at_input_size=method.at_input_size))
-        merged = merge_maps(maps, merge, lambda: compute_means(gradients), places)
+            centers.append(_find_place(forward_pass, layer, raw, at_input_size=method.at_input_size))
+        merged = merge_maps(maps, merge, lambda: compute_means(gradients), centers)
         # An error would wait for the device.
         is_known = is_known_class(scores, classes).reshape(-1, *[1] * (merged.ndim - 1))
         merged = torch.where(is_known.to(merged.device), merged, torch.nan)
         finest = find_finest(maps)
-        place = places[finest] if merged.shape == maps[finest].shape else None
-        return ClassMaps(merged, place, scores, weights)
+        merged_centers = centers[finest] if merged.shape == maps[finest].shape else None
+        return ClassMaps(merged, merged_centers, scores, weights)
 
 
 def read_classes(target_class: Any, count: int) -> Tensor:

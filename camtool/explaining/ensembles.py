@@ -97,13 +97,13 @@ def _stack_maps(members: Sequence[Explanation]) -> tuple[Explanation, NDArray[An
 def _join(members: Sequence[Explanation]) -> Explanation:
     """Return the explanation with mean and spread of the members' maps, on their grid or on the photo's pixels."""
     joined, stacked = _stack_maps(members)
-    known = [member.probability for member in members if member.probability is not None]
+    probabilities = [member.probability for member in members if member.probability is not None]
     return replace(
         joined,
         raw=stacked.mean(0),
         uncertainty=stacked.std(0, ddof=1),
         score=float(np.mean([member.score for member in members])),
-        probability=float(np.mean(known)) if len(known) == len(members) else None,
+        probability=float(np.mean(probabilities)) if len(probabilities) == len(members) else None,
         passes=len(members),
         layer=" | ".join(dict.fromkeys(member.layer for member in members)),
         warnings=tuple(dict.fromkeys(warning for member in members for warning in member.warnings)),
@@ -162,10 +162,10 @@ def _find_class(models: Sequence[Model], img: Any, options: dict[str, Any]) -> i
     for model in models:
         ranked = predict(model, img, Top(_MOST_CLASSES), **settings)
         counts.add(len(ranked))
-        for one in ranked:
-            if one.probability is None:
+        for candidate in ranked:
+            if candidate.probability is None:
                 raise ModelError("models: a member has no probabilities of classes; give target_class=.")
-            totals[one.index] = totals.get(one.index, 0.0) + one.probability
+            totals[candidate.index] = totals.get(candidate.index, 0.0) + candidate.probability
     best = max(totals, key=lambda index: totals[index])
     if len(counts) > 1 or best is None:
         raise ModelError(f"models: the members have {sorted(counts)} classes; an ensemble shares its classes.")

@@ -606,8 +606,8 @@ def _recommend(model: Model, settings: Settings, images: Sequence[Any] | Tensor)
         if not is_enough:
             return None
         # Evaluation lies above this module, as it explains images to compare methods.
-        known = {name: getattr(settings, name) for name in ("transform", "labels", "device")}
-        choice = camtool.recommend(model, images, **known)
+        given = {name: getattr(settings, name) for name in ("transform", "labels", "device")}
+        choice = camtool.recommend(model, images, **given)
         _LOG.info("method='auto': %s", choice.reason)
         return choice.method, choice.layer
 

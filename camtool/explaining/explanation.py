@@ -426,9 +426,9 @@ class Explanation:
         """Write the heatmap on the grid of the file that the image came from."""
         origin = self.origin
         if origin is None or suffix not in origin.suffixes:
-            came = "the image is from no such file" if origin is None else f"the image is from a {origin.format} file"
+            reason = "the image is from no such file" if origin is None else f"the image is from a {origin.format} file"
             raise ImageError(
-                f"{path}: a {suffix} file holds the heatmap on the grid of a file of that format, and {came}; "
+                f"{path}: a {suffix} file holds the heatmap on the grid of a file of that format, and {reason}; "
                 "give a name that ends in .png, .jpg or .webp for the overlay."
             )
         origin.write_heatmap(path, self.heatmap)

@@ -526,9 +526,9 @@ def _map_inputs(inputs: Tensor | Inputs, change: Callable[[Tensor], Tensor]) -> 
     return inputs.replace_entries(map_tensors(inputs.entries, change))
 
 
-def _are_close(one: Any, other: Any) -> bool:
+def _are_close(given: Any, expected: Any) -> bool:
     """Check that the main tensors of two outputs are equal up to rounding."""
-    first, second = find_main_tensor(one), find_main_tensor(other)
+    first, second = find_main_tensor(given), find_main_tensor(expected)
     if first is None or second is None or first.shape != second.shape:
         return False
     return torch.allclose(first, second.detach(), rtol=_ROUNDING, atol=_ROUNDING * float(first.abs().max()))

@@ -192,8 +192,8 @@ class BatchExplainer:
         """
         singles = [(batch.select(slice(row, row + 1)), requests[row : row + 1]) for row in range(len(requests))]
         scorer = replace(self, methods=())
-        alone = [one.score for single in singles for one in scorer.predict(*single)]
-        together = [one.score for one in scorer.predict(batch, requests)]
+        alone = [explanation.score for single in singles for explanation in scorer.predict(*single)]
+        together = [explanation.score for explanation in scorer.predict(batch, requests)]
         if len(alone) != len(together) or not np.allclose(alone, together, rtol=1e-3, atol=1e-3 * max(map(abs, alone))):
             raise LayerError("the model joins the images of a batch: alone, they have other scores. Pass batch_size=1.")
         return [result for single in singles for result in self.explain(*single, run)]
@@ -272,10 +272,10 @@ class BatchExplainer:
             caches.forget_model(self.model)
         for name, output in outputs.items():
             if len(output) != count:
-                came = format_count(len(output), "row")
+                returned = format_count(len(output), "row")
                 refuse = LayerError if count == 1 else SeveralImagesError
                 raise refuse(
-                    f"layer {name!r} returned {came} in its last call for {format_count(count, 'image')}. Pass one "
+                    f"layer {name!r} returned {returned} in its last call for {format_count(count, 'image')}. Pass one "
                     "image at a time, or choose another layer."
                 )
         return forward_pass
@@ -290,11 +290,11 @@ class BatchExplainer:
             return [*self._explain_evidence(method, evidence, forward_pass, batch, rows)]
         # No layer was named, so several are those of a detector's feature levels: each row has its own.
         by_row: dict[int, Explanation] = {}
-        for places, at_level in gather_evidence_by_level(forward_pass, wanted, images):
-            of_level = [rows[place] for place in places]
+        for indices, at_level in gather_evidence_by_level(forward_pass, wanted, images):
+            of_level = [rows[index] for index in indices]
             explanations = self._explain_evidence(method, [at_level], forward_pass, batch, of_level)
-            by_row.update(zip(places, explanations, strict=True))
-        return [by_row[place] for place in range(len(rows))]
+            by_row.update(zip(indices, explanations, strict=True))
+        return [by_row[index] for index in range(len(rows))]
 
     def _explain_evidence(
         self,
@@ -372,19 +372,19 @@ class BatchExplainer:
             for of_layer, raw in zip(evidence, maps, strict=True):
                 _check_maps(method, of_layer, raw)
             # Methods may return maps on another grid than the layer's, e.g. the input's.
-            places = [
+            centers = [
                 None if method.at_input_size else of_layer.find_centers(raw, at_depths=method.reads_depths)
                 for of_layer, raw in zip(evidence, maps, strict=True)
             ]
-            return (maps[0], places[0]) if len(maps) == 1 else self._merge(maps, places, evidence)
+            return (maps[0], centers[0]) if len(maps) == 1 else self._merge(maps, centers, evidence)
 
     def _merge(
-        self, maps: Sequence[Tensor], places: Sequence[CellCenters | None], evidence: Sequence[Evidence]
+        self, maps: Sequence[Tensor], centers: Sequence[CellCenters | None], evidence: Sequence[Evidence]
     ) -> tuple[Tensor, CellCenters | None]:
         """Return the maps of several layers as one, and the centers of its cells."""
         evidence[0].refined.clear()  # that of one layer
         merged = merges.merge_maps(
-            maps, self.merge, lambda: merges.compute_means([of_layer.gradients for of_layer in evidence]), places
+            maps, self.merge, lambda: merges.compute_means([of_layer.gradients for of_layer in evidence]), centers
         )
         if merged.shape[:1] != maps[0].shape[:1] or merged.ndim != maps[0].ndim:
             raise MethodError(
@@ -392,7 +392,7 @@ class BatchExplainer:
                 "maps and of their axes."
             )
         finest = merges.find_finest(maps)
-        return merged, places[finest] if merged.shape == maps[finest].shape else None
+        return merged, centers[finest] if merged.shape == maps[finest].shape else None
 
     def check(
         self,
@@ -436,8 +436,8 @@ class BatchExplainer:
                 declared=self.transforms[1],
                 is_layer_given=self.layers is not None,
             )
-            place = f" at {explanation.layer}" if explanation.layer else ""
-            title = f"{explanation.label}, {explanation.method}{place}"
+            at_layer = f" at {explanation.layer}" if explanation.layer else ""
+            title = f"{explanation.label}, {explanation.method}{at_layer}"
             return run_checks(context, title, explanation.warnings, only)
 
 
@@ -456,7 +456,7 @@ class VerifyingExplainer(BatchExplainer):
         self, method: Method, forward_pass: ForwardPass, batch: InputBatch, rows: Sequence[Row]
     ) -> list[Explanation]:
         explanations = super()._explain_rows(method, forward_pass, batch, rows)
-        return [self._test(one) if self._is_due(one, forward_pass) else one for one in explanations]
+        return [self._test(each) if self._is_due(each, forward_pass) else each for each in explanations]
 
     def _is_due(self, explanation: Explanation, forward_pass: ForwardPass) -> bool:
         question = explanation.method, explanation.layer, forward_pass.image_input.shape[1:]
@@ -471,9 +471,9 @@ class VerifyingExplainer(BatchExplainer):
 
     def _test(self, explanation: Explanation) -> Explanation:
         assert explanation.checker is not None  # it was just made
-        known = {warning.code for warning in explanation.warnings}
+        codes = {warning.code for warning in explanation.warnings}
         report = explanation.checker(explanation, only=("place",))
-        found = [finding for finding in report.findings if finding.code not in known]
+        found = [finding for finding in report.findings if finding.code not in codes]
         new = [MapWarning(finding.sentence, finding.code, finding.places) for finding in found]
         return replace(explanation, warnings=(*explanation.warnings, *new))
 
@@ -490,10 +490,10 @@ def _check_maps(method: Method, evidence: Evidence, raw: object) -> None:
     like = evidence.inputs[:, 0] if method.ignores_layer else evidence.activations[:, 0]
     is_maps = isinstance(raw, Tensor) and raw.ndim == like.ndim and len(raw) == len(evidence.images) and raw.numel() > 0
     if not is_maps:
-        came = tuple(raw.shape) if isinstance(raw, Tensor) else type(raw).__name__
+        returned = tuple(raw.shape) if isinstance(raw, Tensor) else type(raw).__name__
         raise MethodError(
-            f"method {method.name!r} returned {came}; it must return maps {(len(evidence.images), *like.shape[1:])}, "
-            "or maps on another grid with as many axes."
+            f"method {method.name!r} returned {returned}; it must return maps "
+            f"{(len(evidence.images), *like.shape[1:])}, or maps on another grid with as many axes."
         )
 
 

@@ -213,8 +213,8 @@ def _run_policy(policy: nn.Module, observation: dict[str, Any]) -> Any:
     if predict is not None:
         # LeRobot decorates it with torch.no_grad; the function inside records a graph.
         return inspect.unwrap(predict)(policy, observation)
-    known = inspect.signature(policy.forward).parameters
-    return policy(**observation) if observation.keys() <= known.keys() else policy(observation)
+    parameters = inspect.signature(policy.forward).parameters
+    return policy(**observation) if observation.keys() <= parameters.keys() else policy(observation)
 
 
 class _Trial:

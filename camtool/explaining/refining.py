@@ -206,7 +206,8 @@ def find_regions(
             f"no part is necessary for {result.label!r}: with all of the photo replaced by fill={fill!r}, {left} of "
             "its score is left; give another fill or a smaller drop."
         )
-    return replace(found[0], passes=trial.passes, others=tuple(replace(one, passes=trial.passes) for one in found[1:]))
+    first, *others = [replace(region, passes=trial.passes) for region in found]
+    return replace(first, others=tuple(others))
 
 
 @dataclass(frozen=True, eq=False)
@@ -379,12 +380,12 @@ def _name_fills(fill: Removal | Sequence[Removal]) -> dict[str, Removal]:
     fills = [fill] if isinstance(fill, str) or callable(fill) else list(fill)
     if not fills:
         raise CamtoolError(f"fill asks for nothing; give one or more of {', '.join(map(repr, REMOVALS))}.")
-    for one in fills:
-        if not callable(one):
-            check_choice("fill", one, REMOVALS)
+    for each_fill in fills:
+        if not callable(each_fill):
+            check_choice("fill", each_fill, REMOVALS)
     named: dict[str, Removal] = {}
-    for one in dict.fromkeys(fills):
-        name = _name_fill(one)
+    for each_fill in dict.fromkeys(fills):
+        name = _name_fill(each_fill)
         numbered = (f"{name} {number}" for number in count(2))
-        named[next(free for free in chain([name], numbered) if free not in named)] = one
+        named[next(free for free in chain([name], numbered) if free not in named)] = each_fill
     return named

@@ -153,9 +153,9 @@ def _place_controls(region: NDArray[np.bool_], count: int) -> Iterator[NDArray[n
     """Yield up to ``count`` regions of the same size that do not overlap a region: it is shifted around the edges."""
     steps = [np.linspace(0, side, _SHIFTS, endpoint=False).round().astype(int) for side in region.shape]
     shifted = [np.roll(region, shift, (0, 1)) for shift in product(*steps)] if region.any() else []
-    places = [mask for mask in shifted if not (mask & region).any()]
-    chosen = np.unique(np.linspace(0, len(places) - 1, min(count, len(places))).round().astype(int))
-    yield from (places[index] for index in chosen)
+    apart = [mask for mask in shifted if not (mask & region).any()]
+    chosen = np.unique(np.linspace(0, len(apart) - 1, min(count, len(apart))).round().astype(int))
+    yield from (apart[index] for index in chosen)
 
 
 def _to_image(pixels: torch.Tensor) -> Image.Image:

@@ -511,11 +511,11 @@ def _find_context(tokenizer: Any, ids: Sequence[int], prompt: str, written: Sequ
     """
     special = set(tokenizer.all_special_ids)
     own = [token for token in tokenizer(prompt, add_special_tokens=False)["input_ids"] if token not in special]
-    starts = [place for place in range(len(ids)) if own and list(ids[place : place + len(own)]) == own]
+    starts = [index for index in range(len(ids)) if own and list(ids[index : index + len(own)]) == own]
     inside = range(starts[-1], starts[-1] + len(own)) if starts else range(len(ids))
-    places = [*inside, *range(len(ids), len(ids) + len(written))]
+    indices = [*inside, *range(len(ids), len(ids) + len(written))]
     both = [*ids, *written]
-    return [place for place in places if both[place] not in special]
+    return [index for index in indices if both[index] not in special]
 
 
 def _find_continuations(tokenizer: Any, written: Sequence[int]) -> list[bool]:

@@ -55,8 +55,8 @@ class CellCenters:
     def agree_with(self, other: CellCenters, grid: Sequence[int]) -> bool:
         """Return whether the outermost cells of a grid lie at most a stride, along each axis, from where others say."""
         return all(
-            abs(one.offset + one.stride * cell - two.offset - two.stride * cell) <= abs(one.stride)
-            for one, two, cells in zip(self.axes, other.axes, grid, strict=True)
+            abs(first.offset + first.stride * cell - second.offset - second.stride * cell) <= abs(first.stride)
+            for first, second, cells in zip(self.axes, other.axes, grid, strict=True)
             for cell in (0, cells - 1)
         )
 

@@ -227,8 +227,8 @@ def _compute_largest_bias(residual: Floats, trusted: NDArray[np.bool_]) -> float
     """Return the largest mean residual in 8 x 8 blocks: rounding averages out in a block, a distortion does not."""
     part = np.ix_(trusted.any(1), trusted.any(0))
     biases = [0.0]
-    for band, known in zip(np.array_split(residual[part], 8), np.array_split(trusted[part], 8), strict=True):
-        for block, mask in zip(np.array_split(band, 8, axis=1), np.array_split(known, 8, axis=1), strict=True):
+    for band, is_trusted in zip(np.array_split(residual[part], 8), np.array_split(trusted[part], 8), strict=True):
+        for block, mask in zip(np.array_split(band, 8, axis=1), np.array_split(is_trusted, 8, axis=1), strict=True):
             if 4 * mask.sum() > mask.size:
                 biases.append(abs(block[mask].mean()))
     return max(biases)

@@ -66,7 +66,7 @@ class PlainTransform:
         if not isinstance(values, Mapping) or (values.get("shorter_side") is values.get("resized") is None):
             raise ModelError(f"the preparation must have a shorter_side or a resized size, got {str(values)[:60]}.")
         # The page that explains a model in the browser has the same rules, in camtool.js.
-        given: dict[str, Any] = {one.name: values.get(one.name) for one in fields(cls)}
+        given: dict[str, Any] = {each.name: values.get(each.name) for each in fields(cls)}
         if given["shorter_side"] is not None:
             _check_values("shorter_side", [given["shorter_side"]], 1, _SIDES)
         if given["resized"] is not None:

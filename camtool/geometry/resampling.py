@@ -27,8 +27,8 @@ _ROUNDING = 1e-6
 """Rounding of places, in distances between centers: cells that tile the input end at its edges."""
 
 
-def weigh_cells(places: Floats, cells: int, edges: tuple[float, float], *, holds: bool = False) -> Floats:
-    """Return how much each of a row of cells counts at each of some places.
+def weigh_cells(positions: Floats, cells: int, edges: tuple[float, float], *, holds: bool = False) -> Floats:
+    """Return how much each of a row of cells counts at each of some positions.
 
     Values are linear between the centers of the cells. Beyond the outermost ones, each cell covers as much as on its
     inner side, half a stride: its value is constant up to an edge of the input that is as near, and fades to 0 toward
@@ -36,9 +36,9 @@ def weigh_cells(places: Floats, cells: int, edges: tuple[float, float], *, holds
     outermost cell that lies further inward covers no more of the input than the others.
 
     Args:
-        places: ``(P,)``, in distances between the centers from the first one: 0 is the first center, 1 the second.
+        positions: ``(P,)``, in distances between the centers from the first one: 0 is the first center, 1 the second.
         cells: Number of cells.
-        edges: Begin and end of the input, as places; the other way round for cells that run backwards.
+        edges: Begin and end of the input, as positions; the other way round for cells that run backwards.
         holds: Keep the value of the outermost cells up to the edges: for what is no heat, e.g. a mask, and for parts of
             a picture that goes on beyond their edges, e.g. tiles.
 
@@ -46,9 +46,9 @@ def weigh_cells(places: Floats, cells: int, edges: tuple[float, float], *, holds
         ``(P, cells)``.
     """
     first, last = sorted(edges)
-    inside = np.clip(places, 0, cells - 1)
+    inside = np.clip(positions, 0, cells - 1)
     weights: Floats = np.clip(1 - np.abs(inside[:, None] - np.arange(cells)), 0, None)
-    for beyond, space in ((-places, -first), (places - (cells - 1), last - (cells - 1))):
+    for beyond, space in ((-positions, -first), (positions - (cells - 1), last - (cells - 1))):
         if not holds and space > 0.5 + _ROUNDING:
             end = min(space, 1.0)
             # From 1 - end to end the value falls to 0, so that it covers half a stride in all.
@@ -86,8 +86,8 @@ def build_interpolation_matrix(
     # Center of the first cell and distance between two, in lengths of a cell that tiles the input.
     offset, stride = (0.5, 1.0) if axis is None else (axis.offset * cells / pixels, axis.stride * cells / pixels)
     centers = np.arange(points) + 0.5
-    places = ((centers - start) / (stop - start) * cells - offset) / stride
-    weights = weigh_cells(places, cells, (-offset / stride, (cells - offset) / stride), holds=holds)
+    positions = ((centers - start) / (stop - start) * cells - offset) / stride
+    weights = weigh_cells(positions, cells, (-offset / stride, (cells - offset) / stride), holds=holds)
     weights[~find_pixels_inside(start, stop, points)] = 0
     # The matrix is cached. A tensor that is created in inference mode can never be part of a graph.
     with torch.inference_mode(False):
@@ -116,9 +116,9 @@ def resample(
     # Lengths in shares of the input, so that a grid without centers needs no size.
     spans = zip(_scale_to_input(centers, maps.shape[1:]), _scale_to_input(onto, grid), strict=True)
     for axis, ((offset, stride), (new_offset, new_stride)) in enumerate(spans, 1):
-        places = (new_offset + new_stride * np.arange(grid[axis - 1], dtype=np.float64) - offset) / stride
+        positions = (new_offset + new_stride * np.arange(grid[axis - 1], dtype=np.float64) - offset) / stride
         edges = -offset / stride, (1 - offset) / stride
-        weights = torch.from_numpy(weigh_cells(places, maps.shape[axis], edges, holds=holds)).to(maps)
+        weights = torch.from_numpy(weigh_cells(positions, maps.shape[axis], edges, holds=holds)).to(maps)
         maps = (maps.movedim(axis, -1) @ weights.T).movedim(-1, axis)
     return maps
 

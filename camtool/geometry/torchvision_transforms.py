@@ -34,9 +34,9 @@ def read_geometry(
     """
     height, width = (photo.height, photo.width) if isinstance(photo, Image.Image) else photo
     whole = Geometry.whole(height, width)
-    known = _read(whole, transform)
-    if known is not None:
-        return known
+    geometry = _read(whole, transform)
+    if geometry is not None:
+        return geometry
     # A guess is exact where it is right, a measurement is not.
     probed = probe_geometry(run or transform, (height, width))
     guesses = guess_geometries(whole, getattr(transform, "processor", transform))

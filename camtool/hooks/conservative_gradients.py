@@ -42,7 +42,7 @@ class ConservativeMode(FunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.has_acted = False
-        # Tensors that become constants if they multiply another one, each with the valves before it.
+        # Tensors that become constants if they multiply another one, each with the switches before it.
         self._gates: MutableMapping[Tensor, Any] = TensorTable()
         self._of_parameters = TensorTable()
 
@@ -73,7 +73,7 @@ class ConservativeMode(FunctionMode):
         if name in _DIVISIONS:
             return self._divide(func, args, kwargs)
         if name in _GATES or (name == "pow" and _is_root(args, kwargs)):
-            return self._open_valve(func, args, kwargs)
+            return self._run_before_gate(func, args, kwargs)
         result = func(*args, **kwargs)
         if self._makes_gate(name, live):
             self._note_gate(result, live)
@@ -83,8 +83,8 @@ class ConservativeMode(FunctionMode):
         """Check that the result of a function is a gate, as all of its tensors are that depend on the image."""
         if not all(tensor in self._gates for tensor in live):
             return False
-        valves = [valve for gate in live for valve in self._gates[gate]]
-        return name in _KEEPING or (name in _MIXING and all(valve.is_attention for valve in valves))
+        switches = [switch for gate in live for switch in self._gates[gate]]
+        return name in _KEEPING or (name in _MIXING and all(switch.is_attention for switch in switches))
 
     def _list_live(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         of_image = (tensor for tensor in tensors if tensor not in self._of_parameters)
@@ -119,8 +119,8 @@ class ConservativeMode(FunctionMode):
             return self._note_gate(func(*args, **kwargs), gates)
         self.has_acted = True
         if gates and len(gates) < len(live):
-            for valve in chain.from_iterable(self._gates[gate] for gate in gates):
-                valve.is_closed = True
+            for switch in chain.from_iterable(self._gates[gate] for gate in gates):
+                switch.is_blocking = True
             return self._forget_gate(func(*args, **kwargs))
         return self._note_gate(self._share(func, args, kwargs, live), gates)
 
@@ -147,23 +147,23 @@ class ConservativeMode(FunctionMode):
 
     # ------------------------------------------------------------------------------------------------- gates
 
-    def _open_valve(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _run_before_gate(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a function whose result may become a gate: the gradient passes until it multiplies a tensor."""
-        valve = _Valve(is_attention=func.__name__ == "softmax")
+        switch = _GradientSwitch(is_attention=func.__name__ == "softmax")
         first = next(iterate_tensors((args, kwargs)))
         args, kwargs = map_tensors(
-            (args, kwargs), lambda tensor: change_gradient(tensor, valve.let_through) if tensor is first else tensor
+            (args, kwargs), lambda tensor: change_gradient(tensor, switch.pass_or_block) if tensor is first else tensor
         )
         result = func(*args, **kwargs)
-        self._gates[result] = [valve]
+        self._gates[result] = [switch]
         return result
 
     def _note_gate(self, result: Any, gates: Sequence[Tensor]) -> Any:
         """Note that a result is a gate if it was made from gates."""
-        valves = [valve for gate in gates for valve in self._gates[gate]]
-        if not valves:
+        switches = [switch for gate in gates for switch in self._gates[gate]]
+        if not switches:
             return self._forget_gate(result)
-        self._gates.update((tensor, valves) for tensor in iterate_tensors(result))
+        self._gates.update((tensor, switches) for tensor in iterate_tensors(result))
         return result
 
     def _forget_gate(self, result: Any) -> Any:
@@ -173,15 +173,15 @@ class ConservativeMode(FunctionMode):
 
 
 @dataclass(eq=False)
-class _Valve:
+class _GradientSwitch:
     """A switch that stops the gradient of a gate."""
 
     is_attention: bool
-    is_closed: bool = False
+    is_blocking: bool = False
 
-    def let_through(self, gradient: Tensor) -> Tensor | None:
-        """Return the gradient while the valve is open."""
-        return None if self.is_closed else gradient
+    def pass_or_block(self, gradient: Tensor) -> Tensor | None:
+        """Return the gradient while the switch is open."""
+        return None if self.is_blocking else gradient
 
 
 class _ChangeGradient(torch.autograd.Function):

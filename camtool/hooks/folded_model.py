@@ -182,14 +182,14 @@ def _find_filled_tensors(structure: Any) -> list[Tensor]:
     return [tensor for tensor in find_tensors(structure) if tensor.numel()]
 
 
-def _is_equal(one: Tensor, other: Tensor) -> bool:
+def _is_equal(first: Tensor, second: Tensor) -> bool:
     """Return True if two tensors are equal up to the rounding of the second one's device."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    if not other.is_floating_point():
-        return torch.equal(one, other)
-    tolerance = _TOLERANCE_IN_TF32 if rounds_to_tf32(other) else _TOLERANCE
-    return bool((one - other).abs().amax() <= tolerance * other.abs().amax())
+    if not second.is_floating_point():
+        return torch.equal(first, second)
+    tolerance = _TOLERANCE_IN_TF32 if rounds_to_tf32(second) else _TOLERANCE
+    return bool((first - second).abs().amax() <= tolerance * second.abs().amax())
 
 
 def rounds_to_tf32(tensor: Tensor) -> bool:

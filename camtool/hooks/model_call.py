@@ -288,12 +288,12 @@ def compute_row_products(scores: Tensor, images: Sequence[int], tensor: Tensor, 
         (gradient,) = differentiate(scores[rows].sum(), tensor, create_graph=True, materialize_grads=True)
         if not gradient.requires_grad:  # the gradient is constant, so the product stays 0
             continue
-        vector, places = torch.zeros_like(tensor), [images[row] for row in rows]
-        vector[places] = directions[rows]
+        vector, indices = torch.zeros_like(tensor), [images[row] for row in rows]
+        vector[indices] = directions[rows]
         options: dict[str, Any] = {"grad_outputs": vector, "retain_graph": True, "materialize_grads": True}
         # What fails now is an operation without a second derivative.
         (product,) = differentiate(gradient, tensor, hooks_have_run=True, **options)
-        products[rows] = product.detach()[places]
+        products[rows] = product.detach()[indices]
     return products
 
 
@@ -449,9 +449,9 @@ _MOST_NAMED = 5
 
 
 def _describe_failure(kind: str, module: nn.Module | None, error: Exception) -> str:
-    place = "a tensor, or a function of the model's own," if module is None else find_name_in_use(module)
+    origin = "a tensor, or a function of the model's own," if module is None else find_name_in_use(module)
     return (
-        f"a {kind} hook on {place} failed with {_describe_error(error)}. The model runs in evaluation mode here; "
+        f"a {kind} hook on {origin} failed with {_describe_error(error)}. The model runs in evaluation mode here; "
         "remove or disable the hook while explaining."
     )
 

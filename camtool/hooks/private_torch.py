@@ -64,7 +64,7 @@ def restore_function_modes(modes: list[TorchFunctionMode]) -> None:
     if sys.exc_info()[1] is not None:
         end_interrupted_calls(sys.exc_info()[1])
     current = save_function_modes()
-    if len(current) == len(modes) and all(one is other for one, other in zip(current, modes, strict=True)):
+    if len(current) == len(modes) and all(now is before for now, before in zip(current, modes, strict=True)):
         return
     for _ in current:
         _pop_mode()

@@ -89,8 +89,8 @@ def _trace(model: nn.Module, inputs: ModelInputs) -> list[TracedCall]:
     def find_source(name: str, _: nn.Module, *arguments: Any) -> None:
         tensor = _find_plain_tensor(arguments)
         content = None if tensor is None else _identify_content(tensor)
-        for back, (_kept, known) in enumerate(reversed(latest), start=1):
-            if tensor is not None and content == known:
+        for back, (_kept, earlier) in enumerate(reversed(latest), start=1):
+            if tensor is not None and content == earlier:
                 sources[name] = len(calls) - back, back == 1, tensor.stride()
                 return
 

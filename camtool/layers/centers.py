@@ -97,7 +97,7 @@ def find_place(model: nn.Module, inputs: ModelInputs, layer: Layer, *, call_inde
         except ForwardError:  # the model itself differentiates, for which it needs the tensors
             facts = _read_graph(model, inputs, layer, call_index)
         weights = list_weights(model, buffers=False)
-        states = WeightStates(weights, [place for place, weight in enumerate(weights) if _has_taps(weight)])
+        states = WeightStates(weights, [index for index, weight in enumerate(weights) if _has_taps(weight)])
         is_doubtful = _is_doubtful(facts, model, inputs, layer, call_index)
         place = LayerPlace(facts.centers, states, facts.is_passed_by, False, facts.by_content)
         drawn = facts.part or CellCenters.stretch(layer.layout.grid, facts.size)
@@ -291,8 +291,8 @@ def read_centers(
     Returns:
         For each output the centers, or None if the graph does not determine them.
     """
-    places = _read_places(outputs, image, has_frames=has_frames)
-    return [part if is_exact else None for part, is_exact, _ in places]
+    positions = _read_places(outputs, image, has_frames=has_frames)
+    return [part if is_exact else None for part, is_exact, _ in positions]
 
 
 def _read_places(
@@ -566,12 +566,12 @@ def _take(grid: _Grid, back: int, count: int, start: float, step: float) -> _Gri
     return _Grid(tuple(size), tuple(axes))
 
 
-def _take_places(grid: _Grid, back: int, places: Tensor) -> _Grid:
+def _take_places(grid: _Grid, back: int, indices: Tensor) -> _Grid:
     """Return the cells at places ``(P,)`` along one axis; refuse places that are not equally far from one another."""
-    steps = places.double().diff()
+    steps = indices.double().diff()
     if len(steps) and float((steps - steps.mean()).abs().max()) > _UNEVEN:
         _refuse()
-    return _take(grid, back, len(places), float(places[0]), float(steps.mean()) if len(steps) else 1.0)
+    return _take(grid, back, len(indices), float(indices[0]), float(steps.mean()) if len(steps) else 1.0)
 
 
 def _select_part(node: Node, number: int, grid: _Grid | None) -> _Grid | None:
@@ -609,12 +609,13 @@ def _sample(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
     """Interpolate at places that a tensor names, as in a crop or a zoom; refuse what is turned or bent."""
     if grid is None:
         return None
-    places = get_saved_value(node, "grid")[0].double()
-    if places.is_meta or len(shape) != len(grid.size) + 2:
+    positions = get_saved_value(node, "grid")[0].double()
+    if positions.is_meta or len(shape) != len(grid.size) + 2:
         _refuse()
     is_aligned = get_saved_value(node, "align_corners")
     for back, cells in enumerate(reversed(grid.size), 1):
-        along = places[..., back - 1].movedim(-back, 0).flatten(1)  # the first number is the place along the last axis
+        # The first number is the position along the last axis.
+        along = positions[..., back - 1].movedim(-back, 0).flatten(1)
         if float((along - along[:, :1]).abs().max()) * cells > _UNEVEN:
             _refuse()
         line = along[:, 0]

@@ -98,8 +98,8 @@ def find_channel_axes(calls: Sequence[TracedCall]) -> list[ChannelAxis | None]:
     channel_axes: list[ChannelAxis | None] = [None] * len(calls)
     # Certain axes first, because what was found before is not overridden.
     for is_certain in (True, False):
-        known = [*_read_outputs(calls, is_certain=is_certain), *_read_inputs(calls, is_certain=is_certain)]
-        _spread([(index, ChannelAxis(axis, is_certain)) for index, axis in known], links, channel_axes)
+        certain = [*_read_outputs(calls, is_certain=is_certain), *_read_inputs(calls, is_certain=is_certain)]
+        _spread([(index, ChannelAxis(axis, is_certain)) for index, axis in certain], links, channel_axes)
     _spread(_read_containers(calls, channel_axes), links, channel_axes)
     return channel_axes
 
@@ -184,11 +184,11 @@ def _find_links(calls: Sequence[TracedCall]) -> list[list[_Link]]:
     return links
 
 
-def _link(links: list[list[_Link]], one: int, other: int, order: tuple[int, ...] | None) -> None:
+def _link(links: list[list[_Link]], first: int, second: int, order: tuple[int, ...] | None) -> None:
     """Add a link between two calls, in both directions, if the order of their axes is known."""
     if order is not None:
-        links[one].append((other, order))
-        links[other].append((one, tuple(map(order.index, range(len(order))))))
+        links[first].append((second, order))
+        links[second].append((first, tuple(map(order.index, range(len(order))))))
 
 
 def _find_permutation(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -201,10 +201,10 @@ def _find_permutation(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[
 
 
 def _spread(
-    known: Iterable[tuple[int, ChannelAxis]], links: Sequence[Sequence[_Link]], channel_axes: list[ChannelAxis | None]
+    certain: Iterable[tuple[int, ChannelAxis]], links: Sequence[Sequence[_Link]], channel_axes: list[ChannelAxis | None]
 ) -> None:
     """Store known axes and those that follow from them along the links. What was found before stays."""
-    waiting = deque(known)
+    waiting = deque(certain)
     while waiting:
         index, channels = waiting.popleft()
         if channel_axes[index] is None:

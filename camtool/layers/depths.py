@@ -237,9 +237,9 @@ def _trace_graph(root: Node, start: Node, image: Tensor) -> tuple[dict[Node, boo
 
 def _sees_by_weights(node: Node, before: Mapping[Node, bool], sees_image: Mapping[Node, bool]) -> bool:
     """Check that a node depends on the image by an operation with weights that is none of those before the layer."""
-    known = dict(before)
-    for ancestor in iterate_graph(node, known):
-        known[ancestor] = True
+    seen = dict(before)
+    for ancestor in iterate_graph(node, seen):
+        seen[ancestor] = True
         if sees_image[ancestor] and _WEIGHTED.search(ancestor.name()):
             return True
     return False
@@ -250,12 +250,12 @@ def _list_children(node: Node) -> list[Node]:
     return [child for child, _ in node.next_functions if child is not None]
 
 
-def iterate_graph(root: Node, known: Container[Node]) -> Iterator[Node]:
+def iterate_graph(root: Node, ends: Container[Node]) -> Iterator[Node]:
     """Yield the nodes of a graph that are not known yet, each after the nodes that it uses."""
     stack, entered = [root], set()
     while stack:
         node = stack[-1]
-        if node in known:
+        if node in ends:
             stack.pop()
         elif node not in entered:
             entered.add(node)

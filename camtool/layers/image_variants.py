@@ -36,8 +36,8 @@ def get_image_input(inputs: ModelInputs) -> Tensor:
     """
     images = find_main_tensor(inputs)
     if images is None or images.ndim < 3:
-        came = "no tensor" if images is None else f"shape {tuple(images.shape)}"
-        raise LayerError(f"inputs must hold a batch of images (N, C, H, W), got {came}; pass a 4-D tensor.")
+        given = "no tensor" if images is None else f"shape {tuple(images.shape)}"
+        raise LayerError(f"inputs must hold a batch of images (N, C, H, W), got {given}; pass a 4-D tensor.")
     return images
 
 

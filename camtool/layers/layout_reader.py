@@ -200,7 +200,7 @@ class LayoutReader:
     def _find_layouts_of_views(self, plain: Sequence[Layout], count: int) -> list[Layout]:
         """Return layouts of one view as those of each view of a batch, whose rows may be in two orders."""
         orders = Rows(count), Rows(count, False)
-        return [replace(one, views=rows, view=view) for one in plain for rows in orders for view in range(count)]
+        return [replace(layout, views=rows, view=view) for layout in plain for rows in orders for view in range(count)]
 
     def _find_layouts_of_frames(self, shape: tuple[int, ...]) -> list[Layout]:
         """Return the layouts with which the rows ``(T, ...)`` of an output are the frames of one clip."""

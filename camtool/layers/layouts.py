@@ -255,33 +255,33 @@ class Layer:
     passed_over: str = field(default="", compare=False)
 
 
-def find_token_layout(tokens: int, size: Sequence[int], known: Sequence[Grid] = ()) -> Layout | None:
+def find_token_layout(tokens: int, size: Sequence[int], known_grids: Sequence[Grid] = ()) -> Layout | None:
     """Find the grid that a number of tokens forms over an image, after as few prefix tokens as possible.
 
     Args:
         tokens: Number of tokens, those of a prefix included.
         size: Size of the image, ``(H, W)``.
-        known: Grids that other outputs of the model have. They are tried first, and may have any proportions.
+        known_grids: Grids that other outputs of the model have. They are tried first, and may have any proportions.
 
     Returns:
         The layout, or ``None`` if the tokens form no grid.
     """
-    by_positions = {math.prod(grid): grid for start in known for grid in _iterate_pooled(start)}
+    by_positions = {math.prod(grid): grid for start in known_grids for grid in _iterate_pooled(start)}
     # The fewest prefix tokens first: with more of them, smaller grids fit by accident.
     for prefix in range(min(_MOST_PREFIX_TOKENS, tokens) + 1):
         grid = by_positions.get(tokens - prefix) or _find_square_patches(tokens - prefix, size)
         if grid:
             return Layout("tokens", grid, prefix)
-    return find_concatenated_level(tokens, known)
+    return find_concatenated_level(tokens, known_grids)
 
 
-def find_concatenated_level(tokens: int, known: Sequence[Grid]) -> Layout | None:
+def find_concatenated_level(tokens: int, known_grids: Sequence[Grid]) -> Layout | None:
     """Return the last of several known grids whose positions are concatenated, the finest first; None if none are.
 
     Deformable DETR and its successors concatenate feature levels. A detection that samples a few points of each level
     leaves hardly any trace in a fine one, so the coarsest level is read.
     """
-    finest_first = sorted(set(known), key=math.prod, reverse=True)
+    finest_first = sorted(set(known_grids), key=math.prod, reverse=True)
     for first in range(len(finest_first)):
         for last in range(first + 1, len(finest_first)):
             before = sum(map(math.prod, finest_first[first:last]))

@@ -302,9 +302,9 @@ def _locate_named(
 
 def _has_same_beside(layout: Layout, like: Layout) -> bool:
     """Check that two layouts have the same beside their grids; which tokens are cells may not be known yet."""
-    one, other = ({each.prefix + each.suffix, len(each.others)} for each in (layout, like))
+    own, others = ({each.prefix + each.suffix, len(each.others)} for each in (layout, like))
     is_alike = (layout.kind, layout.views, layout.view) == (like.kind, like.views, like.view)
-    return is_alike and bool(one & other)
+    return is_alike and bool(own & others)
 
 
 def find_size_in_model(model: nn.Module, inputs: ModelInputs) -> tuple[int, ...]:

@@ -697,7 +697,7 @@ def _combine_gradients(gradients: Iterable[Sequence[Tensor | None]], images: int
         ]
         del of_score
         smallest = [
-            None if one is None or other is None else torch.minimum(one, other)
-            for one, other in zip(smallest or absolute, absolute, strict=True)
+            None if low is None or high is None else torch.minimum(low, high)
+            for low, high in zip(smallest or absolute, absolute, strict=True)
         ]
     return smallest

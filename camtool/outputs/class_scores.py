@@ -160,7 +160,7 @@ def describe_chosen_tensor(output: Any) -> MapWarning | None:
     located = [pair for pair in locate_tensors(output) if pair[1].is_floating_point() and pair[1].ndim]
     if len(located) < 2 or _has_logits_second([tensor for _, tensor in located]):
         return None
-    first, *others = (place for place, _ in located)
+    first, *others = (key for key, _ in located)
     more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
     return MapWarning(
         f"The model returned several tensors, and {first} was used as scores instead of "

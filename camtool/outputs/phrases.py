@@ -66,9 +66,9 @@ def _join_tokens(logits: Tensor, is_token: Tensor) -> PhraseScores:
 
 def _read_prompt(logits: Tensor, is_token: Sequence[bool], prompt: Sequence[int]) -> PhraseScores:
     """Return the scores of one image with logits ``(Q, T)``, of which those of the prompt's own tokens come first."""
-    kept = [place for place, number in enumerate(prompt[: len(is_token)]) if is_token[place] or number in _SEPARATORS]
-    runs = groupby(kept, key=lambda place: prompt[place] in _SEPARATORS)
-    places = [[*run] for is_separator, run in runs if not is_separator]
-    scores = [logits[:, own].amax(1) for own in places]
-    phrases = tuple(tuple(prompt[place] for place in own) for own in places)
+    kept = [index for index, number in enumerate(prompt[: len(is_token)]) if is_token[index] or number in _SEPARATORS]
+    runs = groupby(kept, key=lambda index: prompt[index] in _SEPARATORS)
+    runs_of_tokens = [[*run] for is_separator, run in runs if not is_separator]
+    scores = [logits[:, own].amax(1) for own in runs_of_tokens]
+    phrases = tuple(tuple(prompt[index] for index in own) for own in runs_of_tokens)
     return PhraseScores(torch.stack(scores, 1) if scores else logits[:, :0], phrases)

@@ -59,10 +59,10 @@ def to_batch(output: Any, image_count: int) -> Any:
     scores = find_logits(output) if find_detections(output) is None else None
     is_complete = count_images(output) == image_count and (scores is None or scores.numel() > 0)
     if not is_complete:
-        came = f"detections in {count_images(output)}" if scores is None else f"scores {tuple(scores.shape)}"
+        returned = f"detections in {count_images(output)}" if scores is None else f"scores {tuple(scores.shape)}"
         raise TargetError(
-            f"the model returned {came} for {format_count(image_count, 'image')}; wrap it so that it returns scores "
-            f"(N, K), one row per image.{_BAG_ADVICE if count_images(output) == 1 else ''}"
+            f"the model returned {returned} for {format_count(image_count, 'image')}; wrap it so that it returns "
+            f"scores (N, K), one row per image.{_BAG_ADVICE if count_images(output) == 1 else ''}"
         )
     return output
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -100,8 +101,8 @@ class Storage:
 def _build_reducer(keep: Any) -> Reducer:
     if isinstance(keep, str):
         if keep not in _REDUCERS:
-            known = ["all", "last", "concat", *_REDUCERS]
-            raise CamtoolError(f"keep knows no {keep!r}; choose one of {', '.join(known)}.{suggest_names(keep, known)}")
+            names = ["all", "last", "concat", *_REDUCERS]
+            raise CamtoolError(f"keep knows no {keep!r}; choose one of {', '.join(names)}.{suggest_names(keep, names)}")
         return _REDUCERS[keep]()
     if isinstance(keep, type):
         return _build_reducer(keep())
@@ -323,7 +324,7 @@ class Record:
         if any(part is None for part in parts):
             return None
         before, joined = self._joined.get(key, ((), EMPTY))
-        if len(before) == len(parts) and all(one is other for one, other in zip(before, parts, strict=True)):
+        if len(before) == len(parts) and all(map(is_, before, parts)):
             return joined
         if len({(part.ndim, part.shape[1:]) for part in parts}) > 1:
             raise self._build_shape_error(key[0])

@@ -96,10 +96,10 @@ class Max:
         Raises:
             CamtoolError: Its shape does not fit the shapes before, it has no dimension ``per``, or it is complex.
         """
-        values, known = _to_batch(_check_ordered(tensor, "Max")), self._most
+        values, largest = _to_batch(_check_ordered(tensor, "Max")), self._most
         if values.numel():
             most = values.amax(_get_reduced_dims(self._per, values))
-            self._most = most if known is None else torch.maximum(known, _check_same_shape(most, known, "Max"))
+            self._most = most if largest is None else torch.maximum(largest, _check_same_shape(most, largest, "Max"))
 
     def result(self) -> Tensor | None:
         """Return the maximum."""
@@ -173,16 +173,16 @@ class Histogram:
         """
         if not tensor.numel():
             return
-        values, known = _group_values(_check_ordered(tensor, "Histogram").detach(), self._per), self._counts
+        values, counts = _group_values(_check_ordered(tensor, "Histogram").detach(), self._per), self._counts
         if self._scale is not None and (span := _find_range(values)):
-            known = self._scale.stretch(*span, known)
+            counts = self._scale.stretch(*span, counts)
             self._edges = self._scale.edges
         if not len(self._edges):  # nothing finite has come yet
             self._missed += values.numel()
             return
         new = _count_values(values, self._bins, self._find_bins)
         self._missed += values.numel() - int(new.sum())
-        self._counts = new if known is None else known + _check_same_shape(new, known, "Histogram")
+        self._counts = new if counts is None else counts + _check_same_shape(new, counts, "Histogram")
 
     def result(self) -> Counts | None:
         """Return the counts, the edges, and the number of values in no bin."""
@@ -197,8 +197,8 @@ class Histogram:
         if self._scale is not None:
             return self._scale.find_bins(values)
         edges = self._edges.to(values.device)
-        place = torch.bucketize(values, edges, right=True) - 1
-        return torch.where(values == edges[-1], self._bins - 1, place)
+        index = torch.bucketize(values, edges, right=True) - 1
+        return torch.where(values == edges[-1], self._bins - 1, index)
 
 
 class _AdaptiveBins:
@@ -229,7 +229,7 @@ class _AdaptiveBins:
         """Adapt the bins to values from ``low`` to ``high``, and return the counts ``(G, B)`` in the new bins."""
         if self._low <= low and high <= self._high:
             return counts
-        numbers = [] if counts is None else [self._first + place for place in range(self._bins)]
+        numbers = [] if counts is None else [self._first + index for index in range(self._bins)]
         before = self._width
         self._low, self._high = min(low, self._low), max(high, self._high)
         largest = max(abs(self._low), abs(self._high))
@@ -243,8 +243,8 @@ class _AdaptiveBins:
             return None
         merged = 2 ** (math.frexp(self._width)[1] - math.frexp(before)[1])
         # Beyond the last bin the counts are zero.
-        places = [min(number // merged - self._first, self._bins - 1) for number in numbers]
-        return torch.zeros_like(counts).index_add_(1, torch.tensor(places, device=counts.device), counts)
+        indices = [min(number // merged - self._first, self._bins - 1) for number in numbers]
+        return torch.zeros_like(counts).index_add_(1, torch.tensor(indices, device=counts.device), counts)
 
 
 class Fold:
@@ -311,11 +311,11 @@ def _check_ordered(tensor: Tensor, reducer: str) -> Tensor:
     return tensor
 
 
-def _check_same_shape(new: Tensor, known: Tensor, reducer: str) -> Tensor:
-    if new.shape == known.shape:
+def _check_same_shape(new: Tensor, kept: Tensor, reducer: str) -> Tensor:
+    if new.shape == kept.shape:
         return new
     raise CamtoolError(
-        f"{reducer}: a tensor gives {tuple(new.shape)} values, but those before gave {tuple(known.shape)}; "
+        f"{reducer}: a tensor gives {tuple(new.shape)} values, but those before gave {tuple(kept.shape)}; "
         f"with per=1 there is one per channel, for images of any size."
     )
 
@@ -344,6 +344,6 @@ def _count_values(values: Tensor, bins: int, find_bins: Callable[[Tensor], Tenso
     counts = torch.zeros(groups * all_bins, dtype=torch.int64, device=values.device)
     starts = torch.arange(groups, device=values.device)[:, None] * all_bins + 1
     for part in values.split(max(1, (_CHUNK if values.is_cpu else _CHUNK_ON_GPU) // groups), 1):
-        place = find_bins(part.to(torch.float64)).clamp_(-1, bins)
-        counts += torch.bincount((place + starts).flatten(), minlength=groups * all_bins)
+        index = find_bins(part.to(torch.float64)).clamp_(-1, bins)
+        counts += torch.bincount((index + starts).flatten(), minlength=groups * all_bins)
     return counts.reshape(groups, all_bins)[:, 1:-1]

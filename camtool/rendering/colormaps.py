@@ -92,9 +92,9 @@ def compute_opacity(heat: _Heat, colormap: Colormap) -> _Heat:
 
 def _find_palette(name: str) -> Pixels:
     if name == "heat":
-        places, colors = zip(*_HEAT, strict=True)
+        positions, colors = zip(*_HEAT, strict=True)
         heats = np.linspace(0, 1, 256)
-        channels = [np.interp(heats, places, channel) for channel in np.transpose(colors)]
+        channels = [np.interp(heats, positions, channel) for channel in np.transpose(colors)]
         return np.asarray(np.rint(np.stack(channels, axis=1)), np.uint8)
     if name == "gray":
         return np.repeat(np.arange(256, dtype=np.uint8)[:, None], 3, axis=1)
@@ -105,7 +105,7 @@ def _find_palette(name: str) -> Pixels:
     registry = {} if matplotlib is None else matplotlib.colormaps
     if name in registry:
         return _sample_colormap(registry[name])
-    hint = suggest_names(name, [*COLORMAPS, *(known for known in registry if known not in COLORMAPS)])
+    hint = suggest_names(name, [*COLORMAPS, *(other for other in registry if other not in COLORMAPS)])
     more = "a matplotlib color map or its name"
     raise ColormapError(f"colormap {name!r} is unknown.{hint} Choose one of: {', '.join(COLORMAPS)}; or {more}.")
 
@@ -128,5 +128,5 @@ def _sample_colormap(colormap: Callable[[Any], Any]) -> Pixels:
     return np.rint(255 * colors[:, :3]).astype(np.uint8)
 
 
-def _build_type_error(came: object) -> ColormapError:
-    return ColormapError(f"colormap must be one of {', '.join(COLORMAPS)}, or a matplotlib color map; got {came!r}.")
+def _build_type_error(given: object) -> ColormapError:
+    return ColormapError(f"colormap must be one of {', '.join(COLORMAPS)}, or a matplotlib color map; got {given!r}.")

@@ -100,10 +100,10 @@ def draw_contact_sheet(tiles: Sequence[Tile], blend: Blend, *, colormap: Colorma
     large_size = _fit_size(large[0].image, (step_y + height, 2 * width + _GAP)) if large else (0, 0)
     columns = -(-len(small) // 2) if large else min(_COLUMNS, len(small))
     left = _MARGIN + (max(large_size[1], 2 * _MIN_TILE_WIDTH) + _GAP if large else 0)
-    places = [(_MARGIN + i // columns * step_y, left + i % columns * step_x) for i in range(len(small))]
-    bottom = max(places[-1][0] + height, _MARGIN + large_size[0]) + _BAR_HEIGHT + _CAPTION_HEIGHT
+    top_lefts = [(_MARGIN + i // columns * step_y, left + i % columns * step_x) for i in range(len(small))]
+    bottom = max(top_lefts[-1][0] + height, _MARGIN + large_size[0]) + _BAR_HEIGHT + _CAPTION_HEIGHT
     page: Pixels = np.full((bottom + _GAP, left + columns * step_x - _GAP + _MARGIN, 3), PAPER, np.uint8)
-    for group, size, corners in ((large, large_size, [(_MARGIN, _MARGIN)]), (small, (height, width), places)):
+    for group, size, corners in ((large, large_size, [(_MARGIN, _MARGIN)]), (small, (height, width), top_lefts)):
         for tile, image, corner in zip(group, _render_tiles(group, size, blend), corners, strict=False):
             page = _place_tile(page, tile, image, corner, colormap)
     return page

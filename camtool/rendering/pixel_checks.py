@@ -68,8 +68,8 @@ def check_heatmap(heatmap: NDArray[Any]) -> Heat:
         raise OverlayError(f"heatmap must be a (H, W) float array in [0, 1], got {describe_value(heatmap)}.")
     low, high = float(heatmap.min()), float(heatmap.max())
     if not (low >= -_ROUNDING and high <= 1 + _ROUNDING):  # NaN compares false with everything
-        came = "NaN" if np.isnan(low) else f"values from {low:g} to {high:g}"
-        raise OverlayError(f"heatmap must lie in [0, 1] but holds {came}; normalize it first.")
+        found = "NaN" if np.isnan(low) else f"values from {low:g} to {high:g}"
+        raise OverlayError(f"heatmap must lie in [0, 1] but holds {found}; normalize it first.")
     return heatmap
 
 

@@ -218,8 +218,8 @@ def draw_boxes(
         return drawn
     if isinstance(labels, str) or len(labels) != len(boxes):
         raise OverlayError(f"labels must be {len(boxes)} strings, one for each box; got {labels!r}.")
-    places = [(float(x0), float(y0), float(x1), float(y1)) for x0, y0, x1, y1 in boxes]
-    return _draw_labels(drawn, places, labels, paper=_WHITE, ink=_INK)
+    corners = [(float(x0), float(y0), float(x1), float(y1)) for x0, y0, x1, y1 in boxes]
+    return _draw_labels(drawn, corners, labels, paper=_WHITE, ink=_INK)
 
 
 def grow_to_one_pixel(box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:

@@ -145,12 +145,12 @@ class _SignalPage:
         """
         for panel, channel in enumerate(self._values):
             rows = slice(self._get_top(panel), self._get_top(panel) + self._height)
-            place = rows, self._inside
-            self._pixels[place] = ground
+            area = rows, self._inside
+            self._pixels[area] = ground
             if channel.min() < 0 < channel.max():
                 zero = rows.start + round(float(self._to_y(channel, np.zeros(1))[0]))
                 self._pixels[zero, self._inside] = RULE
-            self._pixels[place] = self._draw_line(self._pixels[place], channel, stroke, opacity)
+            self._pixels[area] = self._draw_line(self._pixels[area], channel, stroke, opacity)
 
     def draw_band(self, colors: Pixels) -> None:
         """Draw the heatmap's colors ``(columns, 3)`` below the panels."""

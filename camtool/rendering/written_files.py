@@ -56,10 +56,10 @@ def check_replaceable(folder: Path, names: Iterable[str]) -> None:
     Raises:
         CamtoolError: One is the user's, was changed after camtool wrote it, or is a link that leads out of the folder.
     """
-    known, foreign = _read_record(folder), []
+    recorded, foreign = _read_record(folder), []
     for name in names:
         check_inside(folder, Path(name))
-        path, digest = folder / name, known.get(name, _NOTHING)
+        path, digest = folder / name, recorded.get(name, _NOTHING)
         is_own = digest is None or (digest != _NOTHING and digest == _identify(path))
         if os.path.lexists(path) and not is_own:
             foreign.append(repr(str(path)))
@@ -105,13 +105,13 @@ def _identify(path: Path) -> str:
 def _read_record(folder: Path) -> dict[str, str | None]:
     """Return the last hash of each name; None if its writing never ended."""
     check_inside(folder, Path(RECORD))
-    known = dict[str, str | None]()
+    recorded = dict[str, str | None]()
     for line in iterate_lines(folder / RECORD):
         # A line may be cut off, or somebody else may have written it.
         with suppress(ValueError, RecursionError, LookupError, TypeError):
             entry = json.loads(line)
-            known[entry["name"]] = entry["sha256"]
-    return known
+            recorded[entry["name"]] = entry["sha256"]
+    return recorded
 
 
 def _add_to_record(folder: Path, hashes: dict[str, str | None]) -> None:

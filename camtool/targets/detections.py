@@ -293,8 +293,8 @@ def find_most_confident(index: int | None, image: ImageOutput) -> MatchedDetecti
     labels = image.labels
     # A detector's output does not show how many classes there are, so the labels must do.
     if index is not None and (index < 0 or (labels is not None and index >= len(labels))):
-        known = "classes count from 0" if labels is None else f"labels has {format_count(len(labels), 'name')}"
-        raise TargetError(f"target_class {index} does not exist: {known}.")
+        classes = "classes count from 0" if labels is None else f"labels has {format_count(len(labels), 'name')}"
+        raise TargetError(f"target_class {index} does not exist: {classes}.")
     for is_reported, detections in _iterate_class(image.prediction, index):
         if len(detections):
             return _match(detections, 0, image.geometry, is_reported=is_reported)
@@ -504,8 +504,8 @@ class Keypoint(Target):
         """Return the score ``()`` of the keypoint of a person in one image's detections."""
         scores: Tensor | None = of_image.get("keypoints_scores")
         if scores is None or not 0 <= self.index < scores.shape[1]:
-            came = "without keypoints_scores" if scores is None else f"with {scores.shape[1]} keypoints"
-            raise TargetError(f"{self} needs a detector of keypoints; the model returned detections {came}.")
+            returned = "without keypoints_scores" if scores is None else f"with {scores.shape[1]} keypoints"
+            raise TargetError(f"{self} needs a detector of keypoints; the model returned detections {returned}.")
         if self.person is None:
             return scores[self.instance, self.index]
         (detections,) = _read_detections([of_image])

@@ -197,8 +197,8 @@ class GroupScore(Target):
         if not isinstance(scores, Tensor) or self.rivals:
             return ()
         first = self.members[0]
-        one = ClassScore(first, self.of) if self.mask is None else Region(first, self.mask, self.of)
-        ranked: Sequence[Target] = one.find_rivals(image, beyond)
+        strongest = ClassScore(first, self.of) if self.mask is None else Region(first, self.mask, self.of)
+        ranked: Sequence[Target] = strongest.find_rivals(image, beyond)
         return [rival for rival in ranked if rival.get_class_index() not in self.members][:count]
 
     def to_probability(self) -> Target | None:
@@ -252,8 +252,8 @@ class Within(ResolvedTarget):
         scores = _require_scores("Within", image)
         members, _ = _find_members("Within's classes", self.classes, image.labels, len(scores))
         if len(members) < 2 or scores.ndim != 1:
-            came = f"scores {tuple(scores.shape)}" if scores.ndim != 1 else get_class_label(members[0], image.labels)
-            raise TargetError(f"Within compares two classes of a group by their scores (K,), got {came}; use Contrast.")
+            got = f"scores {tuple(scores.shape)}" if scores.ndim != 1 else get_class_label(members[0], image.labels)
+            raise TargetError(f"Within compares two classes of a group by their scores (K,), got {got}; use Contrast.")
         first, second = scores[list(members)].topk(2).indices.tolist()
         return Contrast(members[first], members[second], link=image.link or "softmax")
 

@@ -219,10 +219,10 @@ def encode_texts(requests: Sequence[Any], encode: Callable[[Sequence[str]], Tens
         _check_no_class(target)
     texts = list(dict.fromkeys(target for target in flat if isinstance(target, str)))  # without duplicates, in order
     embeddings = encode(texts) if texts else ()
-    known = {text: Similarity(embedding, text) for text, embedding in zip(texts, embeddings, strict=True)}
+    by_text = {text: Similarity(embedding, text) for text, embedding in zip(texts, embeddings, strict=True)}
 
     def replace_text(target: Any) -> Any:
-        return known[target] if isinstance(target, str) else target
+        return by_text[target] if isinstance(target, str) else target
 
     return [
         list(map(replace_text, request)) if isinstance(request, (list, tuple)) else replace_text(request)

@@ -92,8 +92,8 @@ class Custom(Target):
                 f"at a time, without the batch axis; shapes of its tensors: {shapes}."
             ) from error
         if not isinstance(value, Tensor) or value.numel() != 1:
-            came = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise TargetError(f"target_class: {self} returned {came}; it must return a tensor with one number.")
+            returned = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise TargetError(f"target_class: {self} returned {returned}; it must return a tensor with one number.")
         if value.is_complex():
             raise TargetError(f"target_class: {self} returned a complex number; return a real one, e.g. its abs().")
         return value.reshape(())

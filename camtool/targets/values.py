@@ -80,14 +80,14 @@ class Action(Target):
     def __call__(self, output: Any) -> Tensor:
         named = get_named_items(output)
         actions = find_main_tensor(named.get("action", named.get("actions", output)))
-        place = (self.index,) if self.step is None else (self.step, self.index)
+        index = (self.index,) if self.step is None else (self.step, self.index)
         shape = () if actions is None else tuple(actions.shape)
-        if actions is None or len(shape) != len(place) + 1:
+        if actions is None or len(shape) != len(index) + 1:
             need = "(N, A); for a chunk (N, T, A) give step=" if self.step is None else "(N, T, A); for (N, A) no step"
             raise TargetError(f"{self} needs actions {need}; the model returned {shape or type(output).__name__}.")
-        if any(not 0 <= at < size for at, size in zip(place, shape[1:], strict=True)):
+        if any(not 0 <= at < size for at, size in zip(index, shape[1:], strict=True)):
             raise TargetError(f"{self} does not exist: the model returned actions {shape}, and both count from 0.")
-        of_all_images = slice(None), *place
+        of_all_images = slice(None), *index
         return actions[of_all_images] * (self.sign or 1)
 
     def with_sign(self, sign: int) -> Action:
@@ -167,9 +167,9 @@ class TextTokens(Target):
             raise self._build_error(f"logits {tuple(logits.shape)}")
         return logits[:, before, [*self.tokens]].sum(1)
 
-    def _build_error(self, came: str) -> TargetError:
+    def _build_error(self, given: str) -> TargetError:
         asked = f"tokens {self.tokens} at positions {self.positions}"
-        return TargetError(f"TextTokens asks for {asked}; the model returned {came}.")
+        return TargetError(f"TextTokens asks for {asked}; the model returned {given}.")
 
     def list_text_positions(self) -> tuple[int, ...]:
         """Return the positions of the tokens."""

@@ -142,10 +142,10 @@ class _BranchMode(AttentionMode):
 
     def leave(self, name: str, output: Any) -> None:
         """Note that the call of a module ends. Keep its output if it is a sum around one attention."""
-        known, tensor = self.blocks[-1] if self.blocks else None, find_main_tensor(output)
+        block, tensor = self.blocks[-1] if self.blocks else None, find_main_tensor(output)
         super().leave(name, output)
         if self.blocks and (tensor is None or tensor not in self._sums):
-            self.blocks[-1] = known
+            self.blocks[-1] = block
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

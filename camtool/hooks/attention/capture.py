@@ -429,8 +429,8 @@ class AttentionMode(FunctionMode):
         for term, tensor in zip(equation.terms, iterate_tensors(args), strict=True):
             role = self._roles.get(tensor)
             if role is not None and len(term) == len(equation.output):
-                places = [equation.output.find(term[axis]) for axis in role.axes]
-                return None if min(places) < 0 else replace(role, axes=tuple(place - len(term) for place in places))
+                axes = [equation.output.find(term[axis]) for axis in role.axes]
+                return None if min(axes) < 0 else replace(role, axes=tuple(axis - len(term) for axis in axes))
         return None
 
     # ------------------------------------------------------------------------------------------ constant inputs

@@ -286,10 +286,10 @@ class BufferSnapshot:
         tensors = [tensor for tensor in self._tensors if tensor is not None]
         # Groups follow from these alone: equal ids say that a buffer is shared, whichever tensor it is.
         properties = [*map(_get_kind, tensors)], [*map(Tensor.numel, tensors)], [*map(id, tensors)]
-        known = tree.structure.buffers
-        if known is None or known[0] != properties:
-            known = tree.structure.buffers = properties, _group_buffers(tensors)
-        groups = [_BufferGroup([tensors[place] for place in places]) for places in known[1]]
+        grouping = tree.structure.buffers
+        if grouping is None or grouping[0] != properties:
+            grouping = tree.structure.buffers = properties, _group_buffers(tensors)
+        groups = [_BufferGroup([tensors[index] for index in indices]) for indices in grouping[1]]
         self._parts = [*groups, *starmap(partial(_QueueSnapshot, self._modules), tree.structure.queues)]
 
     @torch.no_grad()
@@ -316,13 +316,13 @@ def _group_buffers(tensors: Sequence[Tensor]) -> list[list[int]]:
     """Return the places of the tensors of each group: small ones of one kind together, large ones alone."""
     groups: dict[object, list[int]] = {}
     elements: Counter[object] = Counter()
-    first_places = {id(tensor): place for place, tensor in reversed([*enumerate(tensors)])}
-    for place in sorted(first_places.values()):
-        tensor = tensors[place]
+    first_indices = {id(tensor): index for index, tensor in reversed([*enumerate(tensors)])}
+    for index in sorted(first_indices.values()):
+        tensor = tensors[index]
         kind = _get_kind(tensor)
         elements[kind] += tensor.numel()
-        part = (kind, elements[kind] // (_JOINED - _SMALL)) if tensor.numel() <= _SMALL else place
-        groups.setdefault(part, []).append(place)
+        part = (kind, elements[kind] // (_JOINED - _SMALL)) if tensor.numel() <= _SMALL else index
+        groups.setdefault(part, []).append(index)
     return [*groups.values()]
 
 
@@ -378,8 +378,8 @@ class _BufferGroup:
 class _QueueSnapshot:
     """The entries of the queues in an attribute of a module, e.g. actions that later forward passes return."""
 
-    def __init__(self, modules: Sequence[nn.Module], place: int, name: str) -> None:
-        self._attributes, self._name, self._value = vars(modules[place]), name, vars(modules[place]).get(name)
+    def __init__(self, modules: Sequence[nn.Module], index: int, name: str) -> None:
+        self._attributes, self._name, self._value = vars(modules[index]), name, vars(modules[index]).get(name)
         self._entries = [(queue, [*queue]) for queue in list_queues(self._value)]
 
     def restore(self) -> None:
@@ -480,9 +480,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_TORCH_GENERATOR.renew)
 
 
-def _are_equal(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_are_equal(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_are_equal, one, other))
-    return bool((one == other).all()) if hasattr(one, "all") else bool(one == other)
+def _are_equal(first: Any, second: Any) -> bool:
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(_are_equal(first[key], second[key]) for key in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(_are_equal, first, second))
+    return bool((first == second).all()) if hasattr(first, "all") else bool(first == second)

@@ -51,13 +51,13 @@ def remember_for_model(
         most: The answers that are kept: this many of all that are asked for with the same number. Those of many sizes
             of inputs would fill the memory.
     """
-    known = _CACHE.get(id(model))
-    if known is None or known.model() is not model or known.structure is not read_tree(model).structure:
-        known = _CACHE[id(model)] = _CachedAnswers(model)
-    answer: _T = known.answers[most].get(question, _UNKNOWN)
+    cached = _CACHE.get(id(model))
+    if cached is None or cached.model() is not model or cached.structure is not read_tree(model).structure:
+        cached = _CACHE[id(model)] = _CachedAnswers(model)
+    answer: _T = cached.answers[most].get(question, _UNKNOWN)
     if answer is _UNKNOWN or not (is_valid is None or is_valid(answer)):
-        return _add(known.answers[most], question, compute, answer, most)
-    known.answers[most][question] = known.answers[most].pop(question, answer)  # the last is the one used last
+        return _add(cached.answers[most], question, compute, answer, most)
+    cached.answers[most][question] = cached.answers[most].pop(question, answer)  # the last is the one used last
     return answer
 
 

@@ -70,23 +70,23 @@ class Structure:
             the module, and the name.
     """
 
-    __slots__ = ("_classes", "_counts", "_names", "_places", "buffers", "lacks_gradients", "model", "modules", "queues")
+    __slots__ = ("_classes", "_counts", "_links", "_names", "buffers", "lacks_gradients", "model", "modules", "queues")
 
     def __init__(self, tree: ModuleTree, drop: Callable[[object], None]) -> None:
         modules = tree.modules
         self.model, self.modules = weakref.ref(modules[0], drop), [*map(weakref.ref, modules)]
         self._classes, self._names, self._counts = [*map(type, modules)], tree.names, tree.counts
-        places = {id(module): place for place, module in enumerate(modules)}
-        places[id(None)] = len(modules)
-        self._places = [places[id(child)] for child in tree.children]
+        indices = {id(module): index for index, module in enumerate(modules)}
+        indices[id(None)] = len(modules)
+        self._links = [indices[id(child)] for child in tree.children]
         self.lacks_gradients = any(
             getattr(kind, "lacks_gradients", False)
             or (".quantized" in kind.__module__ and kind.__name__ not in _FLOAT_KINDS)
             for kind in {*self._classes}
         )
         self.buffers: tuple[tuple[list[Any], ...], list[list[int]]] | None = None
-        attributes = [(place, *item) for place, module in enumerate(modules) for item in vars(module).items()]
-        self.queues = [(place, name) for place, name, value in attributes if list_queues(value)]
+        attributes = [(index, *item) for index, module in enumerate(modules) for item in vars(module).items()]
+        self.queues = [(index, name) for index, name, value in attributes if list_queues(value)]
         tree.structure = self
 
     def fits(self, tree: ModuleTree) -> bool:
@@ -99,7 +99,7 @@ class Structure:
             tree.counts == self._counts
             and tree.names == self._names
             and [*map(type, tree.modules)] == self._classes
-            and all(map(is_, tree.children, map(with_none.__getitem__, self._places)))
+            and all(map(is_, tree.children, map(with_none.__getitem__, self._links)))
         )
         if fits:
             tree.structure = self
@@ -109,8 +109,8 @@ class Structure:
 def iterate_queues(model: nn.Module) -> Iterator[tuple[str, deque[Any]]]:
     """Yield the queues that a model keeps, with the name of the attribute."""
     tree = read_tree(model)
-    for place, name in tree.structure.queues:
-        for queue in list_queues(vars(tree.modules[place]).get(name)):
+    for index, name in tree.structure.queues:
+        for queue in list_queues(vars(tree.modules[index]).get(name)):
             yield name, queue
 
 
@@ -143,28 +143,28 @@ def read_tree(model: nn.Module) -> ModuleTree:
     held = HELD_TREES.by_model
     tree = held.get(id(model))
     if tree is None:
-        known = _STRUCTURES.get(id(model))
-        tree = _read_known_modules(model, known) or _walk_through(model, known)
+        structure = _STRUCTURES.get(id(model))
+        tree = _read_known_modules(model, structure) or _walk_through(model, structure)
         if id(model) in held:
             held[id(model)] = tree
     return tree
 
 
-def _read_known_modules(model: nn.Module, known: Structure | None) -> ModuleTree | None:
+def _read_known_modules(model: nn.Module, structure: Structure | None) -> ModuleTree | None:
     """Return the modules that a model had, if it has them still, and no others."""
-    if known is None or known.model() is not model:
+    if structure is None or structure.model() is not model:
         return None
-    modules = [module for module in [reference() for reference in known.modules] if module is not None]
+    modules = [module for module in [reference() for reference in structure.modules] if module is not None]
     tree = ModuleTree(modules)
-    return tree if known.fits(tree) else None
+    return tree if structure.fits(tree) else None
 
 
-def _walk_through(model: nn.Module, known: Structure | None) -> ModuleTree:
+def _walk_through(model: nn.Module, structure: Structure | None) -> ModuleTree:
     """Read all modules anew. TorchScript wraps children anew each time, so this may find what was known before."""
     tree = ModuleTree(_list_modules(model))
-    before = [] if known is None else [reference() for reference in known.modules]
+    before = [] if structure is None else [reference() for reference in structure.modules]
     is_known = len(tree.modules) == len(before) and all(map(is_, tree.modules, before))
-    if known is None or not is_known or not known.fits(tree):
+    if structure is None or not is_known or not structure.fits(tree):
         _STRUCTURES[id(model)] = Structure(tree, partial(_drop_structure, _STRUCTURES, id(model)))
     return tree
 
@@ -277,15 +277,15 @@ class WeightStates:
 
     Args:
         weights: Parameters or buffers.
-        places: The indices of the weights whose values are compared, by default all. The others must only be the same
+        indices: The indices of the weights whose values are compared, by default all. The others must only be the same
             tensors.
     """
 
-    __slots__ = ("_places", "_pointers", "_weights", "_write_counts")
+    __slots__ = ("_indices", "_pointers", "_weights", "_write_counts")
 
-    def __init__(self, weights: Iterable[Tensor], places: Sequence[int] | None = None) -> None:
+    def __init__(self, weights: Iterable[Tensor], indices: Sequence[int] | None = None) -> None:
         now = list(weights)
-        self._weights, self._places = [weakref.ref(weight) for weight in now], places
+        self._weights, self._indices = [weakref.ref(weight) for weight in now], indices
         self._write_counts, self._pointers = self._read(now)
 
     def equal_those_of(self, weights: Iterable[Tensor]) -> bool:
@@ -309,15 +309,15 @@ class WeightStates:
         has_more = bool(others) and isinstance(others[0](), nn.Parameter)
         if has_more or len(parameters) != count or not all(map(is_, parameters, self._weights)):
             return False
-        places = range(count) if self._places is None else self._places
+        indices = range(count) if self._indices is None else self._indices
         write_counts, pointers = everything._write_counts, everything._pointers
-        return [write_counts[place] for place in places] == self._write_counts and [
-            pointers[place] for place in places
+        return [write_counts[index] for index in indices] == self._write_counts and [
+            pointers[index] for index in indices
         ] == self._pointers
 
     def _read(self, weights: list[Tensor]) -> tuple[list[int], list[int]]:
         """Return numbers that change when weights are written to, and those that change when they get other memory."""
-        chosen = weights if self._places is None else [weights[place] for place in self._places]
+        chosen = weights if self._indices is None else [weights[index] for index in self._indices]
         return get_write_counts(chosen), [*map(Tensor.data_ptr, chosen)]
 
 

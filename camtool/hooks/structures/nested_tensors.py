@@ -100,7 +100,7 @@ def locate_tensors(structure: Any, path: str = "output") -> list[tuple[str, Tens
         parts = [(f"{path}[{index}]", item) for index, item in enumerate(structure)]
     else:
         parts = [(f"{path}.{name}", item) for name, item in get_named_items(structure).items()]
-    return [located for place, item in parts for located in locate_tensors(item, place)]
+    return [located for part_key, item in parts for located in locate_tensors(item, part_key)]
 
 
 def map_tensors(structure: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -168,10 +168,10 @@ def _measure_response(channels: Tensor, image: Tensor) -> CellResponse | None:
 
 
 def _describe(shares: NDArray[np.float64]) -> CellResponse:
-    places = [np.arange(pixels) + 0.5 for pixels in shares.shape]
+    positions = [np.arange(pixels) + 0.5 for pixels in shares.shape]
     along = [shares.sum(tuple(other for other in range(shares.ndim) if other != axis)) for axis in range(shares.ndim)]
-    center = np.array([line @ place for line, place in zip(along, places, strict=True)])
-    variance = [line @ (place - middle) ** 2 for line, place, middle in zip(along, places, center, strict=True)]
+    center = np.array([line @ position for line, position in zip(along, positions, strict=True)])
+    variance = [line @ (at - middle) ** 2 for line, at, middle in zip(along, positions, center, strict=True)]
     return CellResponse(shares, center, np.sqrt(variance))
 
 
@@ -237,9 +237,9 @@ def _fit_grid(found: Mapping[Cell, CellResponse], grid: Sequence[int]) -> CellCe
 def _sees_its_field(expected: CellCenters, cell: Cell, response: CellResponse) -> bool:
     """Return whether a cell depends on its receptive field alone, if this is a small part of the image."""
     for axis, (line, index, pixels) in enumerate(zip(expected.axes, cell, response.shares.shape, strict=True)):
-        places = np.arange(pixels) + 0.5
+        positions = np.arange(pixels) + 0.5
         reach = line.field / 2 + abs(line.stride)  # interpolation adds up to a cell on both sides
-        is_seen = np.abs(places - line.offset - line.stride * index) <= reach
+        is_seen = np.abs(positions - line.offset - line.stride * index) <= reach
         within = response.shares.swapaxes(0, axis)[is_seen].sum()
         if not line.field <= _SMALL * pixels or within < _LEAST_WITHIN:
             return False
