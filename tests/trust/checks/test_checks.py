@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from camtool.warning_codes import WARNING_KINDS, MapWarning
 from tests.helpers import photos
 from tests.helpers.vision_transformers import make_tiny_vit
 from tests.trust.checks.faults import FAULTS, HALF, PIXELS, Deep, Ensemble, Net, make_kinds
+from tools.docs_site.reference import _draw_warnings
 
 METHODS = ("gradcam", "layercam", "gradcam++")
 DOCS = Path(__file__).parents[3] / "docs" / "checks.md"
@@ -475,10 +477,11 @@ def test_a_report_fits_into_80_columns(fault: str) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_the_documentation_lists_every_code() -> None:
-    """The table in docs/checks.md is that of the code."""
-    lines = [
-        f"| `{each.code}` | {each.severity} | {each.condition} | {each.remedy} |" for each in WARNING_KINDS.values()
-    ]
-    table = [line for line in DOCS.read_text().splitlines() if line.startswith("| `")]
-    assert table == lines, "replace the table in docs/checks.md by:\n" + "\n".join(lines)
+def test_the_page_of_warnings_has_the_texts_of_every_code_and_docs_lead_there() -> None:
+    text, page = DOCS.read_text(encoding="utf-8"), _draw_warnings(WARNING_KINDS.values())
+    for kind in WARNING_KINDS.values():
+        assert f"## {kind.code}\n\n{kind.condition}\n\n**What to do.** {kind.remedy}\n" in page
+        assert f"({kind.address.partition('#')[0]})" in text
+    named = {*re.findall(r"`([a-z]+(?:-[a-z]+)+)`", text)}
+    assert len(named) > 15
+    assert named - WARNING_KINDS.keys() == set()
