@@ -34,7 +34,7 @@ def render_page() -> str:
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True)
     functions: list[Callable[..., Any]] = [
-        *(mean, gain, list_networks, count_questions, span_questions, count_wired, get_default),
+        *(mean, list_networks, count_questions, span_questions, count_wired, get_default),
         *(compute_shift, describe_errors, find_largest_error, find_free_variants),
         *(draw_gains, draw_choices, draw_tuned, draw_answers),
     ]
@@ -54,11 +54,6 @@ def _read(name: str) -> Any:
 def mean(row: str, network: str, measure: str, file: str = "faithcam") -> str:
     """Return the mean of a measure."""
     return f"{_read(file)['rows'][row][network][measure][0]:.3f}"
-
-
-def gain(row: str, network: str, measure: str, file: str = "faithcam") -> str:
-    """Return a gain with its standard error."""
-    return _format_gain(*_read(file)["rows"][row][network][measure][2:]).strip("*")
 
 
 def _format_gain(value: float, error: float) -> str:
