@@ -245,6 +245,11 @@ class ForwardPass:
         """
         return self.predictions if isinstance(self.predictions, Tensor) else class_scores.find_logits(self.output)
 
+    def fits_plan(self) -> bool:
+        """Return whether the layers returned what the plan of the model expects of them."""
+        outputs, count = self.layer_outputs, len(self.image_input)
+        return all(layer.layout.fits(outputs[layer.name].shape, count) for layer in self.plan.observed)
+
     def score_targets(self, wanted: Sequence[targets.Target], images: Sequence[int]) -> ScoredTargets:
         """Return the targets with their scores.
 

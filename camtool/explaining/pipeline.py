@@ -252,33 +252,26 @@ class BatchExplainer:
             LayerError: A layer does not return one row for the only image.
             SeveralImagesError: A layer does not return one row for each of several images.
         """
-        black, call_index = batch.items[0].black if batch.items else None, batch.call_index
-        for _ in range(2):
-            forward_pass = ForwardPass(
-                self.model,
-                batch.inputs,
-                self.layers if self.needs_layers else [],
-                black=black,
-                call_index=call_index,
-                placement=self.placement,
-                depths=self.depths,
-                score=batch.score,
-                run=run,
-            )
-            outputs, count = forward_pass.layer_outputs, len(forward_pass.image_input)
-            if all(layer.layout.fits(outputs[layer.name].shape, count) for layer in forward_pass.plan.observed):
-                return forward_pass
+        forward_pass = self._run_once(run, batch)
+        if not forward_pass.fits_plan():
             # The user changed the model since the plan was made, so it is made anew.
             caches.forget_model(self.model)
-        for name, output in outputs.items():
-            if len(output) != count:
-                returned = format_count(len(output), "row")
-                refuse = LayerError if count == 1 else SeveralImagesError
-                raise refuse(
-                    f"layer {name!r} returned {returned} in its last call for {format_count(count, 'image')}. Pass one "
-                    "image at a time, or choose another layer."
-                )
+            forward_pass = self._run_once(run, batch)
+            _check_row_counts(forward_pass.layer_outputs, len(forward_pass.image_input))
         return forward_pass
+
+    def _run_once(self, run: Observe, batch: InputBatch) -> ForwardPass:
+        return ForwardPass(
+            self.model,
+            batch.inputs,
+            self.layers if self.needs_layers else [],
+            black=batch.items[0].black if batch.items else None,
+            call_index=batch.call_index,
+            placement=self.placement,
+            depths=self.depths,
+            score=batch.score,
+            run=run,
+        )
 
     def _explain_rows(
         self, method: Method, forward_pass: ForwardPass, batch: InputBatch, rows: Sequence[Row]
@@ -479,6 +472,17 @@ class VerifyingExplainer(BatchExplainer):
 
 
 # ----------------------------------------------------------------------------------------------------------- checks
+
+
+def _check_row_counts(outputs: Mapping[str, Tensor], count: int) -> None:
+    """Check that each layer returns one row for each image."""
+    for name, output in outputs.items():
+        if len(output) != count:
+            refuse = LayerError if count == 1 else SeveralImagesError
+            raise refuse(
+                f"layer {name!r} returned {format_count(len(output), 'row')} in its last call for "
+                f"{format_count(count, 'image')}. Pass one image at a time, or choose another layer."
+            )
 
 
 def _check_maps(method: Method, evidence: Evidence, raw: object) -> None:
