@@ -64,6 +64,7 @@ def test_photos_raise_at_most_two_percent_of_false_alarms(shared: Path, name: st
     assert len(alarms) <= 0.02 * len(reports), alarms
 
 
+@pytest.mark.nightly
 def test_exchanged_channels_and_missing_normalization_on_photos(mobilenet, shared: Path, monkeypatch) -> None:
     """The checks are cautious: of real photos they name some, but clearly more than none."""
 
@@ -311,7 +312,7 @@ def test_only_what_the_user_chose_is_judged_or_told_to_be_skipped() -> None:
     assert not {"transform", "depth"} & {*demo.skipped}
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v2", "squeezenet1_1"])
+@pytest.mark.parametrize("name", ["mobilenet_v2", pytest.param("squeezenet1_1", marks=pytest.mark.nightly)])
 def test_wrong_transforms_on_photos_are_named(shared: Path, name: str, monkeypatch) -> None:
     """For the model as camtool loads it, and for the bare module, which says nothing about its transform."""
     loaded = camtool.load(name, shared / "models" / f"{name}-imagenet.safetensors")
