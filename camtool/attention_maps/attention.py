@@ -132,9 +132,9 @@ def choose_layer(model: nn.Module, layers: Sequence[AttentionLayer], layer: Laye
     inside = [index for index, other in enumerate(layers) if f"{other.name}.".startswith(f"{name}." if name else "")]
     names = list(dict.fromkeys(layers[index].name for index in inside))
     if len(names) != 1:
-        known = _shorten(names or list(dict.fromkeys(candidate.name for candidate in layers)))
+        listed = _shorten(names or list(dict.fromkeys(candidate.name for candidate in layers)))
         reason = "holds several attention layers" if names else "runs no attention to the image"
-        raise LayerError(f"layer={name!r} {reason}; choose one of {known}, or a number from 0 to {len(layers) - 1}.")
+        raise LayerError(f"layer={name!r} {reason}; choose one of {listed}, or a number from 0 to {len(layers) - 1}.")
     return inside[-1]
 
 
@@ -280,10 +280,10 @@ def _find_changed(tokens: Tensor) -> Tensor:
 
 def _build_error(layers: Sequence[AttentionLayer], layer: AttentionLayer, reason: str) -> LayerError:
     others = list(dict.fromkeys(candidate.name for candidate in layers if candidate.family != layer.family))
-    known = f", e.g. {_shorten(others)}" if others else ""
+    examples = f", e.g. {_shorten(others)}" if others else ""
     return LayerError(
         f"layer {layer.name!r} attends to {layer.shape[-1]} tokens, of which it is not certain how they lie on the "
-        f"image: {reason}. Choose another layer with layer={known}."
+        f"image: {reason}. Choose another layer with layer={examples}."
     )
 
 

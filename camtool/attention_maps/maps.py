@@ -163,14 +163,14 @@ class Queries:
                 f"query=({x:g}, {y:g}) is outside of the part of the photo that reaches the model; the photo has "
                 f"{columns} x {rows} pixels."
             )
-        row, column = (self._find_nearest(axis, place) for axis, place in enumerate((at_y, at_x)))
+        row, column = (self._find_nearest(axis, position) for axis, position in enumerate((at_y, at_x)))
         return self.layout.cells[row * self.layout.grid[1] + column]
 
-    def _find_nearest(self, axis: int, place: float) -> int:
+    def _find_nearest(self, axis: int, position: float) -> int:
         """Return the cell along an axis whose center is the nearest to a place in the model's input."""
         first, stride = self._locate(axis, 0)
         # Halfway between two centers a new cell begins.
-        return min(max(math.floor((place - first) / stride + 0.5), 0), self.layout.grid[axis] - 1)
+        return min(max(math.floor((position - first) / stride + 0.5), 0), self.layout.grid[axis] - 1)
 
     def _locate(self, axis: int, cell: int) -> tuple[float, float]:
         """Return the center and the length of a cell along an axis, in pixels of the model's input."""

@@ -77,12 +77,12 @@ class WordAttention:
             LayerError: As for :meth:`compute_maps`.
         """
         maps = self.compute_maps(row)
-        places = _find_tokens(word, prompt, tokenizer) if isinstance(word, str) else [*word]
-        if not places or min(places) < 0 or max(places) >= len(maps):
-            raise TargetError(f"word: tokens {places} are none of the {len(maps)} that the U-Net attends to.")
-        raw = maps[places].mean(0).numpy()
+        positions = _find_tokens(word, prompt, tokenizer) if isinstance(word, str) else [*word]
+        if not positions or min(positions) < 0 or max(positions) >= len(maps):
+            raise TargetError(f"word: tokens {positions} are none of the {len(maps)} that the U-Net attends to.")
+        raw = maps[positions].mean(0).numpy()
         pixels = np.asarray(read_image(image))
-        label = word if isinstance(word, str) else f"tokens {places}"
+        label = word if isinstance(word, str) else f"tokens {positions}"
         view = Photo(pixels, Geometry.whole(*pixels.shape[:2]))
         return Explanation(raw, view, label, None, float(raw.mean()), None, "word-attention", "")
 

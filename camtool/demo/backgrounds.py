@@ -141,9 +141,9 @@ def _resample(pixels: Floats, corner: tuple[float, float], sides: tuple[float, f
         size: Side of the square that is returned.
     """
     for axis in (0, 1):
-        places = corner[axis] + (np.arange(size) + 0.5) / size * sides[axis] - 0.5
-        first = np.floor(places)
-        f = (places - first).astype(np.float32)
+        positions = corner[axis] + (np.arange(size) + 0.5) / size * sides[axis] - 0.5
+        first = np.floor(positions)
+        f = (positions - first).astype(np.float32)
         g = 1 - f
         weights = g * g * g / 6, (4 - 6 * f * f + 3 * f * f * f) / 6, (4 - 6 * g * g + 3 * g * g * g) / 6, f * f * f / 6
         shape = (-1, 1, 1) if axis == 0 else (1, -1, 1)

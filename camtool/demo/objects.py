@@ -220,15 +220,15 @@ def choose_colors(random: RandomNumbers, ground: Color) -> tuple[Color, Color]:
     return main, next((ink for ink in (accent, WHITE) if _compute_color_distance(main, ink) > 0.25), INK)
 
 
-def _compute_color_distance(one: Color, other: Color) -> float:
+def _compute_color_distance(first: Color, second: Color) -> float:
     """Return the distance of two colors, weighted by the sensitivity of the eye."""
-    red, green, blue = (a - b for a, b in zip(one, other, strict=True))
+    red, green, blue = (a - b for a, b in zip(first, second, strict=True))
     return math.sqrt(red * red + 1.5 * green * green + 0.7 * blue * blue)
 
 
-def _mix(one: Color, other: Color, part: float) -> Color:
+def _mix(first: Color, second: Color, part: float) -> Color:
     """Return the color between two colors at a fraction of the way."""
-    red, green, blue = (a + (b - a) * part for a, b in zip(one, other, strict=True))
+    red, green, blue = (a + (b - a) * part for a, b in zip(first, second, strict=True))
     return red, green, blue
 
 

@@ -104,13 +104,13 @@ def draw_scene(
     light = Light.from_random(random)
     shuffled = random.shuffle(range(len(LABELS)))[:objects]
     indices = shuffled if classes is None else _find_indices(classes, objects)
-    places = _choose_places(random, objects)
-    places = places if position is None else [(*position, places[0][2])]
+    circles = _choose_places(random, objects)
+    circles = circles if position is None else [(*position, circles[0][2])]
     thumbnail = painter(_THUMBNAIL)
     canvas = painter(size)
     masks = []
-    for index, place in zip(indices, places, strict=True):
-        solid = _build_object(random, SHAPES[LABELS[index]], place, thumbnail)
+    for index, circle in zip(indices, circles, strict=True):
+        solid = _build_object(random, SHAPES[LABELS[index]], circle, thumbnail)
         masks.append(draw_object(canvas, solid, light))
         for occluder in _choose_occluders(random, solid, objects, thumbnail):
             cover = draw_object(canvas, occluder, light)
@@ -155,9 +155,9 @@ def _choose_places(random: RandomNumbers, objects: int) -> list[tuple[float, flo
     """Return (x, y, radius) of each object, so that they hardly overlap."""
     while True:
         radii = [random.draw_between(*_RADII[objects]) for _ in range(objects)]
-        places = [(_choose_coordinate(random, radius), _choose_coordinate(random, radius), radius) for radius in radii]
-        if all(_are_apart(one, other) for i, one in enumerate(places) for other in places[:i]):
-            return places
+        circles = [(_choose_coordinate(random, radius), _choose_coordinate(random, radius), radius) for radius in radii]
+        if all(_are_apart(circle, earlier) for i, circle in enumerate(circles) for earlier in circles[:i]):
+            return circles
 
 
 def _choose_coordinate(random: RandomNumbers, radius: float) -> float:
@@ -166,17 +166,17 @@ def _choose_coordinate(random: RandomNumbers, radius: float) -> float:
     return random.draw_between(margin, 1 - margin)
 
 
-def _are_apart(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
+def _are_apart(first: tuple[float, float, float], second: tuple[float, float, float]) -> bool:
     """Check that two circles (x, y, radius) do not overlap."""
-    across, down, reach = one[0] - other[0], one[1] - other[1], one[2] + other[2]
+    across, down, reach = first[0] - second[0], first[1] - second[1], first[2] + second[2]
     return across * across + down * down > reach * reach
 
 
 def _build_object(
-    random: RandomNumbers, shape: Shape, place: tuple[float, float, float], thumbnail: Floats, *, is_plain: bool = False
+    random: RandomNumbers, shape: Shape, disc: tuple[float, float, float], thumbnail: Floats, *, is_plain: bool = False
 ) -> SolidObject:
     """Return a shape at a position, in colors that contrast with the background there."""
-    x, y, radius = place
+    x, y, radius = disc
     main, accent = choose_colors(random, _compute_mean_color(thumbnail, x, y))
     surface = choose_material(random, main, accent, is_plain=is_plain)
     return SolidObject(shape, x, y, radius, random.draw_direction(), random.draw_between(0.84, 1.0), surface)
@@ -199,12 +199,12 @@ def _choose_occluders(random: RandomNumbers, solid: SolidObject, objects: int, t
     is_stick = random.draw_bool(0.6)
     away = solid.radius * (random.draw_between(0.45, 0.8) if is_stick else random.draw_between(0.85, 1.05))
     radius = solid.radius * (random.draw_between(1.1, 1.5) if is_stick else random.draw_between(0.3, 0.45))
-    place = (solid.x + across * away, solid.y + down * away, radius)
+    circle = (solid.x + across * away, solid.y + down * away, radius)
     if not is_stick:
-        return [_build_object(random, compute_disc_distance, place, thumbnail, is_plain=True)]
+        return [_build_object(random, compute_disc_distance, circle, thumbnail, is_plain=True)]
     thick = random.draw_between(0.07, 0.12)
     shape = partial(compute_capsule_distance, start=(0.0, thick - 1), end=(0.0, 1 - thick), radius=thick)
-    stick = _build_object(random, shape, place, thumbnail, is_plain=True)
+    stick = _build_object(random, shape, circle, thumbnail, is_plain=True)
     return [replace(stick, turn=(across, down), squash=1.0)]  # perpendicular to the line to the center
 
 

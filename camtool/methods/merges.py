@@ -169,9 +169,9 @@ def merge_maps(
     if isinstance(function, Cascade):
         return function(scaled, centers)
     finest = find_finest(maps)
-    places = [None] * len(maps) if centers is None else centers
-    grid, pairs = maps[finest].shape[1:], zip(scaled, places, strict=True)
-    stacked = torch.stack([draw_heat(layer_maps, place, grid, places[finest]) for layer_maps, place in pairs])
+    by_layer = [None] * len(maps) if centers is None else centers
+    grid, pairs = maps[finest].shape[1:], zip(scaled, by_layer, strict=True)
+    stacked = torch.stack([draw_heat(raw, of_layer, grid, by_layer[finest]) for raw, of_layer in pairs])
     if isinstance(function, Winsor):
         return function(stacked, importance() if importance else compute_means(maps))
     return function(stacked)

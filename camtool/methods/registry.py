@@ -294,8 +294,8 @@ def _check_needs(name: str, needs: Need | Collection[Need]) -> frozenset[Need]:
     several: Collection[Need] = (needs,) if isinstance(needs, str) else needs
     for need in several:
         if need not in NEEDS:
-            known = ", ".join(map(repr, NEEDS))
-            raise MethodError(f"method {name!r} has needs={needs!r}; give one of {known}, or a tuple of several.")
+            names = ", ".join(map(repr, NEEDS))
+            raise MethodError(f"method {name!r} has needs={needs!r}; give one of {names}, or a tuple of several.")
     return frozenset(several)
 
 
@@ -308,10 +308,10 @@ def _check_name_is_free(kind: str, name: str) -> None:
     # Matching ignores punctuation, so a name without letters would match any other such name.
     if not any(char.isalnum() for char in name):
         raise MethodError(f"{kind} {name!r} needs a letter or a digit in its name.")
-    known = find_by_name(name, METHODS) or find_by_name(name, WRAPPERS)
-    if known is not None:
-        same = "" if known.name == name else f" as {known.name!r},"
-        raise MethodError(f"{kind} {name!r} is registered already,{same} by {known.function.__module__}.")
+    holder = find_by_name(name, METHODS) or find_by_name(name, WRAPPERS)
+    if holder is not None:
+        same = "" if holder.name == name else f" as {holder.name!r},"
+        raise MethodError(f"{kind} {name!r} is registered already,{same} by {holder.function.__module__}.")
 
 
 Entry = TypeVar("Entry")
@@ -330,7 +330,7 @@ def _normalize_name(name: str) -> str:
 def find_by_name(name: str, entries: Mapping[str, Entry]) -> Entry | None:
     """Return the entry with this name, or with a name that differs only in case and punctuation."""
     wanted = _normalize_name(name)
-    return next((entry for known, entry in entries.items() if _normalize_name(known) == wanted), None)
+    return next((entry for entry_name, entry in entries.items() if _normalize_name(entry_name) == wanted), None)
 
 
 # --------------------------------------------------------------- look-up and checks by name
@@ -432,18 +432,18 @@ def check_options(methods: Sequence[Method], options: Mapping[str, Any], model: 
     Raises:
         MethodError: No method has the option; the message lists those that exist.
     """
-    known = {option for method in methods for option in method.options}
+    accepted = {option for method in methods for option in method.options}
     for option in options:
-        if option in known:
+        if option in accepted:
             continue
         if foreign := describe_foreign_argument(option):
             raise MethodError(foreign)
         if option in STATED:
             raise MethodError(f"{option}= is no option of a method; pass {suggest_preprocessing(options, model)}.")
         names = ", ".join(repr(method.name) for method in methods)
-        listed = ", ".join(sorted(known)) or "none"
+        listed = ", ".join(sorted(accepted)) or "none"
         raise MethodError(
-            f"method {names} has no option {option!r}; known options: {listed}.{suggest_names(option, known)}"
+            f"method {names} has no option {option!r}; known options: {listed}.{suggest_names(option, accepted)}"
         )
 
 

@@ -145,8 +145,8 @@ class _Search:
     ) -> list[list[int]]:
         """Return the chunks without which the part holds before the others, and first what costs least."""
         losses = [float(costs[chunk].mean()) for chunk in chunks]
-        order = sorted(range(len(chunks)), key=lambda place: (values[place] < self.goal, losses[place]))
-        return [chunks[place] for place in order]
+        order = sorted(range(len(chunks)), key=lambda index: (values[index] < self.goal, losses[index]))
+        return [chunks[index] for index in order]
 
     def _drop_in_order(
         self, part: Cells, units: Sequence[Cells], chunks: Sequence[Sequence[int]]
@@ -281,7 +281,7 @@ class VerifiedRegion(image_writing.Displayable):
         A small photo is enlarged, as for :meth:`camtool.Explanation.save`.
         """
         times, photo = self.view.enlargement, self.view.enlarge().photo
-        masks = [np.kron(one.mask, np.ones((times, times), bool)) for one in (self, *self.others)]
+        masks = [np.kron(region.mask, np.ones((times, times), bool)) for region in (self, *self.others)]
         faded = np.rint(_FADED * photo.mean(2, keepdims=True) + (1 - _FADED) * _PAPER).astype(np.uint8)
         pixels = np.where(np.any(masks, axis=0)[..., None], photo, faded)
         for number, mask in enumerate(masks):

@@ -274,15 +274,15 @@ def _find_rivals(evidence: Evidence, row: int, count: int) -> Sequence[Target]:
 def _add_depths(evidence: Evidence, maps: Sequence[Tensor], gate: Tensor) -> Tensor:
     """Return the sum of the maps of all depths, times the gate of the layer, on the finest grid among them."""
     layers = [*evidence.depths, evidence.get_layer()]
-    places = [evidence.forward_pass.find_place(layer).centers for layer in layers]
+    centers = [evidence.forward_pass.find_place(layer).centers for layer in layers]
     # Of equal grids that of the layer counts, then that of the shallowest depth, as in Evidence.find_centers.
     finest = max([maps[-1], *maps[:-1]], key=lambda depth_maps: depth_maps[0].numel())
     grid, onto = finest.shape[1:], evidence.find_centers(finest, at_depths=True)
     total = torch.zeros_like(finest)
-    for depth_maps, place in zip(maps, places, strict=True):
+    for depth_maps, of_depth in zip(maps, centers, strict=True):
         is_finer = depth_maps[0].numel() > gate[0].numel()
-        total += resample(_smooth(depth_maps) if is_finer else depth_maps, place, grid, onto)
-    return total * resample(gate, places[-1], grid, onto)
+        total += resample(_smooth(depth_maps) if is_finer else depth_maps, of_depth, grid, onto)
+    return total * resample(gate, centers[-1], grid, onto)
 
 
 def _scale_to_equal_means(maps: Sequence[Tensor]) -> list[Tensor]:

@@ -159,8 +159,8 @@ def _cover_windows(x: Tensor, windows: Sequence[tuple[slice, ...]], part: slice)
     for number in range(part.start, part.stop):
         copy = x.clone()
         if number:
-            place = (slice(None), *windows[number - 1])
-            copy[place] = 0
+            window = (slice(None), *windows[number - 1])
+            copy[window] = 0
         covered.append(copy)
     return torch.stack(covered)
 
@@ -179,8 +179,8 @@ def _average_drops(drops: Tensor, windows: Sequence[tuple[slice, ...]], size: Se
     """Return at each pixel the mean of the drops ``(W, rows)`` of the windows that cover it: ``(rows, *size)``."""
     total, count = drops.new_zeros(drops.shape[1], *size), drops.new_zeros(tuple(size))
     for drop, region in zip(drops, windows, strict=True):
-        place = (slice(None), *region)
-        total[place] += unsqueeze_like(drop, total[place])
+        cells = (slice(None), *region)
+        total[cells] += unsqueeze_like(drop, total[cells])
         count[region] += 1
     return total / count
 

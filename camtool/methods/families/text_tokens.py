@@ -129,8 +129,8 @@ class _TextReader:
         """Return the map ``(h, w)`` of the token at a position, less what other words before it explain."""
         own, token = self._read_image(position), self._ids[position]
         before = [word for word in words if word < position and self._ids[word] != token]
-        places = [word - 1 if word >= self._start else word for word in before]
-        relevance = self._logits[places, token].relu()
+        positions = [word - 1 if word >= self._start else word for word in before]
+        relevance = self._logits[positions, token].relu()
         if not before or not bool(relevance.any()):
             return own
         expected = torch.stack([self._read_image(word) for word in before])
@@ -229,10 +229,11 @@ def _get_ids(evidence: Evidence) -> Tensor:
 def _get_logits(evidence: Evidence, layout: Layout) -> Tensor:
     logits = find_text_logits(evidence.forward_pass.output)
     if logits is None or logits.shape[1] != layout.token_count:
-        came = "none" if logits is None else f"{tuple(logits.shape)}"
+        returned = "none" if logits is None else f"{tuple(logits.shape)}"
         raise MethodError(
-            f"the model must return the logits (N, {layout.token_count}, V) of the text with the image; got {came}. An "
-            "encoder with a decoder has none at the image's tokens; use method='gradcam' or 'raw-attention'."
+            f"the model must return the logits (N, {layout.token_count}, V) of the text with the image; got "
+            f"{returned}. An encoder with a decoder has none at the image's tokens; use method='gradcam' or "
+            "'raw-attention'."
         )
     return upcast(logits.detach())
 
@@ -243,4 +244,4 @@ def _find_words(evidence: Evidence, layout: Layout) -> list[int]:
     parts = [config, getattr(config, "text_config", None)]
     special = {getattr(part, name, None) for part in parts for name in _SPECIAL}
     of_image = set(layout.cells)
-    return [place for place, token in enumerate(ids) if place not in of_image and token not in special]
+    return [index for index, token in enumerate(ids) if index not in of_image and token not in special]

@@ -122,7 +122,7 @@ def _describe_loss(names: Sequence[str], sizes: Sequence[float]) -> str:
     if not sizes or max(sizes) <= 0:
         return "it is lost after the last module, in what turns the model's output into the score"
     threshold = _VANISHING_SHARE * max(sizes)
-    index = next(place for place, size in enumerate(sizes) if size >= threshold)
+    index = next(position for position, size in enumerate(sizes) if size >= threshold)
     if index == 0:
         return "it is lost after the last module, in what turns the model's output into the score"
     return f"it is lost in module {names[index]!r}, whose output still has a gradient"

@@ -133,11 +133,11 @@ def check_grid(context: CheckContext) -> Iterator[Finding]:
     )
 
 
-def _correlate(one: NDArray[Any], other: NDArray[Any]) -> float:
+def _correlate(response: NDArray[Any], expected: NDArray[Any]) -> float:
     """Return Pearson's correlation of two maps; 0 if one of them is constant or of another shape."""
-    if one.shape != other.shape:
+    if response.shape != expected.shape:
         return 0.0
-    first, second = (raw.astype(np.float64).ravel() - raw.mean(dtype=np.float64) for raw in (one, other))
+    first, second = (raw.astype(np.float64).ravel() - raw.mean(dtype=np.float64) for raw in (response, expected))
     norm = float(np.linalg.norm(first) * np.linalg.norm(second))
     return float(first @ second) / norm if norm > 0 else 0.0
 
@@ -194,7 +194,7 @@ def check_place(context: CheckContext) -> Iterator[Finding]:
 
 def _find_layer(context: CheckContext) -> Evidence | None:
     """Return the evidence of the layer on whose grid the map is; ``None`` if it is on none."""
-    on_grid = [one for one in context.evidence if one.layer and tuple(one.get_layer().layout.grid) == context.raw.shape]
+    on_grid = [of for of in context.evidence if of.layer and tuple(of.get_layer().layout.grid) == context.raw.shape]
     return on_grid[0] if on_grid and not context.method.at_input_size else None
 
 
@@ -257,8 +257,8 @@ def _find_on_photo(drawn: _Drawn, response: CellResponse, context: CheckContext)
 
 def _compare_with_all(response: CellResponse, drawn: _Drawn) -> float:
     """Return how many times as much a cell depends on a pixel near to where it is drawn as on any pixel."""
-    places = np.meshgrid(*(np.arange(pixels) + 0.5 for pixels in response.shares.shape), indexing="ij", sparse=True)
-    squares = sum(((place - at) / step) ** 2 for place, at, step in zip(places, *drawn, strict=True))
+    pixel_axes = np.meshgrid(*(np.arange(pixels) + 0.5 for pixels in response.shares.shape), indexing="ij", sparse=True)
+    squares = sum(((positions - at) / step) ** 2 for positions, at, step in zip(pixel_axes, *drawn, strict=True))
     is_near = np.asarray(squares <= _NEAR**2)
     return float(response.shares[is_near].mean() * response.shares.size) if is_near.any() else 0.0
 

@@ -188,10 +188,10 @@ def check_last_layer(context: CheckContext) -> Iterator[Finding]:
 def _reads_positive(context: CheckContext, name: str) -> bool:
     """Return True if a layer reads the output of the module before it, and that has no negative values."""
     names = [call.name for call in context.calls]
-    place = names.index(name) if name in names else 0
-    if not place or not context.calls[place].follows_previous:
+    position = names.index(name) if name in names else 0
+    if not position or not context.calls[position].follows_previous:
         return False
-    before = names[place - 1]
+    before = names[position - 1]
     with context.forward_pass.restore_autocast():
         observed = observe(context.forward_pass.model, [before], context.forward_pass.inputs)
     tensor = find_main_tensor(observed.calls[before][-1])
@@ -212,8 +212,8 @@ def _compare_related(centered: Tensor, labels: Sequence[object]) -> float | None
     words = [re.split(r"[\s_-]+", str(label).partition(",")[0].strip().lower()) for label in labels]
     errors = list[float]()
     # The last word is the kind, e.g. of dog; in names of species the first one is.
-    for place in (-1, 0):
-        kinds = np.array([name[place] if name[place].isalpha() else str(k) for k, name in enumerate(words)])
+    for end in (-1, 0):
+        kinds = np.array([name[end] if name[end].isalpha() else str(k) for k, name in enumerate(words)])
         _, place_of, counts = np.unique(kinds, return_inverse=True, return_counts=True)
         kinds = np.where(counts[place_of] > _COMMON * len(kinds), np.arange(len(kinds)).astype(str), kinds)
         related = torch.from_numpy(kinds[:, None] == kinds) & differ

@@ -73,7 +73,7 @@ def run_checks(
         if reason:
             skipped[name] = reason
     codes = {finding.code for finding in findings}
-    known = [
+    from_warnings = [
         Finding(warning.code, str(warning), places=warning.places) for warning in warnings if warning.code not in codes
     ]
-    return CheckReport(title, sort_findings([*known, *findings]), MappingProxyType(skipped))
+    return CheckReport(title, sort_findings([*from_warnings, *findings]), MappingProxyType(skipped))

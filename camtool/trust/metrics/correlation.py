@@ -8,24 +8,24 @@ from torch import Tensor
 from camtool.maps import is_constant, scale_by_peak
 
 
-def correlate_pearson(one: Tensor, other: Tensor) -> Tensor:
+def correlate_pearson(first: Tensor, second: Tensor) -> Tensor:
     """Return Pearson's correlation of each row of two tensors ``(N, ...)``: ``(N,)``, in [-1, 1].
 
     Where one of the two is constant, up to rounding, the correlation is not defined. It is 0 then, the chance level.
     """
-    a, b = _center(one), _center(other)
+    a, b = _center(first), _center(second)
     norms = a.norm(dim=1) * b.norm(dim=1)
-    is_undefined = is_constant(one) | is_constant(other)
+    is_undefined = is_constant(first) | is_constant(second)
     values = (a * b).sum(1) / torch.where(is_undefined, 1, norms)
     return torch.where(is_undefined, 0, values).clamp(-1, 1)
 
 
-def correlate_spearman(one: Tensor, other: Tensor) -> Tensor:
+def correlate_spearman(first: Tensor, second: Tensor) -> Tensor:
     """Return Spearman's rank correlation of each row of two tensors ``(N, ...)``: ``(N,)``, in [-1, 1].
 
     Equal values have the mean of their ranks. Where one of the two is constant the correlation is 0.
     """
-    return correlate_pearson(rank_values(one), rank_values(other))
+    return correlate_pearson(rank_values(first), rank_values(second))
 
 
 def rank_values(values: Tensor) -> Tensor:
@@ -34,9 +34,9 @@ def rank_values(values: Tensor) -> Tensor:
 
 
 def _rank_row(row: Tensor) -> Tensor:
-    _, places, counts = torch.unique(row, return_inverse=True, return_counts=True)
+    _, value_indices, counts = torch.unique(row, return_inverse=True, return_counts=True)
     ranks: Tensor = counts.cumsum(0) - (counts - 1) / 2
-    return ranks[places]
+    return ranks[value_indices]
 
 
 def _center(values: Tensor) -> Tensor:

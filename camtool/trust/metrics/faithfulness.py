@@ -304,8 +304,8 @@ def compute_road(
 
     def make(rows: Tensor, numbers: Tensor) -> Tensor:
         count, is_least = counts[numbers % steps][:, None], (numbers >= steps)[:, None]
-        places = torch.where(is_least, ranks.shape[1] - 1 - ranks[rows], ranks[rows])
-        removed = (places < count).reshape(-1, *size)
+        positions = torch.where(is_least, ranks.shape[1] - 1 - ranks[rows], ranks[rows])
+        removed = (positions < count).reshape(-1, *size)
         return impute_linear(images[rows], removed) + removed[:, None] * patterns[numbers]
 
     scores = score_variants(score, images, 2 * steps, make, chunk)
@@ -546,8 +546,8 @@ def draw_rectangles(images: Tensor, count: int, seed: int) -> Tensor:
     for axis, length in enumerate(images.shape[2:]):
         extents = (length * (1 / 8 + 3 / 8 * numbers[:, axis, 0])).round().clamp_min(1)
         starts = (numbers[:, axis, 1] * (length - extents + 1)).floor()
-        places = torch.arange(length, device="cpu")
-        sides.append((places >= starts[:, None]) & (places < (starts + extents)[:, None]))
+        positions = torch.arange(length, device="cpu")
+        sides.append((positions >= starts[:, None]) & (positions < (starts + extents)[:, None]))
     return (sides[0][:, :, None] & sides[1][:, None, :]).to(images.device)
 
 

@@ -172,12 +172,12 @@ def _find_overlaps(heat: Tensor, truth: Tensor, steps: int) -> Tensor:
     return best
 
 
-def _compute_ious(one: Tensor, other: Tensor) -> Tensor:
+def _compute_ious(first: Tensor, second: Tensor) -> Tensor:
     """Return the intersection over union of boxes ``(A, 4)`` and ``(B, 4)``: ``(A, B)``."""
-    low = torch.maximum(one[:, None, :2], other[:, :2])
-    high = torch.minimum(one[:, None, 2:], other[:, 2:])
+    low = torch.maximum(first[:, None, :2], second[:, :2])
+    high = torch.minimum(first[:, None, 2:], second[:, 2:])
     shared = (high - low).clamp_min(0).prod(2)
-    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(1) for boxes in (one, other)]
+    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(1) for boxes in (first, second)]
     return shared / (areas[0][:, None] + areas[1] - shared)
 
 

@@ -157,9 +157,9 @@ class Metric:
         """Raise an error unless the metric has all of some options."""
         for name in options:
             if name not in self.options:
-                known = ", ".join(self.options) or "none"
+                names = ", ".join(self.options) or "none"
                 raise MetricError(
-                    f"metric {self.name!r} has no option {name!r}; it has {known}.{suggest_names(name, self.options)}"
+                    f"metric {self.name!r} has no option {name!r}; it has {names}.{suggest_names(name, self.options)}"
                 )
 
     def list_missing(self, inputs: MetricInputs) -> list[str]:

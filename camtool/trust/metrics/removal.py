@@ -161,8 +161,8 @@ def _group_windows(removed: Tensor) -> dict[tuple[int, int], list[tuple[int, int
                 min(size, length)
                 for size, length in zip((bottom - top + 2, right - left + 2), removed.shape[1:], strict=True)
             )
-            place = max(0, min(top - 1, removed.shape[1] - height)), max(0, min(left - 1, removed.shape[2] - width))
-            windows.setdefault((height, width), []).append((row, *place))
+            corner = max(0, min(top - 1, removed.shape[1] - height)), max(0, min(left - 1, removed.shape[2] - width))
+            windows.setdefault((height, width), []).append((row, *corner))
     return windows
 
 
@@ -258,16 +258,16 @@ def _list_coarser_holes(hole: Tensor) -> list[Tensor]:
     return holes
 
 
-def _fill_coarse_to_fine(x: Tensor, known: Tensor) -> Tensor:
+def _fill_coarse_to_fine(x: Tensor, is_known: Tensor) -> Tensor:
     """Return a first guess of the unknown pixels: means of known pixels over squares, as small as possible."""
-    if min(x.shape[2:]) < 2 or bool(known.all()):
-        total = torch.where(known, x, 0).sum((2, 3), keepdim=True)
-        return torch.where(known, x, total / known.sum((2, 3), keepdim=True).clamp_min(1))
-    share = avg_pool2d(known.to(x), 2, ceil_mode=True)
-    means = avg_pool2d(torch.where(known, x, 0), 2, ceil_mode=True) / share.clamp_min(1e-9)
+    if min(x.shape[2:]) < 2 or bool(is_known.all()):
+        total = torch.where(is_known, x, 0).sum((2, 3), keepdim=True)
+        return torch.where(is_known, x, total / is_known.sum((2, 3), keepdim=True).clamp_min(1))
+    share = avg_pool2d(is_known.to(x), 2, ceil_mode=True)
+    means = avg_pool2d(torch.where(is_known, x, 0), 2, ceil_mode=True) / share.clamp_min(1e-9)
     coarse = _fill_coarse_to_fine(means, share > 0)
     finer = interpolate(coarse, size=x.shape[2:], mode="bilinear", align_corners=False)
-    return torch.where(known, x, finer)
+    return torch.where(is_known, x, finer)
 
 
 def _solve(system: _Imputation, start: Tensor, limit: float, most: int) -> Tensor:
@@ -291,6 +291,6 @@ def _solve(system: _Imputation, start: Tensor, limit: float, most: int) -> Tenso
     return x
 
 
-def _dot(one: Tensor, other: Tensor) -> Tensor:
-    products: Tensor = torch.linalg.vecdot(one.flatten(2), other.flatten(2))
+def _dot(first: Tensor, second: Tensor) -> Tensor:
+    products: Tensor = torch.linalg.vecdot(first.flatten(2), second.flatten(2))
     return products[..., None, None]
