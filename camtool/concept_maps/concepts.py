@@ -207,8 +207,7 @@ class Concepts(image_writing.Displayable):
         """
         centers = self.centers[image] if self.centers else None
         placed = self.inputs[image].geometry.place(torch.from_numpy(self.maps[image]), centers)
-        strengths: NDArray[np.float32] = placed.clamp(0, 1).numpy()
-        return strengths
+        return placed.clamp(0, 1).numpy()
 
     def overlay(self, image: int, alpha: float = 0.6) -> NDArray[np.uint8]:
         """Draw one photo with each pixel in the color of its strongest concept, ``(H, W, 3)`` uint8.

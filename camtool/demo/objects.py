@@ -189,8 +189,7 @@ def _compute_slope(distance: Floats, axis: int, pixel: float) -> Floats:
     along, run = np.moveaxis(slope, axis, 0), np.moveaxis(distance, axis, 0)
     along[1:-1] = (run[2:] - run[:-2]) * (0.5 / pixel)
     along[0], along[-1] = along[1], along[-2]
-    bounded: Floats = np.minimum(np.maximum(slope, -1), 1)
-    return bounded
+    return np.minimum(np.maximum(slope, -1), 1)
 
 
 def _compute_highlight(

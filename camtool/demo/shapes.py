@@ -21,14 +21,12 @@ Corner: TypeAlias = tuple[float, float]
 
 def compute_disc_distance(x: Floats, y: Floats, radius: float = 1.0) -> Floats:
     """Return the distance to a disc around the origin."""
-    distance: Floats = np.sqrt(x * x + y * y) - radius
-    return distance
+    return np.sqrt(x * x + y * y) - radius
 
 
 def compute_capsule_distance(x: Floats, y: Floats, start: Corner, end: Corner, radius: float) -> Floats:
     """Return the distance to a thick line with round ends."""
-    distance: Floats = np.sqrt(_compute_squared_line_distance(x, y, start, end)) - radius
-    return distance
+    return np.sqrt(_compute_squared_line_distance(x, y, start, end)) - radius
 
 
 def _compute_squared_line_distance(x: Floats, y: Floats, start: Corner, end: Corner) -> Floats:

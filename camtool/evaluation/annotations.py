@@ -362,8 +362,7 @@ def read_region(name: str, region: Any, size: tuple[int, ...]) -> NDArray[np.boo
     """
     if isinstance(region, str) or _is_box(region):
         text = region if isinstance(region, str) else ",".join(f"{number}" for number in region)
-        mask: NDArray[np.bool_] = drawing.PhotoRegion.parse(text).to_mask(size[0], size[1])
-        return mask
+        return drawing.PhotoRegion.parse(text).to_mask(size[0], size[1])
     if _is_slices(region):
         mask = np.zeros(size, bool)
         mask[region] = True

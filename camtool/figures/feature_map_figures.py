@@ -166,8 +166,7 @@ class _ChannelChoice:
         effects = maps.abs() if gradient is None else maps * gradient
         # Channels with NaN values come last.
         means = effects.flatten(1).float().mean(1).nan_to_num(nan=-torch.inf)
-        numbers: list[int] = means.argsort(descending=True, stable=True)[:most].tolist()
-        return numbers
+        return means.argsort(descending=True, stable=True)[:most].tolist()
 
 
 def _build_panels(

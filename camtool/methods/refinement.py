@@ -372,5 +372,4 @@ def _describe_masks(cover: Tensor, cells: Sequence[int], fills: Tensor) -> Tenso
 def _compute_noise(design: Tensor) -> Tensor:
     """Return the variance of the noise of masks, from what :func:`_describe_masks` returned, in units of ``s²``."""
     area, edges = design[:, :-3].mean(1), design[:, -2]
-    noise: Tensor = (_LEAST_NOISE + area) ** _NOISE_POWER * (1 + _EDGE_FACTOR * edges) + _EDGE_NOISE * edges
-    return noise
+    return (_LEAST_NOISE + area) ** _NOISE_POWER * (1 + _EDGE_FACTOR * edges) + _EDGE_NOISE * edges

@@ -201,8 +201,7 @@ def _check_mask(mask: Any) -> NDArray[np.bool_]:
             f"background: the function returned {np.shape(mask)} for pixels {(_LOOK, _LOOK, 3)}; it must return a mask "
             "(H, W) of booleans, True where there is tissue."
         )
-    tissue: NDArray[np.bool_] = np.asarray(mask)
-    return tissue
+    return np.asarray(mask)
 
 
 Map: TypeAlias = NDArray[np.float32]

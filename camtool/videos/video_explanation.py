@@ -238,8 +238,7 @@ class VideoExplanation:
         # As camtool.maps.normalize: maps that vary by rounding alone are constant.
         rounding = 16 * float(np.finfo(np.float32).eps) * max(abs(low), abs(high))
         scaled = (values - low) / (high - low) if high - low > rounding else np.zeros_like(values)
-        placed: Map = geometry.place(torch.from_numpy(scaled), self.maps[index].centers).numpy().clip(0, 1)
-        return placed
+        return geometry.place(torch.from_numpy(scaled), self.maps[index].centers).numpy().clip(0, 1)
 
     def save(
         self, path: str | PathLike[str], *, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP

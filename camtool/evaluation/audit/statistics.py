@@ -46,8 +46,7 @@ def average_groups(values: NDArray[np.float64], groups: Sequence[int]) -> NDArra
     means = np.zeros((len(order), *values.shape[1:]))
     np.add.at(means, rows, values)
     counts = np.bincount(rows, minlength=len(order)).reshape(-1, *[1] * (values.ndim - 1))
-    averages: NDArray[np.float64] = means / counts
-    return averages
+    return means / counts
 
 
 def average_units(

@@ -301,8 +301,7 @@ def _place_in_common_box(
 
 def place_in_box(heat: Tensor, geometry: Geometry, box: Box) -> NDArray[np.float64]:
     """Return a map ``(H, W)`` over a model's input on a part of the photo, ``(4 GRID, 4 GRID)``."""
-    placed: NDArray[np.float64] = _move_to_box(geometry, box).place(heat.double()).numpy()
-    return placed
+    return _move_to_box(geometry, box).place(heat.double()).numpy()
 
 
 def _move_to_box(geometry: Geometry, box: Box) -> Geometry:
