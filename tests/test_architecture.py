@@ -149,7 +149,7 @@ def test_no_module_imports_a_private_name_of_another() -> None:
     [
         ("torchvision", {"models.sources.torchvision", "demo.camnet"}),
         ("timm", {"models.sources.timm"}),
-        ("transformers", {"models.sources.hugging_face", "demo.captioner", "evaluation.watch.callbacks"}),
+        ("transformers", {"models.sources.hugging_face", "demo.captioner", "evaluation.watch.watching"}),
         ("open_clip", {"models.sources.open_clip"}),
         ("captum", {"evidence.deeplift"}),
         ("ultralytics", {"models.sources.ultralytics"}),

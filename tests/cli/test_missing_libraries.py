@@ -12,7 +12,7 @@ from camtool.arguments.libraries import import_library
 from camtool.cli import app
 from camtool.demo.camnet import CamNet
 from camtool.errors import ColormapError, ImageError, MetricError, ModelError
-from camtool.evaluation.watch import callbacks
+from camtool.evaluation.watch import Watch
 from camtool.models import load
 from camtool.models.sources.hugging_face import _read_transform
 from camtool.rendering.colormaps import get_palette
@@ -21,17 +21,9 @@ from camtool.slides.readers import open_slide
 MODEL = ("--model", "demo")
 
 
-class Watch:
-    """It is told no steps."""
-
-    def start(self, loggers, folder):
-        """Begin."""
-
-    def step(self, step, epoch):
-        """Count."""
-
-    def stop(self):
-        """End."""
+def make_watch() -> Watch:
+    """Return a watch of another process than the first, which looks at nothing."""
+    return Watch(None, 1, None, None, 0.05, None, 0)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +93,9 @@ def test_the_cause_of_the_error_is_that_of_the_import() -> None:
     ("library", "use", "error"),
     [
         ("timm", lambda: load("timm:resnet18"), ModelError),
-        ("lightning", lambda: callbacks.make_lightning_callback(Watch()), MetricError),
-        ("pytorch_lightning", lambda: callbacks.make_lightning_callback(Watch()), MetricError),
-        ("transformers", lambda: callbacks.make_hugging_face_callback(Watch()), MetricError),
+        ("lightning", lambda: make_watch().make_lightning_callback(), MetricError),
+        ("pytorch_lightning", lambda: make_watch().make_lightning_callback(), MetricError),
+        ("transformers", lambda: make_watch().make_hugging_face_callback(), MetricError),
         ("openslide", lambda: open_slide(__file__), ImageError),
         ("matplotlib", lambda: get_palette("RdBu_r"), ColormapError),
     ],
@@ -130,7 +122,7 @@ def test_without_lightning_the_callback_says_what_to_install(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(MetricError, match=r"^the callback needs Lightning: pip install lightning$"):
-        callbacks.make_lightning_callback(Watch())
+        make_watch().make_lightning_callback()
 
 
 def test_an_image_processor_that_needs_a_library_is_not_called_absent(monkeypatch):

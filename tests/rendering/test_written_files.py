@@ -13,7 +13,7 @@ import pytest
 from camtool.arguments import regular_files
 from camtool.errors import CamtoolError
 from camtool.evaluation.audit.state import hold_folder
-from camtool.evaluation.watch.writers import FolderWriter
+from camtool.evaluation.watch.writers import open_folder
 from camtool.rendering.written_files import RECORD, check_replaceable, replace_files
 
 TEMPORARY = f".camtool-{{}}{'0' * 31}.tmp"
@@ -108,7 +108,7 @@ def test_a_list_that_somebody_else_wrote_allows_nothing(tmp_path: Path, line: st
     ("use", "is_locked"),
     [
         (lambda folder: replace_files(folder, ["pictures"]), False),
-        (lambda folder: nullcontext(FolderWriter(folder)), False),
+        (lambda folder: nullcontext(open_folder(folder)), False),
         (hold_folder, True),
     ],
 )

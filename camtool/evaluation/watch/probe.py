@@ -1,7 +1,16 @@
-"""The probe set: a few images that are explained again and again while the network changes."""
+"""The probe set: a few images that are explained again and again while the network changes.
+
+The evidence over many looks at them has one alarm level for the whole training, however the looks depend.
+Each look at a class has an e-value: ``1 / LEAST_P`` if its p-value is at most ``LEAST_P``, else 0. Its expectation is
+at most 1 if nothing is wrong. The sum of e-values with fixed weights that add up to 1 has an expectation of at most 1
+as well, whatever their dependence (Vovk and Wang 2021, 10.1214/20-AOS2020), and it never falls. So the chance that it
+ever reaches ``classes / level`` for one of the classes is at most ``level`` (Markov's inequality, a union bound). A
+product of e-values would need looks that are independent, which looks at one probe set are not.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +27,6 @@ from camtool.evaluation.audit.images import GRID, share_heat
 from camtool.evaluation.audit.place import find_regions
 from camtool.evaluation.audit.statistics import MaximumTest, run_maximum_test
 from camtool.evaluation.subject import Subject, check_image_list, check_single_labels
-from camtool.evaluation.watch.evidence import LEAST_P, compute_least_p
 from camtool.explaining.device_maps import compute_class_maps
 from camtool.hooks.observation import observe
 from camtool.hooks.state.cleanup import Cleanup
@@ -32,6 +40,9 @@ from camtool.trust.metrics.correlation import correlate_spearman
 
 MOST_IMAGES = 32
 
+LEAST_P = 1e-4
+"""The p-value of a look that counts as evidence."""
+
 _FEW, _MANY = 199, 19_999
 """Permutations of each look, and of those that may be evidence: ``1 / 20,000`` is below ``LEAST_P``."""
 
@@ -44,6 +55,49 @@ _SHOWN_SIDE, _COLUMNS = 128, 8
 Floats = NDArray[np.float64]
 
 
+@dataclass(frozen=True)
+class Alarm:
+    """A class that is recognized by a place of the image.
+
+    Attributes:
+        step: The step of the look.
+        epoch: The epoch of the look, as it was given; None if it was not.
+        target: The class.
+        label: Its name.
+        region: Words for the place.
+        p: The p-value of the look.
+        evidence: The sum of weighted e-values, at least ``classes / level``.
+        removal: By how much the probability of the class falls where the place is covered, beyond control regions.
+        transplant: By how much it rises in other images with the place of this class, beyond that of others.
+        sentence: All of it in words.
+    """
+
+    step: int
+    epoch: int | None
+    target: int
+    label: str
+    region: str
+    p: float
+    evidence: float
+    removal: float
+    transplant: float
+    sentence: str
+
+
+def compute_weight(look: int) -> float:
+    """Return the weight of the e-values of a look, counted from 1; the weights of all looks add up to 1.
+
+    ``6 / (π (j + 1))² / 2^j`` with ``j = floor(log2 look)``: those from look 2^j to 2^(j+1) - 1 share one part.
+    """
+    octave = look.bit_length() - 1
+    return 6 / (math.pi * (octave + 1)) ** 2 / float(2**octave)
+
+
+def compute_least_p(images: int, of_class: int) -> float:
+    """Return the smallest p-value that permuting the labels of the images can give for a class."""
+    return 1 / math.comb(images, of_class)
+
+
 @dataclass(frozen=True, eq=False)
 class Place:
     """A place that a class is recognized by.
@@ -52,7 +106,7 @@ class Place:
         cells: ``(GRID, GRID)``, True at the place.
         p: The p-value of the heat.
         shares: The share of the heat there, of the class and of the others.
-        removal: See :class:`camtool.evaluation.watch.evidence.Alarm`.
+        removal: See :class:`Alarm`.
         transplant: The same.
     """
 
@@ -114,7 +168,7 @@ class Probe:
                 f"method: a watch needs a formula of activations and gradients, not {method!r}; try gradcam."
             )
         self._names = subject.explainer.labels
-        self._has_labels = labels is not None
+        self.has_labels = labels is not None
         self._requests: list[Any] = [None] * len(sources) if labels is None else [*labels]
         self._batch = self._prepare()
         self.shown = _to_pictures(self._inputs)
@@ -153,7 +207,7 @@ class Probe:
         count = len(self.targets)
         counts = {target: self.targets.count(target) for target in self.classes}
         return [
-            target for target, inside in counts.items() if self._has_labels and compute_least_p(count, inside) < LEAST_P
+            target for target, inside in counts.items() if self.has_labels and compute_least_p(count, inside) < LEAST_P
         ]
 
     def name_class(self, target: int) -> str:

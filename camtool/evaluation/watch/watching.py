@@ -13,14 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_count, check_number
+from camtool.arguments.libraries import import_library, import_optional
 from camtool.arguments.messages import format_count, format_points
 from camtool.errors import MetricError, raise_interrupt
 from camtool.evaluation.audit.trials import PROBABILITY_FLOOR
 from camtool.evaluation.subject import Subject
-from camtool.evaluation.watch.callbacks import make_hugging_face_callback, make_lightning_callback
-from camtool.evaluation.watch.evidence import LEAST_P, Alarm, compute_weight
-from camtool.evaluation.watch.probe import Look, Place, Probe
-from camtool.evaluation.watch.writers import Writer, find_writers
+from camtool.evaluation.watch.probe import LEAST_P, Alarm, Look, Place, Probe, compute_weight
+from camtool.evaluation.watch.writers import Writer, WrittenLook, find_writers
 from camtool.models import Loaded, Transform
 
 
@@ -81,7 +80,8 @@ def watch(
     check_number("level", level, above=0, below=1, error=MetricError)
     check_number("most_time", most_time, above=0, most=1, optional=True, error=MetricError)
     subject = Subject(model, transform, class_names, device)
-    return Watch(subject, images, labels, every, None if out is None else Path(out), to, level, most_time, method, seed)
+    probe = Probe(subject, images, labels, method) if _is_first_rank() else None
+    return Watch(probe, every, None if out is None else Path(out), to, level, most_time, seed)
 
 
 class Watch:
@@ -98,15 +98,12 @@ class Watch:
 
     def __init__(
         self,
-        subject: Subject,
-        images: Sequence[Any] | Tensor,
-        labels: Sequence[int | str] | None,
+        probe: Probe | None,
         every: int,
         folder: Path | None,
         to: Any,
         level: float,
         most_time: float | None,
-        method: str,
         seed: int,
     ) -> None:
         self._every, self._folder, self._to, self._seed = every, folder, to, seed
@@ -120,14 +117,14 @@ class Watch:
         self._last_due = self._epoch = 0
         self._has_epoch = self._is_waiting = False
         self._quickest, self._resumed_at = 0.0, time.perf_counter()
-        self._probe = Probe(subject, images, labels, method) if _is_first_rank() else None
-        if self._probe is not None:
-            self._prepare_classes(self._probe, has_labels=labels is not None)
+        self._probe = probe
+        if probe is not None:
+            self._prepare_classes(probe)
 
-    def _prepare_classes(self, probe: Probe, *, has_labels: bool) -> None:
+    def _prepare_classes(self, probe: Probe) -> None:
         self._evidence = dict.fromkeys(probe.tested, 0.0)
         untested = [f"'{probe.name_class(target)}'" for target in probe.classes if target not in self._evidence]
-        if not has_labels:
+        if not probe.has_labels:
             self.not_tested = ["There are no labels, so there is no alarm."]
         elif len(probe.classes) == 1:
             self.not_tested = [f"All images are of one class, {untested[0]}, so there is no alarm; add other classes."]
@@ -255,10 +252,10 @@ class Watch:
         self.alarms += raised
         epoch = {"epoch": float(self._epoch)} if self._has_epoch else {}
         scalars |= {"look": self.looks, "share_of_time": self.share_of_time, "postponed": self.postponed} | epoch
-        sentences, sheet = [alarm.sentence for alarm in raised], probe.draw(look)
-        for writer in self._writers:
-            writer.write(self.steps, scalars, sheet, sentences)
-        return sentences
+        written = WrittenLook(self.steps, scalars, probe.draw(look), [alarm.sentence for alarm in raised])
+        for write in self._writers:
+            write(written)
+        return written.sentences
 
     @property
     def _needed(self) -> float:
@@ -283,9 +280,30 @@ class Watch:
         """Return a callback for ``lightning.Trainer(callbacks=[...])``; it writes to the trainer's loggers by default.
 
         Raises:
-            MetricError: Neither lightning nor pytorch_lightning is installed.
+            MetricError: Neither lightning nor pytorch_lightning is installed, or the import of the one that is fails.
         """
-        return make_lightning_callback(self)
+        need = "the callback needs Lightning", "lightning", MetricError
+        lightning = (
+            import_optional("lightning.pytorch", *need)
+            or import_optional("pytorch_lightning", *need)
+            or import_library("lightning.pytorch", *need)
+        )
+        base, watch = lightning.Callback, self
+
+        class WatchCallback(base):  # type: ignore[misc]  # the library may be missing
+            def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+                watch.start(trainer.loggers, Path(trainer.default_root_dir) / "watch")
+
+            def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+                watch.step(trainer.global_step, trainer.current_epoch)
+
+            def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+                watch.stop()
+
+            def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+                watch.stop()
+
+        return WatchCallback()
 
     def make_hugging_face_callback(self) -> Any:
         """Return a callback for ``transformers.Trainer(callbacks=[...])``.
@@ -293,7 +311,20 @@ class Watch:
         Raises:
             MetricError: transformers is not installed.
         """
-        return make_hugging_face_callback(self)
+        transformers = import_library("transformers", "the callback needs transformers", "transformers", MetricError)
+        base, watch = transformers.TrainerCallback, self
+
+        class WatchCallback(base):  # type: ignore[misc]  # the library may be missing
+            def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                watch.start((), Path(args.output_dir) / "watch")
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                watch.step(state.global_step, int(state.epoch or 0))
+
+            def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                watch.stop()
+
+        return WatchCallback()
 
 
 def _is_first_rank() -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,81 +26,64 @@ Pixels = NDArray[np.uint8]
 NAMES = ("tensorboard", "wandb", "mlflow")
 
 
-class Writer(Protocol):
-    """Something that keeps looks."""
+class WrittenLook(NamedTuple):
+    """What is kept of a look: its step, numbers by name, a picture, and what it says in words."""
 
-    def write(self, step: int, scalars: Mapping[str, float], sheet: Pixels, sentences: Sequence[str]) -> None:
-        """Keep the numbers and the picture of a look, and what it says in words."""
+    step: int
+    scalars: Mapping[str, float]
+    sheet: Pixels
+    sentences: list[str]
 
 
-class FolderWriter:
-    """Writes a line of JSON and a picture for each look.
+Writer: TypeAlias = Callable[[WrittenLook], None]
 
-    Args:
-        folder: The folder; it is made.
+
+def open_folder(folder: Path) -> Writer:
+    """Make the folder, and return the writer of a line of JSON and a picture for each look."""
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_temporary_files([folder], least_age=SECONDS_TO_WRITE)  # other trainings may write to it, too
+    return partial(_write_to_folder, folder)
+
+
+def _write_to_folder(folder: Path, look: WrittenLook) -> None:
+    name = f"step-{look.step:08}.png"
+    write_image(folder / name, look.sheet)
+    # JSON has no NaN.
+    numbers = {key: value if np.isfinite(value) else None for key, value in look.scalars.items()}
+    line = json.dumps({"step": look.step, "sheet": name, **numbers, "sentences": look.sentences})
+    with (folder / LOG_NAME).open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def _write_to_tensorboard(summary: Any, look: WrittenLook) -> None:
+    """Write with a ``SummaryWriter``."""
+    for key, value in _name(look.scalars).items():
+        summary.add_scalar(key, value, look.step)
+    summary.add_image("camtool/maps", look.sheet, look.step, dataformats="HWC")
+    for sentence in look.sentences:
+        summary.add_text("camtool/alarm", sentence, look.step)
+
+
+def _write_to_wandb(run: Any, look: WrittenLook) -> None:
+    """Write to a run of W&B, by a step of its own, as the run's own step belongs to the training."""
+    texts = {"camtool/alarm": " ".join(look.sentences)} if look.sentences else {}
+    image = import_module("wandb").Image(look.sheet)
+    run.log({**_name(look.scalars), "camtool/step": look.step, "camtool/maps": image, **texts})
+
+
+def _write_metrics(logger: Any, look: WrittenLook) -> None:
+    """Write with what has ``log_metrics(metrics, step=)``: the module ``mlflow``, or a logger of Lightning.
+
+    The picture is written if the logger takes one.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_temporary_files([folder], least_age=SECONDS_TO_WRITE)  # other trainings may write to it, too
-
-    def write(self, step: int, scalars: Mapping[str, float], sheet: Pixels, sentences: Sequence[str]) -> None:
-        """Append a line to the log, and write the picture."""
-        name = f"step-{step:08}.png"
-        write_image(self._folder / name, sheet)
-        # JSON has no NaN.
-        numbers = {key: value if np.isfinite(value) else None for key, value in scalars.items()}
-        line = json.dumps({"step": step, "sheet": name, **numbers, "sentences": [*sentences]})
-        with (self._folder / LOG_NAME).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-
-
-class TensorBoardWriter:
-    """Writes with a ``SummaryWriter``."""
-
-    def __init__(self, summary: Any) -> None:
-        self._summary = summary
-
-    def write(self, step: int, scalars: Mapping[str, float], sheet: Pixels, sentences: Sequence[str]) -> None:
-        """Add scalars, an image and texts."""
-        for key, value in _name(scalars).items():
-            self._summary.add_scalar(key, value, step)
-        self._summary.add_image("camtool/maps", sheet, step, dataformats="HWC")
-        for sentence in sentences:
-            self._summary.add_text("camtool/alarm", sentence, step)
-
-
-class WandbWriter:
-    """Writes to a run of W&B, by a step of its own, as the run's own step belongs to the training."""
-
-    def __init__(self, run: Any) -> None:
-        self._run = run
-        run.define_metric("camtool/*", step_metric="camtool/step")
-
-    def write(self, step: int, scalars: Mapping[str, float], sheet: Pixels, sentences: Sequence[str]) -> None:
-        """Log scalars, an image and texts at once."""
-        texts = {"camtool/alarm": " ".join(sentences)} if sentences else {}
-        image = import_module("wandb").Image(sheet)
-        self._run.log({**_name(scalars), "camtool/step": step, "camtool/maps": image, **texts})
-
-
-class MetricsWriter:
-    """Writes with what has ``log_metrics(metrics, step=)``: the module ``mlflow``, or a logger of Lightning."""
-
-    def __init__(self, logger: Any) -> None:
-        self._logger = logger
-
-    def write(self, step: int, scalars: Mapping[str, float], sheet: Pixels, sentences: Sequence[str]) -> None:
-        """Log scalars, and the picture if the logger takes one."""
-        logger, name = self._logger, f"camtool/step-{step:08}.png"
-        logger.log_metrics(_name(scalars), step=step)
-        if hasattr(logger, "run_id") and hasattr(logger.experiment, "log_image"):  # MLFlowLogger
-            logger.experiment.log_image(logger.run_id, sheet, name)
-        elif hasattr(logger, "experiment") and hasattr(logger, "log_image"):  # WandbLogger
-            logger.log_image(key="camtool/maps", images=[sheet])
-        elif hasattr(logger, "log_image"):
-            logger.log_image(sheet, name)
+    logger.log_metrics(_name(look.scalars), step=look.step)
+    name = f"camtool/step-{look.step:08}.png"
+    if hasattr(logger, "run_id") and hasattr(logger.experiment, "log_image"):  # MLFlowLogger
+        logger.experiment.log_image(logger.run_id, look.sheet, name)
+    elif hasattr(logger, "experiment") and hasattr(logger, "log_image"):  # WandbLogger
+        logger.log_image(key="camtool/maps", images=[look.sheet])
+    elif hasattr(logger, "log_image"):
+        logger.log_image(look.sheet, name)
 
 
 def _name(scalars: Mapping[str, float]) -> dict[str, float]:
@@ -122,9 +106,9 @@ def find_writers(to: Any, folder: Path | None) -> list[Writer]:
     entries = [*to] if isinstance(to, (list, tuple)) else [to]
     if not entries and folder is None:
         entries = _list_active_runs()
-    writers: list[Writer] = [make_writer(entry, folder) for entry in entries]
+    writers = [make_writer(entry, folder) for entry in entries]
     if folder is not None or not writers:
-        writers.append(FolderWriter(folder or _find_free(Path(_DEFAULT_FOLDER))))
+        writers.append(open_folder(folder or _find_free(Path(_DEFAULT_FOLDER))))
     return writers
 
 
@@ -149,11 +133,12 @@ def make_writer(entry: Any, folder: Path | None) -> Writer:
         entry = _open_by_name(entry, folder)
     experiment = getattr(entry, "experiment", None)
     if hasattr(entry, "add_scalar") or hasattr(experiment, "add_scalar"):
-        return TensorBoardWriter(entry if hasattr(entry, "add_scalar") else experiment)
+        return partial(_write_to_tensorboard, entry if hasattr(entry, "add_scalar") else experiment)
     if hasattr(entry, "define_metric"):
-        return WandbWriter(entry)
+        entry.define_metric("camtool/*", step_metric="camtool/step")
+        return partial(_write_to_wandb, entry)
     if hasattr(entry, "log_metrics"):
-        return MetricsWriter(entry)
+        return partial(_write_metrics, entry)
     raise MetricError(
         f"to: a {type(entry).__name__} is nothing to write to; give {', '.join(map(repr, NAMES))}, a SummaryWriter, a "
         "run of W&B, the module mlflow, or a logger of Lightning."

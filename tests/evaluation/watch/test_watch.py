@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import camtool
 from camtool.errors import MetricError
 from camtool.evaluation.watch import ShortcutWarning, Watch
-from camtool.evaluation.watch.evidence import compute_least_p, compute_weight
+from camtool.evaluation.watch.probe import compute_least_p, compute_weight
 
 LABELS = [0, 1, 2, 3] * 8
 SIDE = 20

@@ -14,7 +14,7 @@ import torch
 
 import camtool
 from camtool.errors import MetricError
-from camtool.evaluation.watch.writers import find_writers
+from camtool.evaluation.watch.writers import WrittenLook, find_writers
 from tests.evaluation.watch.test_watch import LABELS, BlockReader, draw_probe
 
 SHEET = np.zeros((4, 6, 3), np.uint8)
@@ -22,7 +22,7 @@ SCALARS = {"border": 0.5, "place/3": float("nan")}
 
 
 def write(writer, sentences=("An alarm.",)) -> None:
-    writer.write(7, SCALARS, SHEET, sentences)
+    writer(WrittenLook(7, SCALARS, SHEET, [*sentences]))
 
 
 def test_a_folder_gets_lines_of_json_and_pictures(tmp_path: Path) -> None:
