@@ -56,8 +56,8 @@ from camtool.explaining.policies import explain_policy as explain_policy
 from camtool.explaining.refining import refine as refine
 from camtool.explaining.written_answers import AnswerMaps as AnswerMaps
 from camtool.explaining.written_answers import tokens as tokens
-from camtool.figures.method_comparison import Comparison as Comparison
-from camtool.figures.method_comparison import compare as compare
+from camtool.figures.explanation_figures import Comparison as Comparison
+from camtool.figures.explanation_figures import compare as compare
 from camtool.inputs.formats.file_image import FileImage as FileImage
 from camtool.inputs.image_files import open_image as open_image
 from camtool.inputs.model_inputs import Inputs as Inputs

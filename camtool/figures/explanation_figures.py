@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from torch import nn
 
 from camtool.arguments.checks import check_choice, check_count, iterate_leaves
-from camtool.arguments.explain_arguments import get_module
-from camtool.errors import CamtoolError
-from camtool.explaining.explainer import Explainer
+from camtool.arguments.explain_arguments import explain_foreign_arguments, get_module
+from camtool.errors import CamtoolError, ImageError, MethodError
+from camtool.explaining.explainer import Explainer, explain
 from camtool.explaining.explanation import Explanation
 from camtool.explaining.layer_table import candidate_layers, is_good
 from camtool.figures import paper_style
 from camtool.figures.image_grid import GAP, MARGIN, Caption, ColorKey, GridCell, GridRow, draw_grid
-from camtool.figures.paper_style import Scale, Width, format_number, to_inches
+from camtool.figures.paper_style import Scale, Width, balance_columns, format_number, to_inches
+from camtool.figures.saving import save
 from camtool.inputs.input_preparer import InputPreparer, Source
 from camtool.methods import find_method
 from camtool.models import Loaded
 from camtool.recorder import LayerSelection, select
-from camtool.rendering import overlay
+from camtool.rendering import image_writing, overlay
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
+from camtool.rendering.contact_sheet import draw_captioned_images
 from camtool.targets import Group, Top, Within
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from numpy.typing import NDArray
 
     from camtool.figures.canvas import Figure
     from camtool.methods import MethodFunction
     from camtool.rendering.colormaps import Colormap
     from camtool.targets.groups import Classes
+
 
 Images: TypeAlias = "Source | Sequence[Source]"
 Methods: TypeAlias = "Sequence[str | MethodFunction] | Mapping[str, str | MethodFunction]"
@@ -382,7 +388,7 @@ def _count_fitting(inches: float, least: float) -> int:
 
 def _split_rows(cells: Sequence[GridCell], most: int) -> list[GridRow]:
     """Return rows of at most ``most`` cells, all about equally full."""
-    columns = paper_style.balance_columns(len(cells), most)
+    columns = balance_columns(len(cells), most)
     return [GridRow(cells[start : start + columns]) for start in range(0, len(cells), columns)]
 
 
@@ -393,7 +399,7 @@ def _draw_table(rows: Sequence[Any], headings: Sequence[Caption], inches: float,
         raise CamtoolError("target_class gives several targets for one image; pass one for each, or use classes_grid.")
     # One of the columns is the image itself.
     fitting = _count_fitting(inches - MARGIN, _choose_width(by_image[0], _TABLE_WIDTH)) - 1
-    columns = paper_style.balance_columns(len(headings), max(1, fitting))
+    columns = balance_columns(len(headings), max(1, fitting))
     grid_rows = []
     for start in range(0, len(headings), columns):
         part = slice(start, start + columns)
@@ -445,3 +451,89 @@ def _choose_titles(
 
 def _get_method_name(method: str | MethodFunction) -> str:
     return method if isinstance(method, str) else find_method(method).name
+
+
+# Five images of 240 pixels fill the width of a screen.
+_MAX_COLUMNS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison(image_writing.Displayable):
+    """Explanations of one image, shown side by side in a notebook.
+
+    Attributes:
+        explanations: One for each method; for several targets, one for each target and method.
+    """
+
+    explanations: tuple[Explanation, ...]
+
+    def __iter__(self) -> Iterator[Explanation]:
+        return iter(self.explanations)
+
+    def __len__(self) -> int:
+        return len(self.explanations)
+
+    def __getitem__(self, number: int) -> Explanation:
+        return self.explanations[number]
+
+    def to_pixels(self) -> NDArray[np.uint8]:
+        """Draw the image and the overlays, each above its method, class or layer, ``(H, W, 3)`` uint8."""
+        images = [draw_without_map(self[0]), *(explanation.overlay() for explanation in self)]
+        captions = ["photo", *(caption.line for caption in describe_differences(self.explanations))]
+        return draw_captioned_images(images, captions, columns=balance_columns(len(images), _MAX_COLUMNS))
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write the comparison to a file: an image (png, jpg, webp), or :meth:`figure` (pdf, svg).
+
+        Raises:
+            ImageError: The suffix is unknown.
+            CamtoolError: matplotlib is not installed, which figures need.
+        """
+        if Path(path).suffix.lower() in (".pdf", ".svg"):
+            return save(self.figure(), path)
+        return super().save(path)
+
+    def figure(self, **options: Any) -> Figure:
+        """Draw the comparison as a matplotlib figure; the options are those of :func:`camtool.figures.comparison`.
+
+        Raises:
+            CamtoolError: matplotlib is not installed.
+        """
+        return comparison(self.explanations, **options)
+
+    def __repr__(self) -> str:
+        captions = "; ".join(caption.line for caption in describe_differences(self.explanations))
+        return f"<Comparison of {len(self)} explanations of {self[0].label!r}: {captions}>"
+
+
+@explain_foreign_arguments
+def compare(
+    model: nn.Module | Loaded,
+    img: Any,
+    target_class: Any = None,
+    *,
+    methods: Sequence[str | MethodFunction] = ("gradcam", "hirescam", "layercam", "eigencam"),
+    **settings: Any,
+) -> Comparison:
+    """Explain one image by several methods and show the results side by side.
+
+        camtool.compare(model, "cat.jpg", methods=["gradcam", "layercam", "scorecam"])
+
+    Args:
+        model: As for :func:`camtool.explain`; so are the others.
+        img: One image.
+        target_class: Target, or a list of targets.
+        methods: Names in :data:`camtool.METHODS`, or functions.
+        **settings: ``layer``, ``transform``, ``labels``, options of the methods.
+
+    Raises:
+        CamtoolError: An argument is invalid.
+    """
+    if isinstance(methods, str) or not isinstance(methods, Iterable):
+        raise MethodError(f"methods={methods!r} is no list of methods; give e.g. ['gradcam', 'layercam'].")
+    shown = list(iterate_leaves(explain(model, img, target_class, method=list(methods), **settings)))
+    if not shown:
+        raise ImageError("img holds no image; pass one.")
+    if any(not np.array_equal(draw_without_map(explanation), draw_without_map(shown[0])) for explanation in shown):
+        raise CamtoolError("img holds several images; pass one, or use camtool.figures.methods_grid.")
+    return Comparison(tuple(shown))

@@ -34,7 +34,7 @@ _HEADING_HEIGHT, _BASELINE, _DESCRIPTION_GAP = 0.19, 0.11, 0.12
 _GAP, _PLOT_GAP = 0.05, 0.15
 
 _PANEL_GAP = 0.2
-_MAX_BAR_HEIGHT, _MIN_BAR_HEIGHT = 1.6, 2.1 * LINE_HEIGHT
+MAX_BAR_HEIGHT, MIN_BAR_HEIGHT = 1.6, 2.1 * LINE_HEIGHT
 
 _PLOT_ASPECT = 0.4
 """Height of a plot of a line, divided by its width."""
@@ -227,7 +227,7 @@ class _PanelGrid:
         """Height of all maps together, or of the scale beside them if that is higher."""
         rows = -(-len(self.panel.values) // self.columns)
         high = rows * (LINE_HEIGHT + self.map_height) + (rows - 1) * _GAP
-        return high if self.panel.is_signal or self.panel.is_colors else max(high, LINE_HEIGHT + _MIN_BAR_HEIGHT)
+        return high if self.panel.is_signal or self.panel.is_colors else max(high, LINE_HEIGHT + MIN_BAR_HEIGHT)
 
     def draw(self, figure: PaperFigure, top: float, right: float) -> None:
         """Draw the maps, and the scale on the right of ``right``."""
@@ -236,7 +236,7 @@ class _PanelGrid:
             return
         self._draw_planes(figure, top)
         if not self.panel.is_colors:
-            bar = (right + BAR_GAP, top + LINE_HEIGHT, BAR_WIDTH, min(self.height - LINE_HEIGHT, _MAX_BAR_HEIGHT))
+            bar = (right + BAR_GAP, top + LINE_HEIGHT, BAR_WIDTH, min(self.height - LINE_HEIGHT, MAX_BAR_HEIGHT))
             load_canvas().draw_vertical_bar(
                 figure, bar, self.panel.colormap, self.panel.limits, TEXT_SIZE, self.panel.ends
             )
