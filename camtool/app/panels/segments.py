@@ -15,7 +15,7 @@ from PIL import Image
 from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.outputs import ModelOutput, check_point, read_outputs
 from camtool.app.panels.panel import Built, draw_hint, draw_photo, get_subject, read_asset
-from camtool.concept_maps.colors import get_color
+from camtool.concept_maps.concepts import get_color
 from camtool.errors import ModelError, TargetError
 from camtool.explaining.explainer import Explainer
 from camtool.models import Loaded
