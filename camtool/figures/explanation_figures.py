@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from camtool.arguments.checks import check_choice, check_count, iterate_leaves
@@ -22,23 +24,17 @@ from camtool.figures.image_grid import GAP, MARGIN, Caption, ColorKey, GridCell,
 from camtool.figures.paper_style import Scale, Width, balance_columns, format_number, to_inches
 from camtool.figures.saving import save
 from camtool.inputs.input_preparer import InputPreparer, Source
-from camtool.methods import find_method
+from camtool.methods import MethodFunction, find_method
 from camtool.models import Loaded
 from camtool.recorder import LayerSelection, select
 from camtool.rendering import image_writing, overlay
-from camtool.rendering.colormaps import DEFAULT_COLORMAP
+from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap
 from camtool.rendering.contact_sheet import draw_captioned_images
 from camtool.targets import Group, Top, Within
+from camtool.targets.groups import Classes
 
 if TYPE_CHECKING:
-    from os import PathLike
-
-    from numpy.typing import NDArray
-
     from camtool.figures.canvas import Figure
-    from camtool.methods import MethodFunction
-    from camtool.rendering.colormaps import Colormap
-    from camtool.targets.groups import Classes
 
 
 Images: TypeAlias = "Source | Sequence[Source]"
@@ -231,15 +227,13 @@ def classes_grid(
         CamtoolError: There are no images, or an argument is invalid.
     """
     several, inches, style = _to_list(model, images, settings), to_inches(width), _OverlayStyle(alpha, colormap, scale)
-    rows: list[GridRow] = []
     asked: Any = [k] * len(several)
     if isinstance(k, int):
         check_count("k", k)
         asked = Top(k)
-    for shown in Explainer(model, method, **settings)(several, asked):
-        cells = [_build_plain_cell(shown[0]), *map(GridCell, style.draw_overlays(shown), map(_describe_target, shown))]
-        rows += _split_rows(cells, _count_fitting(inches, _choose_width(shown, _CAPTIONED_WIDTH)))
-    return draw_grid(rows, inches, style.build_key(whose="each image" if scale == "shared" else "each map"))
+    explained = Explainer(model, method, **settings)(several, asked)
+    key = style.build_key(whose="each image" if scale == "shared" else "each map")
+    return _draw_by_image(explained, _describe_target, inches, style, key)
 
 
 def questions_grid(
@@ -273,12 +267,17 @@ def questions_grid(
     """
     inches, style, shown = to_inches(width), _OverlayStyle(alpha, colormap), _to_list(model, images, settings)
     questions = [Group(group), Within(group), Group(group, against)]
+    explained = Explainer(model, method, **settings)(shown, [questions] * len(shown))
+    return _draw_by_image(explained, lambda answer: Caption(answer.label), inches, style, style.build_key())
+
+
+def _draw_by_image(explained: Any, describe: Any, inches: float, style: _OverlayStyle, key: ColorKey) -> Figure:
+    """Draw the explanations of each image in rows of their own, behind the image."""
     rows: list[GridRow] = []
-    for answers in Explainer(model, method, **settings)(shown, [questions] * len(shown)):
-        titles = [Caption(answer.label) for answer in answers]
-        cells = [_build_plain_cell(answers[0]), *map(GridCell, style.draw_overlays(answers), titles)]
-        rows += _split_rows(cells, _count_fitting(inches, _choose_width(answers, _CAPTIONED_WIDTH)))
-    return draw_grid(rows, inches, style.build_key())
+    for shown in explained:
+        cells = [_build_plain_cell(shown[0]), *map(GridCell, style.draw_overlays(shown), map(describe, shown))]
+        rows += _split_rows(cells, _count_fitting(inches, _choose_width(shown, _CAPTIONED_WIDTH)))
+    return draw_grid(rows, inches, key)
 
 
 def _draw_rows(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 from camtool.arguments.libraries import import_library
 from camtool.arguments.messages import format_count, format_ends, suggest_names
 from camtool.errors import MetricError
+from camtool.figures import paper_style
+from camtool.figures.paper_style import HEADING_SIZE, LINE_HEIGHT, TEXT_SIZE
+from camtool.figures.saving import load_canvas, save
 from camtool.rendering.image_writing import open_atomically
-from camtool.rendering.written_files import replace_files
+from camtool.rendering.written_files import replace_files, replace_infinite
 from camtool.runs.text_escapes import escape_formula
 from camtool.trust.metrics import METRICS
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     import pandas
 
     from camtool.figures.canvas import Figure
+
 
 NAMES = ("leaderboard.csv", "leaderboard.json", "leaderboard.md", "leaderboard.png")
 """The files of a folder."""
@@ -138,18 +142,10 @@ class Evaluation:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return everything as JSON, each image's values too, and write it to ``path`` if one is given."""
-        values = {
-            row.name: {
-                name: [number if np.isfinite(number) else None for number in array]
-                for name, array in row.values.items()
-            }
-            for row in self.rows
-        }
-        # NaN alone is not equal to itself.
-        rows = [{name: x if x == x else None for name, x in record.items()} for record in self.to_records()]
-        content = {"images": self.image_count, "seed": self.seed, "rows": rows}
-        content |= {"refused": dict(self.refused), "failed": dict(self.failed), "notes": self.notes, "values": values}
-        return _write(json.dumps(content, indent=1, allow_nan=False) + "\n", path)
+        values = {row.name: {name: array.tolist() for name, array in row.values.items()} for row in self.rows}
+        content = {"images": self.image_count, "seed": self.seed, "rows": self.to_records()}
+        content |= {"refused": self.refused, "failed": self.failed, "notes": self.notes, "values": values}
+        return _write(encode_json(content), path)
 
     def to_markdown(self) -> str:
         """Return the table as Markdown: each metric's mean with its interval, and a caption.
@@ -176,8 +172,6 @@ class Evaluation:
         Raises:
             FigureError: matplotlib is not installed.
         """
-        from camtool.evaluation.leaderboard.chart import draw_chart
-
         names, methods = [row.name for row in self.rows], [row.method for row in self.rows]
         intervals = {m: np.array([bootstrap_mean(row.values[m], self.seed) for row in self.rows]) for m in self.metrics}
         return draw_chart(names, intervals, self.image_count, methods.index("random") if "random" in methods else None)
@@ -197,8 +191,6 @@ class Evaluation:
             CamtoolError: A file in the folder is not as camtool wrote it, a link leads out of it, or matplotlib is not
                 installed.
         """
-        from camtool import figures
-
         path = Path(path)
         if path.is_dir() or not path.suffix:
             with replace_files(path, NAMES):
@@ -214,7 +206,7 @@ class Evaluation:
         if suffix not in _FIGURE_SUFFIXES:
             known = ", ".join([*tables, *_FIGURE_SUFFIXES])
             raise MetricError(f"path {str(path)!r}: the suffix must be one of {known}; a folder is named without one.")
-        return figures.save(self.figure(), path)
+        return save(self.figure(), path)
 
     def __repr__(self) -> str:
         names = ", ".join(row.name for row in self.rows[:3]) + (", ..." if len(self.rows) > 3 else "")
@@ -265,6 +257,11 @@ class Evaluation:
         return f"{style.format(f'{mean:.2f}')}{format_ends(low, high, 2)}{fewer}"
 
 
+def encode_json(content: Any) -> str:
+    """Return JSON as files hold it; infinite and unknown numbers are null."""
+    return json.dumps(replace_infinite(content), indent=1, allow_nan=False) + "\n"
+
+
 def bootstrap_mean(values: NDArray[np.float64], seed: int = 0) -> Interval:
     """Return the mean of the finite numbers, and its 95 % percentile bootstrap interval if there are two or more."""
     known = values[np.isfinite(values)]
@@ -300,3 +297,88 @@ def _write(text: str, path: str | Path | None) -> str:
     if path is not None:
         Path(path).write_text(text, encoding="utf-8")
     return text
+
+
+# Inches. A panel is wider than _PANEL if the name of a metric is.
+_PANEL, _GAP, _EDGE, _ROW = 1.25, 0.18, 0.12, 0.17
+_HEAD, _FOOT = 0.5, 0.28
+
+_NAME_SIZE = HEADING_SIZE - 1
+"""Height of the name of a metric, in points."""
+
+_ACROSS = 6
+"""Panels beside one another; more are drawn below."""
+
+_PADDING = 0.06
+"""Space on both sides of the intervals, as a share of their range."""
+
+
+def draw_chart(
+    names: Sequence[str], intervals: Mapping[str, NDArray[np.floating[Any]]], image_count: int, chance: int | None
+) -> Figure:
+    """Return the figure of an evaluation.
+
+    Args:
+        names: The names of the rows.
+        intervals: Name of a metric → mean, low and high of each row, (rows, 3).
+        image_count: The number of images, for the note.
+        chance: The index of the row of random maps, whose mean is the chance level; None if there is none.
+
+    Raises:
+        CamtoolError: matplotlib is not installed.
+    """
+    canvas = load_canvas()
+    margin = 2 * _EDGE + max(canvas.measure_text(name, TEXT_SIZE) for name in names)
+    # All panels are equally wide, so that names of metrics do not run into one another.
+    panel = max(_PANEL, *(canvas.measure_text(metric, _NAME_SIZE) for metric in intervals))
+    across = paper_style.balance_columns(len(intervals), _ACROSS)
+    bands = -(-len(intervals) // across)
+    height = _HEAD + len(names) * _ROW + _FOOT
+    values = "Values of 1 image, no" if image_count == 1 else f"Mean of {image_count} images, 95 %"
+    notes = (f"{values} interval.", "Dashed: random, whose weights are drawn.")
+    widest_note = max(canvas.measure_text(note, TEXT_SIZE) for note in notes)
+    width = max(margin + across * (panel + _GAP), widest_note + 2 * _EDGE)
+    figure: Figure = canvas.create_figure(width, bands * height + len(notes) * LINE_HEIGHT + _EDGE)
+    for number, metric in enumerate(intervals):
+        band, column = divmod(number, across)
+        top = band * height
+        if not column:
+            _write_names(canvas, figure, names, margin, top + _HEAD)
+        box = margin + column * (panel + _GAP), top + _HEAD, panel, len(names) * _ROW
+        _draw_panel(canvas, figure, box, metric, intervals[metric], chance)
+    for number, note in enumerate(notes):
+        bottom = bands * height + (number + 0.5) * LINE_HEIGHT
+        canvas.write_line(figure, _EDGE, bottom, note, TEXT_SIZE, color=canvas.MUTED)
+    return figure
+
+
+def _write_names(canvas: Any, figure: Figure, names: Sequence[str], margin: float, top: float) -> None:
+    for row, name in enumerate(names):
+        left = margin - _EDGE - canvas.measure_text(name, TEXT_SIZE)
+        canvas.write_line(figure, left, top + (row + 0.5) * _ROW + TEXT_SIZE / 72 / 3, name, TEXT_SIZE)
+
+
+def _draw_panel(
+    canvas: Any, figure: Figure, box: Any, metric: str, intervals: NDArray[np.floating[Any]], chance: int | None
+) -> None:
+    left, top, wide, high = box
+    limits = _find_limits(intervals)
+    axes = canvas.add_axes(figure, box)
+    canvas.draw_intervals(axes, intervals, limits, np.nan if chance is None else intervals[chance, 0])
+    canvas.write_line(figure, left, top - 0.24, metric, _NAME_SIZE)
+    direction = "higher is better" if METRICS[metric].higher_is_better else "lower is better"
+    canvas.write_line(figure, left, top - 0.1, direction, TEXT_SIZE - 1.5, color=canvas.MUTED)
+    for value, share in zip(limits, (0.0, 1.0), strict=True):
+        text = paper_style.format_number(value)
+        start = left + share * (wide - canvas.measure_text(text, TEXT_SIZE - 1))
+        canvas.write_line(figure, start, top + high + 0.13, text, TEXT_SIZE - 1, color=canvas.MUTED)
+
+
+def _find_limits(intervals: NDArray[np.floating[Any]]) -> tuple[float, float]:
+    """Return the ends of an axis that holds all intervals, with some space on both sides."""
+    known = intervals[np.isfinite(intervals)]
+    if not len(known):
+        return 0.0, 1.0
+    low, high = float(known.min()), float(known.max())
+    space = _PADDING * (high - low) or 0.1
+    return low - space, high + space
