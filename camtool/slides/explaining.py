@@ -224,7 +224,7 @@ class _SlideRun:
         else:
             self._stitcher.add(tile, tiling.place_on_tile(result, self._grid.side))
             self._facts = self._facts or (result.label, result.index, result.method, result.layer)
-            self._rows.append(TileRow.from_explanation(result, *self._locate(tile)))
+            self._rows.append(TileRow(*self._locate(tile), **result.list_facts()))
 
     def _fail(self, tile: Tile, reason: str) -> None:
         self._failures.append(TileFailure(*self._locate(tile), reason))

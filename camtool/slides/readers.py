@@ -164,13 +164,10 @@ def read_scaled(reader: SlideReader, scale: float, x: float, y: float, width: in
 
 def _read_halves(reader: SlideReader, scale: float, x: float, y: float, width: int, height: int) -> Pixels:
     """Return a region that is too large to be read at once."""
-    if width >= height:
-        half = width // 2
-        left = read_scaled(reader, scale, x, y, half, height)
-        return np.concatenate([left, read_scaled(reader, scale, x + half, y, width - half, height)], axis=1)
-    half = height // 2
-    upper = read_scaled(reader, scale, x, y, width, half)
-    return np.concatenate([upper, read_scaled(reader, scale, x, y + half, width, height - half)], axis=0)
+    right, down = (width // 2, 0) if width >= height else (0, height // 2)
+    first = read_scaled(reader, scale, x, y, right or width, down or height)
+    second = read_scaled(reader, scale, x + right, y + down, width - right, height - down)
+    return np.concatenate([first, second], axis=1 if right else 0)
 
 
 def build_region_error(path: str, error: Exception) -> ImageError:

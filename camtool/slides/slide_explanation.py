@@ -19,7 +19,6 @@ from camtool.arguments.checks import check_count
 from camtool.arguments.libraries import import_library
 from camtool.arguments.messages import format_count
 from camtool.errors import ImageError
-from camtool.explaining.explanation import Explanation
 from camtool.hooks.chunks import iterate_chunks
 from camtool.progress import Stage
 from camtool.rendering import image_writing, overlay
@@ -137,11 +136,6 @@ class TileRow:
     warnings: tuple[str, ...]
     warning_codes: tuple[str, ...]
 
-    @classmethod
-    def from_explanation(cls, explanation: Explanation, x: int, y: int, side: int) -> TileRow:
-        """Return the row of a tile at (x, y)."""
-        return cls(x, y, side, **explanation.list_facts())
-
 
 @dataclass(frozen=True)
 class TileFailure:
@@ -154,7 +148,7 @@ class TileFailure:
 
 
 @dataclass(frozen=True, eq=False)
-class SlideExplanation:
+class SlideExplanation(image_writing.Displayable):
     """Explanation of one target on a whole slide.
 
     Attributes:
@@ -295,12 +289,9 @@ class SlideExplanation:
             photo = read_scaled(reader, scale, left, top, values.shape[1], values.shape[0])
             pixels[part] = overlay.blend(photo, values, alpha=alpha, colormap=colormap, is_part=True)
 
-    def show(self) -> None:
-        """Show the overlay, reduced: below the cell in a notebook, elsewhere in an image viewer."""
-        image_writing.show_image(self.overlay())
-
-    def _repr_png_(self) -> bytes:
-        return image_writing.encode_image(self.overlay())
+    def to_pixels(self) -> Pixels:
+        """Return the overlay, which notebooks show."""
+        return self.overlay()
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures):,} failed" if self.failures else ""

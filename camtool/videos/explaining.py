@@ -234,10 +234,10 @@ class _ImageRun(_Run):
         for frame, result in zip(frames, map(_check_finite, results), strict=True):
             self._add_row(frame, result, frame.index, frame.index)
             if isinstance(result, str):
-                self._maps.append(FrameMap(frame.index, None))
+                self._maps.append(FrameMap(None))
             else:
                 number = self._store.add(result.raw)
-                self._maps.append(FrameMap(frame.index, number, _get_geometry(result), result.centers, result.box))
+                self._maps.append(FrameMap(number, _get_geometry(result), result.centers, result.box))
 
     def _explain(self, images: list[Image.Image]) -> list[Explanation | str]:
         try:
@@ -274,7 +274,7 @@ class _ClipRun(_Run):
         for frame in frames:
             self._add_row(frame, result, shown[0].index, shown[-1].index)
             number = None if isinstance(result, str) else self._store.add(by_index[frame.index])
-            self._maps.append(FrameMap(frame.index, number, geometry, centers))
+            self._maps.append(FrameMap(number, geometry, centers))
 
 
 def _get_geometry(result: Explanation) -> Any:

@@ -175,14 +175,12 @@ class FrameMap:
     """Where the map of a frame is, and how it lies on the frame.
 
     Attributes:
-        frame: The number of the frame.
         number: The number of the raw map in the store; ``None`` if there is none.
         geometry: The crop and resize that made the model's input from the frame.
         centers: Where the map's cells lie in the input.
         box: The explained detection in pixels of the frame.
     """
 
-    frame: int
     number: int | None
     geometry: Geometry | None = None
     centers: CellCenters | None = None
