@@ -13,7 +13,7 @@ import pytest
 from camtool.arguments import regular_files
 from camtool.errors import CamtoolError
 from camtool.evaluation.audit.state import hold_folder
-from camtool.evaluation.watch.writers import open_folder
+from camtool.evaluation.watch.watching import open_folder
 from camtool.rendering.written_files import RECORD, check_replaceable, replace_files
 
 TEMPORARY = f".camtool-{{}}{'0' * 31}.tmp"

@@ -297,7 +297,7 @@ def test_an_error_ends_the_looks_with_one_warning(error, tmp_path: Path, monkeyp
     with watch:
         watch.step()
         with monkeypatch.context() as patch:
-            patch.setattr("camtool.evaluation.watch.writers.write_image", fail)
+            patch.setattr("camtool.evaluation.watch.watching.write_image", fail)
             with pytest.warns(UserWarning, match=f"^The looks ended at step 2, .* {error}$") as caught:
                 watch.step()
         watch.step()
@@ -311,7 +311,7 @@ def test_an_error_of_the_first_look_is_raised(tmp_path: Path, monkeypatch: pytes
     def fail(path: Path, *_: Any) -> None:
         raise OSError(f"no space left for {path.name}")
 
-    monkeypatch.setattr("camtool.evaluation.watch.writers.write_image", fail)
+    monkeypatch.setattr("camtool.evaluation.watch.watching.write_image", fail)
     watch = camtool.watch(BlockReader(0.0), draw_probe(), LABELS, out=tmp_path)
     with pytest.raises(OSError, match=r"step-00000000\.png"):
         watch.start()

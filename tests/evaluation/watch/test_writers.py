@@ -14,7 +14,7 @@ import torch
 
 import camtool
 from camtool.errors import MetricError
-from camtool.evaluation.watch.writers import WrittenLook, find_writers
+from camtool.evaluation.watch.watching import WrittenLook, find_writers
 from tests.evaluation.watch.test_watch import LABELS, BlockReader, draw_probe
 
 SHEET = np.zeros((4, 6, 3), np.uint8)
