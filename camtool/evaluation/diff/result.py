@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from base64 import b64encode
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from camtool.arguments.messages import format_count, format_ends, format_points
-from camtool.evaluation.audit.report.page import PAGE_NAME, check_results
-from camtool.evaluation.audit.result import encode_json, format_answers, list_sections, write_files
+from camtool.evaluation.audit.report.page import PAGE_NAME, check_results, escape_texts
+from camtool.evaluation.audit.result import format_answers, list_sections, write_files
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, Effect
-from camtool.evaluation.leaderboard.table import Interval
-from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
-from camtool.runs.report.page import read_template, render_template
-from camtool.runs.text_escapes import escape_hidden
+from camtool.evaluation.leaderboard.table import Interval, encode_json
+from camtool.runs.report.page import color_legend, read_template, render_template
 
 JSON_NAME, MARKDOWN_NAME = "diff.json", "diff.md"
 
@@ -225,7 +224,8 @@ class CamDiff:
         folder = Path(folder)
         files = {JSON_NAME: self.to_json(), MARKDOWN_NAME: self.to_markdown()}
         check_results(folder, [*files], GENERATOR)
-        return write_files(folder, files, {PAGE_NAME: render_page(self)})
+        page = render_page(json.loads(files[JSON_NAME]), self.pictures, self.list_facts())
+        return write_files(folder, files, {PAGE_NAME: page})
 
 
 def _describe(image: ImageChange) -> str:
@@ -246,50 +246,29 @@ def _format_change(effect: Effect) -> str:
     return f"{format_points(-mean)}{format_ends(-100 * high, -100 * low)}"
 
 
-def render_page(diff: CamDiff) -> str:
-    """Return the page of a comparison as HTML. It holds its pictures, and loads nothing."""
+def render_page(content: Mapping[str, Any], pictures: Mapping[int, tuple[bytes, bytes]], facts: Any) -> str:
+    """Return the page of a comparison as HTML. It holds its pictures, and loads nothing.
+
+    Args:
+        content: The content of ``diff.json``.
+        pictures: Index of an image → its pictures, as in :class:`CamDiff`.
+        facts: See :meth:`CamDiff.list_facts`.
+    """
+    shown = escape_texts(content)
     images = [
-        _describe_image(image, diff.pictures[image.index]) for image in diff.images if image.index in diff.pictures
+        {**image, "pictures": [b64encode(picture).decode() for picture in pictures[image["index"]]]}
+        for image in shown["images"]
+        if image["index"] in pictures
     ]
-    stops = ", ".join(f"rgb({red} {green} {blue})" for red, green, blue in get_palette(DEFAULT_COLORMAP)[::51].tolist())
-    colors = f".legend .colors {{ background: linear-gradient(90deg, {stops}); }}\n"
     return render_template(
         "diff.html",
         ("dom.js", "theme.js", "diff.js"),
-        read_template("report.css") + read_template("diff.css") + colors,
+        read_template("report.css") + read_template("diff.css") + color_legend({}),
         {},
         generator=GENERATOR,
-        title=" → ".join(map(escape_hidden, diff.names)),
+        title=" → ".join(shown["names"]),
         labels=sorted({image["label"] for image in images}),
         images=images,
-        diff={
-            "findings": [_escape_finding(finding) for finding in diff.findings],
-            "unconfirmed": [_escape_finding(finding) for finding in diff.unconfirmed],
-            "facts": diff.list_facts(),
-            "names": [*map(escape_hidden, diff.names)],
-            "image_count": len(diff.images),
-            "not_tested": [*map(escape_hidden, diff.not_tested)],
-            "notes": diff.notes,
-            "level": diff.level,
-            "passes": diff.passes,
-            "seed": diff.seed,
-            "command": escape_hidden(diff.command),
-        },
+        diff=shown,
+        facts=facts,
     )
-
-
-def _escape_finding(finding: MovedHeat) -> MovedHeat:
-    return replace(finding, label=escape_hidden(finding.label))
-
-
-def _describe_image(image: ImageChange, pictures: tuple[bytes, bytes]) -> dict[str, Any]:
-    return {
-        "image": escape_hidden(image.image),
-        "label": escape_hidden(image.label),
-        "answers": [*map(escape_hidden, image.answers)],
-        "is_other": image.has_other_answer,
-        "probabilities": image.probabilities,
-        "moved": image.moved,
-        "correlation": image.correlation,
-        "pictures": [b64encode(picture).decode() for picture in pictures],
-    }

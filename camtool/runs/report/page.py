@@ -241,7 +241,7 @@ def render_page(
     return render_template(
         "index.html",
         _SCRIPTS,
-        read_template("report.css") + _color_legend(run),
+        read_template("report.css") + color_legend(run),
         payload,
         generator=GENERATOR,
         title=_find_title(run),
@@ -272,7 +272,7 @@ def render_template(template: str, scripts: Sequence[str], style: str, data: Any
     return _get_environment().get_template(template).render(policy=policy, **marked, **values)
 
 
-def _color_legend(run: Mapping[str, Any]) -> str:
+def color_legend(run: Mapping[str, Any]) -> str:
     """Return the style of the legend's color bar, in the colors of the run."""
     command = run.get("command")
     name = command.get("colormap") if isinstance(command, Mapping) else None

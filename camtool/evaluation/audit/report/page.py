@@ -56,7 +56,7 @@ def render_audit(content: Mapping[str, Any], pictures: Mapping[str, Any], verdic
         verdicts: All verdicts in the folder, also those of other findings.
     """
     findings = content["findings"]
-    shown, images = _escape(content), format_count(content["image_count"], "image")
+    shown, images = escape_texts(content), format_count(content["image_count"], "image")
     rejected = [{**one, "why": explain_rejection(one["q"], content["level"])} for one in shown["rejected"]]
     return render_template(
         "audit.html",
@@ -67,7 +67,7 @@ def render_audit(content: Mapping[str, Any], pictures: Mapping[str, Any], verdic
         title="Nothing was tested" if content["untested"] else f"{format_count(len(findings), 'finding')} in {images}",
         audit=shown,
         findings=[
-            _describe(finding, _escape(_choose_pictures(pictures.get(original["key"], {}), finding["kind"])))
+            _describe(finding, escape_texts(_choose_pictures(pictures.get(original["key"], {}), finding["kind"])))
             for finding, original in zip(shown["findings"], findings, strict=True)
         ],
         rejected=[_describe(finding, []) for finding in rejected],
@@ -87,7 +87,7 @@ def explain_rejection(q: float, level: float) -> str:
     )
 
 
-def _escape(value: Any) -> Any:
+def escape_texts(value: Any) -> Any:
     """Return JSON with all hidden characters of its texts as escapes."""
     return map_json(value, lambda entry: escape_hidden(entry) if isinstance(entry, str) else entry)
 
