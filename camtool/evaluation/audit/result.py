@@ -20,9 +20,9 @@ from camtool.evaluation.audit.report.page import format_percent
 from camtool.evaluation.audit.report.pictures import FOLDER, read_pictures
 from camtool.evaluation.audit.statistics import compute_share
 from camtool.evaluation.audit.trials import Effect
-from camtool.evaluation.leaderboard.table import Interval
+from camtool.evaluation.leaderboard.table import Interval, encode_json
 from camtool.rendering.image_writing import open_atomically
-from camtool.rendering.written_files import check_inside, replace_files, replace_infinite
+from camtool.rendering.written_files import check_inside, replace_files
 from camtool.runs.stored_files import parse_object
 
 Verdict: TypeAlias = Literal["object", "shortcut", "unsure"]
@@ -415,11 +415,6 @@ def _to_record(finding: Finding) -> dict[str, Any]:
     records = {name: None if part is None else part._asdict() for name, part in parts.items()}
     sentence = None if finding.removal is finding.transplant is None else finding.sentence
     return {**asdict(finding), **records, "sentence": sentence}
-
-
-def encode_json(content: Any) -> str:
-    """Return JSON in which infinite and unknown numbers are null, as the text of a file."""
-    return json.dumps(replace_infinite(content), indent=1, allow_nan=False) + "\n"
 
 
 def list_sections(sections: Mapping[str, Sequence[str]], command: str) -> list[str]:

@@ -21,10 +21,10 @@ import numpy as np
 
 from camtool.arguments.regular_files import hash_stream, open_regular, read_regular
 from camtool.errors import CamtoolError, MethodError
-from camtool.evaluation.audit.result import JSON_NAME, MARKDOWN_NAME, VERDICTS_NAME, encode_json, read_audit
+from camtool.evaluation.audit.result import JSON_NAME, MARKDOWN_NAME, VERDICTS_NAME, read_audit
 from camtool.evaluation.audit.statistics import compute_share
 from camtool.evaluation.bundle.card import write_card
-from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean
+from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean, encode_json
 from camtool.methods import find_method
 from camtool.rendering.image_writing import open_atomically
 from camtool.rendering.regions import PhotoRegion
