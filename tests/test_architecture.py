@@ -156,7 +156,7 @@ def test_no_module_imports_a_private_name_of_another() -> None:
         ("cv2", {"rendering", "models.sources.ultralytics"}),
         ("openslide", {"slides.readers"}),
         ("av", {"videos.reading"}),
-        ("skimage", {"rendering", "demo", "evaluation.audit.property"}),
+        ("skimage", {"rendering", "demo", "evaluation.audit"}),
         ("matplotlib", {"rendering.colormaps", "figures"}),
         ("safetensors", {"models"}),
         ("pydicom", {"inputs.formats"}),

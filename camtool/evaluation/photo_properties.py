@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageFilter
 
 Photo = NDArray[np.uint8]
@@ -42,20 +42,28 @@ def _to_bytes(values: NDArray[np.float64]) -> Photo:
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)
 
 
-def _measure_brightness(photo: NDArray[np.float64]) -> float:
-    return float((photo @ _LUMA).mean())
+def _build_linear(name: str, low: str, high: str, weights: ArrayLike, step: ArrayLike) -> Property:
+    """Return the property that is the mean of a weighted sum of red, green and blue.
+
+    Args:
+        name: Its name.
+        low: The words for less of it.
+        high: The words for more of it.
+        weights: The weights of the colors.
+        step: What is added to the colors to raise it by 1. That of a tint keeps the luma.
+    """
+
+    def measure(photo: NDArray[np.float64]) -> float:
+        return float((photo @ np.asarray(weights)).mean())
+
+    def shift(photo: Photo, value: float, goal: float) -> Photo:
+        return _to_bytes(photo.astype(float) + (goal - value) * np.asarray(step))
+
+    return Property(name, low, high, measure, shift)
 
 
 def _measure_contrast(photo: NDArray[np.float64]) -> float:
     return float((photo @ _LUMA).std())
-
-
-def _measure_red_green(photo: NDArray[np.float64]) -> float:
-    return float((photo[..., 0] - photo[..., 1]).mean())
-
-
-def _measure_blue_yellow(photo: NDArray[np.float64]) -> float:
-    return float((photo[..., 2] - photo[..., :2].mean(2)).mean())
 
 
 def _measure_sharpness(photo: NDArray[np.float64]) -> float:
@@ -84,25 +92,10 @@ def measure_blockiness(photo: NDArray[np.float64]) -> float:
     return float(np.mean(ratios))
 
 
-def _shift_brightness(photo: Photo, value: float, goal: float) -> Photo:
-    return _to_bytes(photo.astype(float) + (goal - value))
-
-
 def _shift_contrast(photo: Photo, value: float, goal: float) -> Photo:
     values = photo.astype(float)
     middle = (values @ _LUMA).mean()
     return _to_bytes(middle + (values - middle) * (max(goal, 0) / max(value, 1)))
-
-
-def _shift_red_green(photo: Photo, value: float, goal: float) -> Photo:
-    half = (goal - value) / 2
-    # The weights keep the luma: 0.299 red against 0.587 green.
-    return _to_bytes(photo.astype(float) + half * np.array([2 * 0.587 / 0.886, -2 * 0.299 / 0.886, 0]))
-
-
-def _shift_blue_yellow(photo: Photo, value: float, goal: float) -> Photo:
-    step = goal - value
-    return _to_bytes(photo.astype(float) + step * np.array([-0.114, -0.114, 0.886]))
 
 
 def _shift_sharpness(photo: Photo, value: float, goal: float) -> Photo | None:
@@ -138,10 +131,10 @@ def _find_nearest(
 
 
 PROPERTIES: tuple[Property, ...] = (
-    Property("brightness", "darker", "brighter", _measure_brightness, _shift_brightness),
+    _build_linear("brightness", "darker", "brighter", _LUMA, (1, 1, 1)),
     Property("contrast", "less contrast", "more contrast", _measure_contrast, _shift_contrast),
-    Property("red-green tint", "greener", "redder", _measure_red_green, _shift_red_green),
-    Property("blue-yellow tint", "yellower", "bluer", _measure_blue_yellow, _shift_blue_yellow),
+    _build_linear("red-green tint", "greener", "redder", (1, -1, 0), (0.587 / 0.886, -0.299 / 0.886, 0)),
+    _build_linear("blue-yellow tint", "yellower", "bluer", (-0.5, -0.5, 1), (-0.114, -0.114, 0.886)),
     Property("sharpness", "blurred", "sharper", _measure_sharpness, _shift_sharpness),
     Property("JPEG blocks", "less compressed", "more compressed", measure_blockiness, _shift_blockiness),
 )

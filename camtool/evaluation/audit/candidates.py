@@ -7,10 +7,10 @@ A kind of candidates is one file with a function ``find_...(discovery) -> list o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
-from camtool.evaluation.audit.statistics import average_units
+from camtool.evaluation.audit.statistics import MaximumTest, average_units, run_maximum_test
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.trust.metrics.removal import impute_linear
 
@@ -45,6 +45,25 @@ _STEPS = 20
 """Places along each side at which a control region may lie."""
 
 
+class ClassTest(NamedTuple):
+    """The test of a class in the discovery half.
+
+    Attributes:
+        target: The class.
+        is_own: ``(N,)``, True for the records of the class.
+        mean: ``(M,)``, the mean of its units, see :func:`average_units`.
+        mean_of_others: ``(M,)``, that of the other units.
+        test: The maximum statistic of their difference, corrected for all values. The confirmation half has the last
+            word.
+    """
+
+    target: int
+    is_own: NDArray[np.bool_]
+    mean: NDArray[np.float64]
+    mean_of_others: NDArray[np.float64]
+    test: MaximumTest
+
+
 @dataclass(frozen=True, eq=False)
 class Discovery:
     """The discovery half, in which candidates are found.
@@ -63,9 +82,41 @@ class Discovery:
     targets: Sequence[int]
     seed: int
 
-    def average_units(self, values: NDArray[np.float64], target: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return the mean of the values ``(N, ...)`` of each unit, see :func:`average_units`, and True for a class."""
-        return average_units(values, self.groups, np.array([record.target == target for record in self.records]))
+    @property
+    def classes(self) -> NDArray[np.int_]:
+        """The class of each record."""
+        return np.array([record.target for record in self.records])
+
+    def test_classes(self, values: NDArray[np.float64]) -> Iterator[ClassTest]:
+        """Yield for each class how it differs from the others in values ``(N, M)`` of the records."""
+        for target in self.targets:
+            is_own = self.classes == target
+            units, is_unit = average_units(values, self.groups, is_own)
+            test = run_maximum_test(units, is_unit, seed=self.seed)
+            yield ClassTest(target, is_own, units[is_unit].mean(0), units[~is_unit].mean(0), test)
+
+    def draw_other(self, target: int, random: np.random.Generator) -> NDArray[np.bool_]:
+        """Return True for the records of another class, which is drawn at random."""
+        is_drawn: NDArray[np.bool_] = self.classes == random.choice(np.unique(self.classes[self.classes != target]))
+        return is_drawn
+
+
+class Change(NamedTuple):
+    """The images that a cue is removed from or given to, and the controls.
+
+    Attributes:
+        images: All images.
+        image: The index of the image that is changed.
+        partner: That of another image: one of another class to remove the cue, one that has it to give it.
+        controls: The number of controls.
+        random: Draws the controls.
+    """
+
+    images: AuditImages
+    image: int
+    partner: int
+    controls: int
+    random: np.random.Generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,32 +179,12 @@ class CueCandidate(ABC):
         """Return how strongly an image has it."""
 
     @abstractmethod
-    def remove(
-        self, images: AuditImages, index: int, other: int, controls: int, random: np.random.Generator
-    ) -> Tensor | None:
-        """Return an image without it, and without each control: ``(fills, columns, C, H, W)``; None if impossible.
-
-        Args:
-            images: The images.
-            index: The image.
-            other: An image of another class.
-            controls: The number of controls.
-            random: Draws the controls.
-        """
+    def remove(self, change: Change) -> Tensor | None:
+        """Return an image without it, and without each control: ``(fills, columns, C, H, W)``; None if impossible."""
 
     @abstractmethod
-    def transplant(
-        self, images: AuditImages, index: int, donor: int, controls: int, random: np.random.Generator
-    ) -> Tensor | None:
-        """Return an image of another class with it, and with each control: ``(columns, C, H, W)``; None if impossible.
-
-        Args:
-            images: The images.
-            index: The image.
-            donor: An image that has it.
-            controls: The number of controls.
-            random: Draws the controls.
-        """
+    def transplant(self, change: Change) -> Tensor | None:
+        """Return an image of another class with it, and with each control: ``(columns, C, H, W)``, or None."""
 
     def compare_moves(
         self, images: AuditImages, record: ImageRecord, others: Sequence[ImageRecord], random: np.random.Generator
@@ -211,22 +242,20 @@ class RegionCandidate(CueCandidate):
         """Return one more than the number of controls."""
         return controls + 1
 
-    def remove(
-        self, images: AuditImages, index: int, other: int, controls: int, random: np.random.Generator
-    ) -> Tensor | None:
+    def remove(self, change: Change) -> Tensor | None:
         """Cover the region, and regions of its shape elsewhere, by inpainting and by an image of another class."""
+        images, index, partner, controls, random = change
         image = images.prepare(index)
-        mask, source = self.locate_change(images, image), _resize(images.prepare(other).tensor, image.tensor)
+        mask, source = self.locate_change(images, image), _resize(images.prepare(partner).tensor, image.tensor)
         if not 0 < int(mask.sum()) < mask.numel():
             return None
         masks = torch.stack([torch.roll(mask, shift, (0, 1)) for shift in draw_shifts(mask, controls, random)])
         copies = image.tensor.expand(len(masks), *image.tensor.shape)
         return torch.stack([impute_linear(copies, masks), torch.where(masks[:, None], source, copies)])
 
-    def transplant(
-        self, images: AuditImages, index: int, donor: int, controls: int, random: np.random.Generator
-    ) -> Tensor | None:
+    def transplant(self, change: Change) -> Tensor | None:
         """Paste what is in the region of the donor, and what is elsewhere in it, all at the place of the region."""
+        images, index, donor, controls, random = change
         image, donated = images.prepare(index).tensor, images.prepare(donor)
         source = _resize(donated.tensor, image)
         mask = _resize(self.locate_change(images, donated)[None].float(), image)[0] > 0.5

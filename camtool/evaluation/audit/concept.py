@@ -23,9 +23,9 @@ from torch.nn.functional import interpolate, normalize
 
 from camtool.concept_maps.factorization import compute_amounts, factorize
 from camtool.errors import CamtoolError
-from camtool.evaluation.audit.candidates import Discovery, RegionCandidate
+from camtool.evaluation.audit.candidates import Change, Discovery, RegionCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
-from camtool.evaluation.audit.statistics import run_maximum_test
+from camtool.evaluation.audit.statistics import average_units, run_maximum_test
 from camtool.inputs.prepared_inputs import PreparedInput
 
 _LEAST_GRID, _MOST_GRID = 7, 32
@@ -48,9 +48,6 @@ _POSITIONS, _MOST_VALUES = (20, 100), 2**26
 
 _LARGEST = 65_504.0
 """The largest number in half precision."""
-
-_ALPHA = 0.01
-"""Level of the maximum statistic of a class, corrected for its concepts."""
 
 _LEAST_SHARE, _RARE = 0.25, 0.95
 """Share of the class that must have more of a concept than this share of the other images."""
@@ -128,10 +125,9 @@ class ConceptCandidate(RegionCandidate):
         pixels = interpolate(shown[None, None].float(), image.tensor.shape[-2:], mode="nearest-exact")[0, 0] > 0
         return pixels.to(image.tensor.device)
 
-    def remove(
-        self, images: AuditImages, index: int, other: int, controls: int, random: np.random.Generator
-    ) -> Tensor | None:
+    def remove(self, change: Change) -> Tensor | None:
         """Return activations with the mean amount of other classes, and with the amounts of an image of another."""
+        images, index, other, controls, random = change
         activations, amounts = self._read(images, images.prepare(index))
         others = self._read(images, images.prepare(other))[1]
         if others.shape != amounts.shape:
@@ -140,10 +136,9 @@ class ConceptCandidate(RegionCandidate):
         scaled = amounts * (float(usual) / amounts.mean().clamp_min(1e-12)).clamp_max(1)
         return torch.stack([self._change(activations, goal - amounts, controls, random) for goal in (scaled, others)])
 
-    def transplant(
-        self, images: AuditImages, index: int, donor: int, controls: int, random: np.random.Generator
-    ) -> Tensor | None:
+    def transplant(self, change: Change) -> Tensor | None:
         """Return activations with the amounts of the donor."""
+        images, index, donor, controls, random = change
         activations, amounts = self._read(images, images.prepare(index))
         wanted = self._read(images, images.prepare(donor))[1]
         return None if wanted.shape != amounts.shape else self._change(activations, wanted - amounts, controls, random)
@@ -194,7 +189,7 @@ def find_concepts(discovery: Discovery) -> list[ConceptCandidate]:
 
 def _search(discovery: Discovery, layer: str, samples: Tensor) -> list[ConceptCandidate]:
     """Return the concepts at a layer by which few classes stand out; none if more do, or no class does."""
-    classes, points = np.array([record.target for record in discovery.records]), samples.relu()
+    classes, points = discovery.classes, samples.relu()
     space = ConceptSpace(layer, classes, {}, {}, _draw_directions(samples.flatten(0, 1), discovery.seed))
     if not len(space.directions):
         return []
@@ -292,8 +287,8 @@ def _factorize(discovery: Discovery, space: ConceptSpace, points: Tensor, target
 
 def _find_clearest(discovery: Discovery, space: ConceptSpace, target: int) -> _Clearest:
     """Return the clearest concept of a class; if none is clear, the one with the largest difference."""
-    values, is_class = discovery.average_units(space.amounts[target], target)
-    tested = run_maximum_test(values, is_class, alpha=_ALPHA, seed=discovery.seed)
+    values, is_class = average_units(space.amounts[target], discovery.groups, space.classes == target)
+    tested = run_maximum_test(values, is_class, seed=discovery.seed)
     is_frequent = (values[is_class] > np.quantile(values[~is_class], _RARE, axis=0)).mean(0) >= _LEAST_SHARE
     is_clear = is_frequent & (tested.z > tested.critical)
     number = int(np.where(is_clear | (not is_clear.any()), tested.z, -np.inf).argmax())

@@ -10,7 +10,7 @@ import os
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -162,10 +162,11 @@ def unpack_records(index: int, values: Sequence[float]) -> list[ImageRecord]:
     return records
 
 
+@dataclass(eq=False)
 class AuditImages:
     """The images and the model.
 
-    Args:
+    Attributes:
         subject: The model.
         sources: Images as :func:`camtool.explain` takes them, one each.
         labels: The classes of each image, or None.
@@ -180,24 +181,20 @@ class AuditImages:
         CamtoolError: The engine is unknown, or not installed.
     """
 
-    def __init__(
-        self,
-        subject: Subject,
-        sources: Sequence[Any],
-        labels: Sequence[tuple[int, ...]] | None,
-        method: str,
-        batch_size: int,
-        masks: Sequence[tuple[str, Region | None]] = (),
-        *,
-        has_sets: bool = False,
-        engine: str = "eager",
-    ) -> None:
-        self._masks, self._has_sets = masks, has_sets
-        self.subject, self._sources, self._labels = subject, sources, labels
-        self._method, self.batch_size = method, batch_size
+    subject: Subject
+    sources: Sequence[Any]
+    labels: Sequence[tuple[int, ...]] | None
+    method: str
+    batch_size: int
+    masks: Sequence[tuple[str, Region | None]] = ()
+    _: KW_ONLY
+    has_sets: bool = False
+    engine: str = "eager"
+
+    def __post_init__(self) -> None:
         # A model without gradients is not copied, so there is no prepared copy.
-        self._default_engines = [] if lacks_gradients(subject.model) else ["prepared"]
-        self._engines = list_engines(engine) or self._default_engines
+        self._default_engines = [] if lacks_gradients(self.subject.model) else ["prepared"]
+        self._engines = list_engines(self.engine) or self._default_engines
         self.used_engines = set[str]()
         self.heats: dict[int, NDArray[np.float64]] = {}
         self.colors: dict[int, NDArray[np.float64]] = {}
@@ -207,11 +204,11 @@ class AuditImages:
         )
 
     def __len__(self) -> int:
-        return len(self._sources)
+        return len(self.sources)
 
     def name(self, index: int) -> str:
         """Return the path of an image, or its number."""
-        source = self._sources[index]
+        source = self.sources[index]
         return os.fspath(source) if isinstance(source, (str, os.PathLike)) else f"image {index}"
 
     def shorten_name(self, index: int) -> str:
@@ -231,11 +228,11 @@ class AuditImages:
 
     def read_capture_time(self, index: int) -> tuple[str, float] | None:
         """Return the camera of an image, and when it was taken; None if that is unknown."""
-        return read_capture_time(self._sources[index])
+        return read_capture_time(self.sources[index])
 
     def prepare(self, index: int) -> PreparedInput:
         """Return an image as the model receives it."""
-        return self._prepared.get(index, lambda: self.subject.preparer.prepare(self._sources[index]))
+        return self._prepared.get(index, lambda: self.subject.preparer.prepare(self.sources[index]))
 
     def hash_first_inputs(self) -> list[str]:
         """Return a hash of the first images as the model receives them: they change if their transform does."""
@@ -260,7 +257,7 @@ class AuditImages:
         Raises:
             CamtoolError: It has another size than the photo, or cannot be read.
         """
-        name, region = self._masks[index] if self._masks else ("", None)
+        name, region = self.masks[index] if self.masks else ("", None)
         if region is None:
             return None
         mask = torch.from_numpy(read_region(name, region, image.photo.shape[:2])).float()
@@ -299,17 +296,17 @@ class AuditImages:
         scores = self.subject.score_classes(labeled.images)
         count, link = scores.shape[1], labeled.link
         is_sum = link == "identity" and bool((scores.sum(1) - 1).abs().max() < _ROUNDING)
-        if self._has_sets and (count == 1 or is_sum):
+        if self.has_sets and (count == 1 or is_sum):
             raise MetricError(
                 "labels: lists of labels need a model with a logit for each label; this one gives "
                 f"{'a single one' if count == 1 else 'probabilities that sum to 1'}; give one label for each image."
             )
-        is_independent = count > 1 and not is_sum and (self._has_sets or link != "softmax")
+        is_independent = count > 1 and not is_sum and (self.has_sets or link != "softmax")
         return Head(link, max(count, 2), is_independent)
 
     def list_labels(self, record: ImageRecord) -> tuple[int, ...]:
         """Return the labels of a record's image; without labels the answers."""
-        return record.answers if self._labels is None else self._labels[record.index]
+        return record.answers if self.labels is None else self.labels[record.index]
 
     def choose_early_layer(self, index: int, most: int) -> tuple[str, int]:
         """Return the deepest of the layers with the finest grid of at most a side, and its side.
@@ -415,7 +412,7 @@ class AuditImages:
         readable: list[tuple[int, PreparedInput]] = []
         for index in numbers:
             try:
-                readable.append((index, self.subject.preparer.prepare(self._sources[index])))
+                readable.append((index, self.subject.preparer.prepare(self.sources[index])))
             except ImageError as error:  # noqa: PERF203  any image may be damaged
                 yield index, str(error)
         done = 0
@@ -426,7 +423,7 @@ class AuditImages:
     def _record(self, items: list[PreparedInput], numbers: Sequence[int]) -> Iterator[tuple[int, list[ImageRecord]]]:
         logits = self.score(torch.stack([item.tensor for item in items]))
         answers = [*map(self._list_answers, logits)]
-        labels = answers if self._labels is None else [self._labels[number] for number in numbers]
+        labels = answers if self.labels is None else [self.labels[number] for number in numbers]
         # An image without any label shows the heat of the highest class.
         explained = [own or (int(scores.argmax()),) for own, scores in zip(labels, logits, strict=True)]
         several = [item for item, own in zip(items, explained, strict=True) for _ in own]
@@ -445,7 +442,7 @@ class AuditImages:
         maps = list[Tensor]()
         for part in group_into_batches(items, self.batch_size):
             batch, classes = InputBatch.from_prepared(part), targets[len(maps) : len(maps) + len(part)]
-            (mapped,) = map_candidates(self.subject.explainer, [Candidate(self._method)], batch, classes)
+            (mapped,) = map_candidates(self.subject.explainer, [Candidate(self.method)], batch, classes)
             maps += mapped.maps.detach().cpu().double().unbind()
         return maps
 

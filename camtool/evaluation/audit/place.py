@@ -11,13 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from camtool.evaluation.audit.candidates import CueCandidate, Discovery, RegionCandidate, describe_place
+from camtool.evaluation.audit.candidates import Change, CueCandidate, Discovery, RegionCandidate, describe_place
 from camtool.evaluation.audit.images import GRID, AuditImages, ImageRecord
-from camtool.evaluation.audit.statistics import run_maximum_test
+from camtool.evaluation.audit.statistics import ALPHA
 from camtool.inputs.prepared_inputs import PreparedInput
-
-_ALPHA = 0.01
-"""Level of the maximum statistic of a class, corrected for its cells. The confirmation half has the last word."""
 
 _LEAST_OF_PEAK = 0.3
 """Share of the largest difference of heat down to which cells belong to a region: its tails are left out."""
@@ -67,9 +64,8 @@ class PlaceCandidate(RegionCandidate):
 
     def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> PlaceCandidate:
         """Return the region at a place that is drawn with the heat of another class as its probability."""
-        others = [record for record in discovery.records if record.target != self.target]
-        target = random.choice(sorted({record.target for record in others}))
-        heat = np.mean([record.heat for record in others if record.target == target], 0)
+        heats = np.stack([record.heat for record in discovery.records])
+        heat = heats[discovery.draw_other(self.target, random)].mean(0)
         rows, columns = np.nonzero(self.cells)
         low, high = np.array([-rows.min(), -columns.min()]), GRID - 1 - np.array([rows.max(), columns.max()])
         shifted = []
@@ -89,14 +85,9 @@ class PlaceCandidate(RegionCandidate):
 
 def find_places(discovery: Discovery) -> list[PlaceCandidate]:
     """Return the places at which a class has more heat than the others, by a permuted maximum statistic over cells."""
-    candidates = []
-    for target in discovery.targets:
-        values, is_class = discovery.average_units(
-            np.stack([record.heat.ravel() for record in discovery.records]), target
-        )
-        tested = run_maximum_test(values, is_class, alpha=_ALPHA, seed=discovery.seed)
-        z = tested.z.reshape(GRID, GRID)
-        difference = (values[is_class].mean(0) - values[~is_class].mean(0)).reshape(GRID, GRID)
+    candidates, heats = [], np.stack([record.heat.ravel() for record in discovery.records])
+    for target, _, mean, mean_of_others, tested in discovery.test_classes(heats):
+        z, difference = tested.z.reshape(GRID, GRID), (mean - mean_of_others).reshape(GRID, GRID)
         regions = find_regions(difference, z > tested.critical)[:_MOST_PER_CLASS]
         candidates += [PlaceCandidate(target, describe_place(cells), float(z[cells].max()), cells) for cells in regions]
     return candidates
@@ -140,16 +131,12 @@ class PositionCandidate(CueCandidate):
         inputs = [images.prepare(one.index).tensor for one in (record, *others)]
         return [torch.stack([image, _move(image, step)]) for image in inputs]
 
-    def remove(
-        self, images: AuditImages, index: int, other: int, controls: int, random: np.random.Generator
-    ) -> Tensor | None:
-        """Return None: see :meth:`compare_moves`."""
-        return None
+    def remove(self, change: Change) -> None:
+        """Return None: the controls are in other images, see :meth:`compare_moves`."""
 
-    def transplant(
-        self, images: AuditImages, index: int, donor: int, controls: int, random: np.random.Generator
-    ) -> Tensor:
-        """Move what is hot to the place of the class, and to places of others."""
+    def transplant(self, change: Change) -> Tensor:
+        """Move the object to the place of the class, and to the places of objects of other classes."""
+        images, index, _, controls, random = change
         image, start = images.prepare(index).tensor, compute_center(images.heats[index])
         goals = self.goals[random.integers(len(self.goals), size=controls)]
         return torch.stack([_move(image, goal - start) for goal in (self.center, *goals)])
@@ -193,13 +180,10 @@ def _name_position(center: NDArray[np.float64]) -> str:
 def find_positions(discovery: Discovery) -> list[PositionCandidate]:
     """Return the classes whose heat has another center than that of the others, by a permuted maximum statistic."""
     candidates, centers = [], np.stack([compute_center(record.heat) for record in discovery.records])
-    for target in discovery.targets:
-        values, is_class = discovery.average_units(np.concatenate([centers, -centers], 1), target)
-        tested = run_maximum_test(values, is_class, alpha=_ALPHA, seed=discovery.seed)
-        if tested.p.min() <= _ALPHA:
-            of_class = np.array([record.target == target for record in discovery.records])
-            center, z = np.median(centers[of_class], 0), float(tested.z.max())
-            candidates.append(PositionCandidate(target, _name_position(center), z, center, centers[~of_class]))
+    for target, is_own, _, _, tested in discovery.test_classes(np.concatenate([centers, -centers], 1)):
+        if tested.p.min() <= ALPHA:
+            center, z = np.median(centers[is_own], 0), float(tested.z.max())
+            candidates.append(PositionCandidate(target, _name_position(center), z, center, centers[~is_own]))
     return candidates
 
 
@@ -266,13 +250,10 @@ def find_frames(discovery: Discovery) -> list[FrameCandidate]:
     """Return the classes whose images have a frame, or a wider one than those of other classes."""
     candidates = []
     widths = np.stack([measure_frame(discovery.images.prepare(record.index).tensor) for record in discovery.records])
-    for target in discovery.targets:
-        values, is_class = discovery.average_units(widths.astype(float), target)
-        tested = run_maximum_test(values, is_class, alpha=_ALPHA, seed=discovery.seed)
-        of_class = widths[[record.target == target for record in discovery.records]]
+    for target, is_own, _, _, tested in discovery.test_classes(widths.astype(float)):
         usual = [
-            int(np.median(column[column > 0])) if p <= _ALPHA else 0
-            for column, p in zip(of_class.T, tested.p, strict=True)
+            int(np.median(column[column > 0])) if p <= ALPHA else 0
+            for column, p in zip(widths[is_own].T, tested.p, strict=True)
         ]
         if any(usual):
             sides = [side for side, width in zip(("upper", "lower", "left", "right"), usual, strict=True) if width]
@@ -296,12 +277,9 @@ def find_regions(difference: NDArray[np.float64], is_significant: NDArray[np.boo
 
 def grow(seed: tuple[np.intp, ...], allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return the allowed cells that are connected with a cell, also at corners."""
-    region = np.zeros_like(allowed)
-    region[seed] = True
-    while True:
-        padded = np.pad(region, 1)
-        near = np.lib.stride_tricks.sliding_window_view(padded, (3, 3)).any((2, 3)) & allowed
-        near[seed] = True
-        if (near == region).all():
-            return region
-        region = near
+    from skimage.segmentation import flood
+
+    allowed = allowed.copy()
+    allowed[seed] = True
+    region: NDArray[np.bool_] = flood(allowed, seed)  # type: ignore[no-untyped-call]
+    return region

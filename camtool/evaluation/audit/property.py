@@ -12,14 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 
-from camtool.evaluation.audit.candidates import COMPARED_IMAGES, CueCandidate, Discovery, RegionCandidate
+from camtool.evaluation.audit.candidates import COMPARED_IMAGES, Change, CueCandidate, Discovery, RegionCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
-from camtool.evaluation.audit.statistics import run_maximum_test
+from camtool.evaluation.audit.statistics import ALPHA
 from camtool.evaluation.photo_properties import PROPERTIES
 from camtool.inputs.prepared_inputs import PreparedInput
-
-_ALPHA = 0.01
-"""Level of the maximum statistic of a class, corrected for the properties and both directions, or for the colors."""
 
 _SIDE = 64
 """Side to which photos are made smaller to measure their colors."""
@@ -102,18 +99,14 @@ class PropertyCandidate(CueCandidate):
             pairs.append(torch.stack([images.prepare(one.index).tensor, changed]))
         return pairs
 
-    def remove(
-        self, images: AuditImages, index: int, other: int, controls: int, random: np.random.Generator
-    ) -> Tensor | None:
+    def remove(self, change: Change) -> Tensor | None:
         """Return the photo shifted to the mean of the other classes; for the controls see :meth:`compare_moves`."""
-        changed = self._shift(images, index, self.of_others - self.of_class)
+        changed = self._shift(change.images, change.image, self.of_others - self.of_class)
         return None if changed is None else changed[None, None]
 
-    def transplant(
-        self, images: AuditImages, index: int, donor: int, controls: int, random: np.random.Generator
-    ) -> Tensor | None:
+    def transplant(self, change: Change) -> Tensor | None:
         """Return the photo shifted to the mean of the class; what this does to other classes is the control."""
-        changed = self._shift(images, index, self.of_class - self.of_others)
+        changed = self._shift(change.images, change.image, self.of_class - self.of_others)
         return None if changed is None else changed[None]
 
     def _shift(self, images: AuditImages, index: int, step: float) -> Tensor | None:
@@ -127,8 +120,7 @@ class PropertyCandidate(CueCandidate):
     def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> PropertyCandidate:
         """Return another property, drawn at random, with the means of another class."""
         number = int(random.choice([number for number in range(len(PROPERTIES)) if number != self.number]))
-        classes = np.array([record.target for record in discovery.records])
-        is_drawn = classes == random.choice(np.unique(classes[classes != self.target]))
+        is_drawn = discovery.draw_other(self.target, random)
         numbers = np.array([record.properties[number] for record in discovery.records])
         values = numbers[is_drawn].mean(), numbers[~is_drawn].mean()
         sign = 1 if values[0] > values[1] else -1
@@ -143,15 +135,11 @@ def _build(target: int, number: int, sign: int, promise: float, of_class: float,
 
 def find_properties(discovery: Discovery) -> list[PropertyCandidate]:
     """Return the properties in which a class differs from the others, by a permuted maximum statistic."""
-    candidates = []
-    for target in discovery.targets:
-        values: NDArray[np.float64] = np.stack([record.properties for record in discovery.records])
-        units, is_class = discovery.average_units(np.concatenate([values, -values], 1), target)
-        tested = run_maximum_test(units, is_class, alpha=_ALPHA, seed=discovery.seed)
-        means = units[is_class].mean(0), units[~is_class].mean(0)
-        for column in np.flatnonzero(tested.p <= _ALPHA).tolist():
+    candidates, values = [], np.stack([record.properties for record in discovery.records])
+    for target, _, mean, mean_of_others, tested in discovery.test_classes(np.concatenate([values, -values], 1)):
+        for column in np.flatnonzero(tested.p <= ALPHA).tolist():
             number, sign = column % len(PROPERTIES), 1 if column < len(PROPERTIES) else -1
-            of_class, of_others = (float(mean[number]) for mean in means)
+            of_class, of_others = (float(means[number]) for means in (mean, mean_of_others))
             candidates.append(_build(target, number, sign, float(tested.z[column]), of_class, of_others))
     return candidates
 
@@ -197,8 +185,7 @@ class ColorCandidate(RegionCandidate):
 
     def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> ColorCandidate:
         """Return another color, drawn by how much of it the images of another class have."""
-        targets = np.array([record.target for record in discovery.records])
-        is_drawn = targets == random.choice(np.unique(targets[targets != self.target]))
+        is_drawn = discovery.draw_other(self.target, random)
         colors = [read_colors(discovery.images, record.index) for record in discovery.records]
         shares = np.stack(colors)[is_drawn].mean(0)
         shares[self.number] = 0
@@ -211,11 +198,9 @@ def find_colors(discovery: Discovery) -> list[ColorCandidate]:
     """Return the colors that a class has more of than the others, by a permuted maximum statistic over colors."""
     candidates = list[ColorCandidate]()
     shares = np.stack([read_colors(discovery.images, record.index) for record in discovery.records])
-    for target in discovery.targets:
-        values, is_class = discovery.average_units(shares.clip(max=_CAP), target)
-        tested = run_maximum_test(values, is_class, alpha=_ALPHA, seed=discovery.seed)
-        of_class = shares[[record.target == target for record in discovery.records]].mean(0)
-        z = np.where((tested.p <= _ALPHA) & (of_class <= _MOST_SHARE), tested.z, 0)
+    for target, is_own, _, _, tested in discovery.test_classes(shares.clip(max=_CAP)):
+        of_class = shares[is_own].mean(0)
+        z = np.where((tested.p <= ALPHA) & (of_class <= _MOST_SHARE), tested.z, 0)
         for _ in range(_MOST_PER_CLASS):
             number = int(z.argmax())
             if z[number] <= 0:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -267,7 +268,8 @@ class _Run(Run):
 
     def run(self) -> Audit:
         """Return the result: records, halves, candidates, tests, findings."""
-        records = self._record_all()
+        recorded = self.record_all(self.images.iterate_records, pack_records)
+        records = [*chain.from_iterable(starmap(unpack_records, recorded.items()))]
         self.images.heats.update({record.index: record.heat for record in records})
         column = None if self.group is None else [self.columns[self.group][record.index] for record in records]
         halves = self.split(records, "near-duplicates, bursts and what the group column joins", column)
@@ -376,21 +378,6 @@ class _Run(Run):
                 chosen.setdefault(record.index, (replace(record, answer=answer), group))
         return Half([record for record, _ in chosen.values()], [group for _, group in chosen.values()])
 
-    def _record_all(self) -> list[ImageRecord]:
-        known, missing = self.find_recorded()
-        batch_size = self.images.batch_size
-        with closing(follow_loop(len(missing), Stage("Explaining", "image", batch_size))) as counter:
-            waiting = 0
-            for index, records in self.images.iterate_records(missing):
-                known[index] = self.keep_recorded(index, records if isinstance(records, str) else pack_records(records))
-                waiting += 1
-                if (index + 1) % batch_size == 0 or index == missing[-1]:
-                    # One step for each batch, or the first images would seem to take no time.
-                    counter.update(waiting)
-                    waiting = 0
-        readable = self.choose_readable(known)
-        return [record for index, values in readable.items() for record in unpack_records(index, values)]
-
     def _measure_all(self, candidates: Sequence[CueCandidate]) -> None:
         """Keep how strongly each image has each candidate: image by image, as candidates need the same activations."""
         for bench in {*self.benches.values()}:
@@ -489,17 +476,10 @@ class _Run(Run):
         self, folder: Path, confirmed: Sequence[tuple[Outcome, Finding]], findings: Sequence[Finding]
     ) -> None:
         by_key = {finding.key: outcome for outcome, finding in reversed(confirmed)}
-        pictures = [
-            FindingPictures(
-                folder=folder,
-                bench=self.benches[finding.target],
-                key=finding.key,
-                candidate=by_key[finding.key].candidate,
-                present=by_key[finding.key].present,
-                name_class=self.name_class,
-            )
-            for finding in findings
-        ]
+        pictures = dict[str, FindingPictures]()
+        for finding in findings:
+            bench, outcome = self.benches[finding.target], by_key[finding.key]
+            pictures[finding.key] = FindingPictures(folder, bench, outcome.candidate, outcome.present, self.name_class)
         write_pictures(folder, pictures)
 
     def _join_cues(self, confirmed: Sequence[tuple[Outcome, Finding]]) -> list[Finding]:
@@ -538,6 +518,7 @@ class _Run(Run):
         of_class = [record for record in self.benches[candidate.target].records if record.target == candidate.target]
         having = [record for record in of_class if record.index in present]
         without = [record for record in of_class if record.index not in present]
+        by_group, accuracy_by_group = self._count_by_group(of_class, present)
         outside = candidate.measure_outside(self.images, outcome.present[:SHOWN])
         return Finding(
             key=key,
@@ -557,8 +538,8 @@ class _Run(Run):
             images=tuple(map(self.images.name, outcome.present[:SHOWN])),
             without=tuple(self.images.name(record.index) for record in without[:SHOWN]),
             accuracy=(_measure_accuracy(having), _measure_accuracy(without)) if self.has_labels else None,
-            by_group=self._count_by_group(of_class, present),
-            accuracy_by_group=self._measure_by_group(of_class, present),
+            by_group=by_group,
+            accuracy_by_group=accuracy_by_group,
             outside=outside,
         )
 
@@ -584,25 +565,22 @@ class _Run(Run):
             facts.append("outside the given masks")
         return tuple(facts)
 
-    def _measure_by_group(self, records: Sequence[ImageRecord], present: set[int]) -> dict[str, tuple[float, float]]:
-        """Return the accuracy with and without a cue by column and value; nothing without labels."""
-        right: dict[str, tuple[list[bool], list[bool]]] = {}
-        for name, record in self._iterate_groups(records) if self.has_labels else ():
-            right.setdefault(name, ([], []))[record.index not in present].append(record.answer == record.target)
-        return {name: (_compute_share(with_it), _compute_share(without)) for name, (with_it, without) in right.items()}
+    def _count_by_group(
+        self, records: Sequence[ImageRecord], present: set[int]
+    ) -> tuple[dict[str, tuple[int, int]], dict[str, tuple[float, float]]]:
+        """Return by column and value the images and those with a cue, and the accuracy with it and without it.
 
-    def _count_by_group(self, records: Sequence[ImageRecord], present: set[int]) -> dict[str, tuple[int, int]]:
-        counts: dict[str, tuple[int, int]] = {}
-        for name, record in self._iterate_groups(records):
-            count, having = counts.get(name, (0, 0))
-            counts[name] = count + 1, having + (record.index in present)
-        return counts
-
-    def _iterate_groups(self, records: Sequence[ImageRecord]) -> Iterator[tuple[str, ImageRecord]]:
+        There is no accuracy without labels.
+        """
+        groups: dict[str, tuple[list[ImageRecord], list[ImageRecord]]] = {}
         for column, values in self.columns.items():
             if column != self.group and len({*map(str, values)}) <= SHOWN:
-                pairs = ((values[record.index], record) for record in records)
-                yield from ((f"{column} {value}", one) for value, one in pairs if not is_missing(value))
+                for record in records:
+                    if not is_missing(value := values[record.index]):
+                        groups.setdefault(f"{column} {value}", ([], []))[record.index not in present].append(record)
+        counts = {name: (len(cued) + len(others), len(cued)) for name, (cued, others) in groups.items()}
+        shares = {name: (_measure_accuracy(cued), _measure_accuracy(others)) for name, (cued, others) in groups.items()}
+        return counts, shares if self.has_labels else {}
 
     def _name_candidate(self, candidate: CueCandidate) -> str:
         return f"'{self.name_class(candidate.target)}', {candidate.name} ({candidate.kind})"
@@ -614,12 +592,8 @@ def _make_decoys(candidate: CueCandidate, discovery: Discovery, random: np.rando
 
 
 def _measure_accuracy(records: Sequence[ImageRecord]) -> float:
-    return _compute_share([record.answer == record.target for record in records])
-
-
-def _compute_share(answers: Sequence[bool]) -> float:
-    """Return the share of those that are right, NaN for none."""
-    return float(np.mean(answers)) if answers else np.nan
+    """Return the share of right answers, NaN for none."""
+    return float(np.mean([record.answer == record.target for record in records])) if records else np.nan
 
 
 def _is_same_cue(images: AuditImages, one: Outcome, other: Outcome) -> bool:

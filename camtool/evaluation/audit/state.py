@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
@@ -26,6 +26,7 @@ from camtool.evaluation.leaderboard.measurement import Checkpoint, hash_tensors,
 from camtool.evaluation.subject import Subject
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.image_files import read_image
+from camtool.progress import Stage, follow_loop
 from camtool.rendering.image_writing import remove_temporary_files
 from camtool.rendering.written_files import check_inside
 from camtool.runs.locking import LockedError, hold_lock
@@ -215,17 +216,33 @@ class Run:
             return "none"
         return self.names[target] if self.names is not None and target < len(self.names) else f"class {target}"
 
-    def find_recorded(self) -> tuple[dict[int, list[float] | str | None], list[int]]:
-        """Return the numbers of each image, or why it cannot be read, from an earlier start; and the images without."""
+    def record_all(
+        self, iterate: Callable[[Sequence[int]], Iterator[tuple[int, _T | str]]], pack: Callable[[_T], list[float]]
+    ) -> dict[int, list[float]]:
+        """Return the numbers of each image that can be read; of those that an earlier start recorded, they are known.
+
+        Args:
+            iterate: Yields some of the images, each with what was recorded of it, or with why it cannot be read.
+            pack: Returns what was recorded as numbers.
+
+        Raises:
+            MetricError: No image can be read.
+        """
         known = {index: self.state.get(f"image {index}") for index in range(len(self.images))}
-        return known, [index for index, values in known.items() if values is None]
+        missing, batch_size = [index for index, values in known.items() if values is None], self.images.batch_size
+        with closing(follow_loop(len(missing), Stage("Explaining", "image", batch_size))) as counter:
+            waiting = 0
+            for index, record in iterate(missing):
+                known[index] = values = record if isinstance(record, str) else pack(record)
+                self.state.add(f"image {index}", values)
+                waiting += 1
+                if (index + 1) % batch_size == 0 or index == missing[-1]:
+                    # One step for each batch, or the first images would seem to take no time.
+                    counter.update(waiting)
+                    waiting = 0
+        return self._choose_readable(known)
 
-    def keep_recorded(self, index: int, values: list[float] | str) -> list[float] | str:
-        """Keep the numbers of an image, or why it cannot be read, and return them."""
-        self.state.add(f"image {index}", values)
-        return values
-
-    def choose_readable(self, known: Mapping[int, list[float] | str | None]) -> dict[int, list[float]]:
+    def _choose_readable(self, known: Mapping[int, list[float] | str | None]) -> dict[int, list[float]]:
         """Return the numbers of the images that could be read; the others, with a reason as text, are noted.
 
         Raises:

@@ -21,6 +21,9 @@ from camtool.evaluation.leaderboard.table import Interval
 PERMUTATIONS = 4999
 """Arrangements that are drawn: p is at least 0.0002, a tenth of what 10 candidates need at q = 0.02."""
 
+ALPHA = 0.01
+"""Level of the maximum statistic of a class."""
+
 _VALUES_AT_ONCE = 2**22
 """Values of the arrangements that are in memory at a time: 32 MB."""
 
@@ -85,9 +88,8 @@ def run_sign_flip_test(
         permutations: The number of arrangements.
         seed: The seed of the arrangements.
     """
-    values = differences if groups is None else average_groups(differences, groups)
-    pairs = np.stack([values, np.zeros_like(values)], 1)
-    return run_control_test(pairs, permutations=permutations, seed=seed)
+    pairs = np.stack([differences, np.zeros_like(differences)], 1)
+    return run_control_test(pairs, groups, permutations=permutations, seed=seed)
 
 
 def run_control_test(
@@ -131,7 +133,7 @@ def run_maximum_test(
     values: NDArray[np.float64],
     is_class: NDArray[np.bool_],
     *,
-    alpha: float = 0.01,
+    alpha: float = ALPHA,
     permutations: int = 999,
     seed: int = 0,
 ) -> MaximumTest:
@@ -168,7 +170,7 @@ def run_maximum_test(
 
 
 def run_swap_test(
-    differences: NDArray[np.float64], *, floor: float = 0.0, alpha: float = 0.01, permutations: int = 999, seed: int = 0
+    differences: NDArray[np.float64], *, floor: float = 0.0, permutations: int = 999, seed: int = 0
 ) -> MaximumTest:
     """Test at which places paired differences are not 0 on average, in either direction, corrected for all places.
 
@@ -181,7 +183,6 @@ def run_swap_test(
     Args:
         differences: ``(N, C)``: for each image, or group of images, a difference at each place.
         floor: The size of a difference that is small.
-        alpha: The level of ``critical``.
         permutations: The number of arrangements.
         seed: The seed of the arrangements.
     """
@@ -192,7 +193,7 @@ def run_swap_test(
     for size in _split(permutations, sum(differences.shape)):
         signs = random.integers(2, size=(size, len(differences))) * 2.0 - 1
         largest.append(np.abs(signs @ standard).max(1))
-    return _compare_with_largest(z, np.abs(z), np.concatenate(largest), alpha)
+    return _compare_with_largest(z, np.abs(z), np.concatenate(largest), ALPHA)
 
 
 def _compare_with_largest(

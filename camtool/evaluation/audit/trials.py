@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from camtool.evaluation.audit import statistics
-from camtool.evaluation.audit.candidates import COMPARED_IMAGES, CueCandidate
+from camtool.evaluation.audit.candidates import COMPARED_IMAGES, Change, CueCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean
 from camtool.progress import PassCounter, Stage, follow_loop
@@ -342,7 +342,7 @@ class Bench:
                 if candidate.compares_images and is_removal:
                     return self._compare_images(candidate, row, random)
                 change = candidate.remove if is_removal else candidate.transplant
-                variants = change(self.images, index, partner, self.controls, random)
+                variants = change(Change(self.images, index, partner, self.controls, random))
                 if variants is None:
                     return []
                 if candidate.compares_classes and not is_removal:

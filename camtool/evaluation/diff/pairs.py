@@ -153,7 +153,9 @@ class PairedImages:
         maps = [side.map_classes(items, targets) for side, items in zip(self.sides, inputs, strict=True)]
         probabilities = shares[:, torch.arange(len(pairs)), torch.tensor(targets)]
         for row, (index, images) in enumerate(pairs.items()):
-            old, new = _place_in_common_box(images, [of_side[row] for of_side in maps])
+            before, after = images[0].geometry, images[1].geometry
+            box = find_common_box(before, after)
+            old, new = place_in_box(maps[0][row], before, box), place_in_box(maps[1][row], after, box)
             record = PairRecord(
                 index=index,
                 target=targets[row],
@@ -288,15 +290,6 @@ def find_common_box(old: Geometry, new: Geometry) -> Box:
     if bottom <= top or right <= left:
         raise ImageError("the two models see no common part of this image; give them transforms that overlap.")
     return top, left, bottom, right
-
-
-def _place_in_common_box(
-    images: Sequence[PreparedInput], maps: Sequence[Tensor]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the map of each model on the part of the photo that both see."""
-    box = find_common_box(*(image.geometry for image in images))
-    old, new = (place_in_box(heat, image.geometry, box) for heat, image in zip(maps, images, strict=True))
-    return old, new
 
 
 def place_in_box(heat: Tensor, geometry: Geometry, box: Box) -> NDArray[np.float64]:

@@ -21,9 +21,6 @@ HEAT_FLOOR = 0.02
 
 ANYWHERE = "no fixed place"
 
-_ALPHA = 0.01
-"""Level of the maximum statistic of a class, corrected for its cells. The confirmation half has the last word."""
-
 _CELL_FLOOR = 0.005
 """A small difference of a cell: half of what each cell has if the heat is even."""
 
@@ -150,7 +147,7 @@ def _find_regions_of(target: int, own: Sequence[tuple[PairRecord, int]], seed: i
     differences = np.stack([record.difference for record, _ in own])
     units = statistics.average_groups(differences, [group for _, group in own]).reshape(-1, GRID**2)
     windows = np.column_stack([units, units[:, _BORDER.ravel()].sum(1)])
-    tested = statistics.run_swap_test(windows, floor=_CELL_FLOOR, alpha=_ALPHA, seed=seed)
+    tested = statistics.run_swap_test(windows, floor=_CELL_FLOOR, seed=seed)
     for sign in (1, -1):
         gain, z = (sign * part[: GRID**2].reshape(GRID, GRID) for part in (windows.mean(0), tested.z))
         for cells, peak in _find_places(gain, z, sign * float(tested.z[-1]), tested.critical):

@@ -157,7 +157,8 @@ class _Comparison(Run):
 
     def run(self) -> CamDiff:
         """Return the result: records, halves, regions, tests, findings."""
-        records = self._record_all()
+        recorded = self.record_all(self.pairs.iterate_records, PairRecord.to_list)
+        records = [PairRecord.from_list(index, values) for index, values in recorded.items()]
         found, tested = self.split(records, "near-duplicates and bursts")
         regions = find_moved_regions(found.records, found.groups, self.choose_classes([found, tested]), self.seed)
         regions.sort(key=lambda region: -region.promise)
@@ -179,16 +180,6 @@ class _Comparison(Run):
                 outcomes.append(bench.test(region))
                 counter.update(1)
         return self._conclude(records, outcomes, PASSES_PER_PAIR * len(records) + bench.passes)
-
-    def _record_all(self) -> list[PairRecord]:
-        known, missing = self.find_recorded()
-        with closing(follow_loop(len(known), Stage("Explaining", "image"))) as counter:
-            counter.update(len(known) - len(missing))
-            for index, record in self.pairs.iterate_records(missing):
-                known[index] = self.keep_recorded(index, record if isinstance(record, str) else record.to_list())
-                counter.update(1)
-        readable = self.choose_readable(known)
-        return [PairRecord.from_list(index, values) for index, values in readable.items()]
 
     def _conclude(self, records: Sequence[PairRecord], outcomes: Sequence[RegionOutcome], passes: int) -> CamDiff:
         findings, unconfirmed = self._describe_all([outcome for outcome in outcomes if not outcome.reason])

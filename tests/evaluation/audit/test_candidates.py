@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from camtool.evaluation.audit.candidates import Discovery
+from camtool.evaluation.audit.candidates import Change, Discovery
 from camtool.evaluation.audit.images import GRID, AuditImages, ImageRecord
 from camtool.evaluation.audit.patch import PatchCandidate, _choose_templates
 from camtool.evaluation.audit.place import (
@@ -108,7 +108,7 @@ def test_a_position_moves_what_is_hot_to_its_goal():
     record = make_record(0, 0, spot(2, 2))
     candidate = PositionCandidate(0, "", 1.0, np.array([0.75, 0.25]), np.array([[0.55, 0.65]]))
     images.heats[0] = record.heat
-    given, control = candidate.transplant(images, 0, 0, 1, np.random.default_rng(0))
+    given, control = candidate.transplant(Change(images, 0, 0, 1, np.random.default_rng(0)))
     assert given[:, 28:32, 8:12].all()
     assert control[:, 20:24, 24:28].all()
     unchanged, moved = candidate.compare_moves(images, record, [], np.random.default_rng(0))[0]
@@ -229,8 +229,8 @@ def test_a_patch_is_covered_and_pasted_with_a_margin_of_a_cell():
         == candidate.locate(images, images.prepare(0)).sum()
         == 64
     )
-    covered = candidate.remove(images, 0, 1, 1, np.random.default_rng(0))[1, 0]
-    pasted = candidate.transplant(images, 1, 0, 1, np.random.default_rng(0))[0]
+    covered = candidate.remove(Change(images, 0, 1, 1, np.random.default_rng(0)))[1, 0]
+    pasted = candidate.transplant(Change(images, 1, 0, 1, np.random.default_rng(0)))[0]
     whole = torch.zeros(40, 40, dtype=torch.bool)
     whole[12:28, 8:24] = True
     assert torch.equal((covered == 1).all(0), whole)

@@ -106,7 +106,7 @@ def test_changed_activations_give_the_scores_of_the_tail(layer):
     loaded = camtool.load("demo")
     images = AuditImages(Subject(loaded), [], None, "gradcam", 2)
     inputs = torch.rand(3, 3, 128, 128)
-    images._sources = [*inputs]
+    images.sources = [*inputs]
     activations = images.read_activations(inputs, layer)
     # The tail sees nothing but the activations, so those of other images give the scores of these.
     scores = images.score_activations(inputs[0], layer, activations)

@@ -96,9 +96,9 @@ def test_each_image_has_a_partner_of_its_own_and_no_more_images_are_pasted_on_th
     def record(name):
         change = getattr(PlaceCandidate, name)
 
-        def changed(self, images, index, partner, controls, random):
-            pairs[name].append((index, partner))
-            return change(self, images, index, partner, controls, random)
+        def changed(self, asked):
+            pairs[name].append((asked.image, asked.partner))
+            return change(self, asked)
 
         return changed
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -15,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from camtool.errors import Forgive
-from camtool.evaluation.audit.candidates import CueCandidate, RegionCandidate
+from camtool.evaluation.audit.candidates import Change, CueCandidate, RegionCandidate
 from camtool.evaluation.audit.images import ImageRecord
 from camtool.evaluation.audit.trials import Bench
 from camtool.inputs.prepared_inputs import PreparedInput
@@ -54,7 +55,6 @@ class FindingPictures:
     Attributes:
         folder: The folder of the audit.
         bench: The images of its class and of others, the model, and what was computed.
-        key: The key of the finding.
         candidate: The candidate that was tested.
         present: Images of the class that have it, by number.
         name_class: Returns the name of a class.
@@ -62,7 +62,6 @@ class FindingPictures:
 
     folder: Path
     bench: Bench
-    key: str
     candidate: CueCandidate
     present: Sequence[int]
     name_class: Callable[[int], str]
@@ -103,7 +102,7 @@ class FindingPictures:
         change = candidate.remove if is_removal else candidate.transplant
         for place, record in enumerate(records if partners else (), 1):
             image = images.prepare(record.index)
-            variants = change(images, record.index, partners[0].index, 1, np.random.default_rng(0))
+            variants = change(Change(images, record.index, partners[0].index, 1, np.random.default_rng(0)))
             if variants is None or variants.shape[-3:] != image.tensor.shape:  # e.g. activations, which have no picture
                 if is_removal:
                     yield self._show(record, f"{name}-{place}", is_outlined=True)
@@ -172,8 +171,8 @@ class FindingPictures:
         return path.as_posix()
 
 
-def write_pictures(folder: Path, findings: Sequence[FindingPictures]) -> None:
-    """Write the pictures of findings, and the list of them; those of an earlier list that are in it no more go.
+def write_pictures(folder: Path, findings: Mapping[str, FindingPictures]) -> None:
+    """Write the pictures of findings by key, and the list of them; those of an earlier list that are in it no more go.
 
     Raises:
         CamtoolError: A link leads out of the folder, or camtool did not make the folder of the pictures.
@@ -182,7 +181,8 @@ def write_pictures(folder: Path, findings: Sequence[FindingPictures]) -> None:
     before = read_pictures(folder)
     with replace_files(folder, [FOLDER]):
         (folder / FOLDER).mkdir(exist_ok=True)
-        pictures = {one.key: one.draw(number) for number, one in enumerate(findings[:_MOST_FINDINGS], 1)}
+        shown = islice(findings.items(), _MOST_FINDINGS)
+        pictures = {key: one.draw(number) for number, (key, one) in enumerate(shown, 1)}
     with open_atomically(folder / FOLDER / LIST_NAME) as stream:
         stream.write((json.dumps(pictures, indent=1) + "\n").encode())
     for name in {*_list_files(before)} - {*_list_files(pictures)}:
