@@ -35,7 +35,7 @@ from camtool.arguments.messages import format_count, format_percent, suggest_nam
 from camtool.errors import CamtoolError, ImageError, MetricError
 from camtool.evaluation.annotations import Region, match_regions, read_region
 from camtool.evaluation.audit import Audit, read_audit, read_verdicts
-from camtool.evaluation.audit.report.pictures import find_picture
+from camtool.evaluation.audit.report.page import find_picture
 from camtool.evaluation.audit.result import check_verdicts
 from camtool.evaluation.subject import LabeledBatch, Subject
 from camtool.explaining.explainer import explain

@@ -16,8 +16,7 @@ from camtool.arguments.regular_files import read_regular
 from camtool.errors import MetricError, raise_interrupt
 from camtool.evaluation.audit.candidates import DECOYS
 from camtool.evaluation.audit.report import page
-from camtool.evaluation.audit.report.page import format_percent
-from camtool.evaluation.audit.report.pictures import FOLDER, read_pictures
+from camtool.evaluation.audit.report.page import FOLDER, format_percent, read_pictures
 from camtool.evaluation.audit.statistics import compute_share
 from camtool.evaluation.audit.trials import Effect
 from camtool.evaluation.leaderboard.table import Interval, encode_json

@@ -26,8 +26,7 @@ from camtool.evaluation.audit.images import PASSES_PER_MAP, AuditImages, ImageRe
 from camtool.evaluation.audit.patch import find_patches
 from camtool.evaluation.audit.place import find_frames, find_places, find_positions
 from camtool.evaluation.audit.property import find_colors, find_properties
-from camtool.evaluation.audit.report.page import check_results
-from camtool.evaluation.audit.report.pictures import FindingPictures, write_pictures
+from camtool.evaluation.audit.report.page import FindingPictures, check_results, write_pictures
 from camtool.evaluation.audit.result import NAMES, VERDICTS_NAME, Audit, Finding, Verdict, rank_findings, read_verdicts
 from camtool.evaluation.audit.split import Half
 from camtool.evaluation.audit.state import SHOWN, Run, State, check_options, hold_folder, shorten_list

@@ -12,7 +12,7 @@ from torch import nn
 import camtool
 from camtool.errors import MetricError
 from camtool.evaluation.audit.images import AuditImages
-from camtool.evaluation.audit.report.pictures import read_pictures
+from camtool.evaluation.audit.report.page import read_pictures
 from camtool.evaluation.subject import Subject
 
 SIDE = 40

@@ -14,7 +14,7 @@ from PIL import Image
 
 from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.audit import read_audit, read_verdicts, running
-from camtool.evaluation.audit.report.pictures import find_picture, read_pictures, resize
+from camtool.evaluation.audit.report.page import find_picture, read_pictures, resize
 from camtool.evaluation.audit.trials import Effect
 from camtool.evaluation.leaderboard.table import Interval
 from tests.evaluation.audit.results import build_audit, build_finding, write_pictures
