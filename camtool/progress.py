@@ -11,11 +11,13 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol, TextIO
+from typing import Protocol, TextIO, TypeVar
+
+_T = TypeVar("_T")
 
 # A display for a shorter wait would only flicker.
 _SECONDS_BEFORE_PROGRESS = 2.0
@@ -109,14 +111,19 @@ def follow_loop(count: int, stage: Stage | None = None) -> PassCounter:
     return _Loop(count, stage or Stage("Explaining", "pass"))
 
 
+def follow_each(items: Sequence[_T], stage: Stage) -> Iterator[_T]:
+    """Yield the items of a loop, and show how many are done."""
+    with closing(follow_loop(len(items), stage)) as loop:
+        for item in items:
+            yield item
+            loop.update(1)
+
+
 @contextmanager
 def follow_step(activity: str) -> Iterator[None]:
     """Show that a step goes on which has no parts to count, e.g. ``"Compiling for onnxruntime"``."""
-    step = follow_loop(1, Stage(activity))
-    try:
+    with closing(follow_loop(1, Stage(activity))):
         yield
-    finally:
-        step.close()
 
 
 @contextmanager
@@ -125,11 +132,8 @@ def follow_images(count: int) -> Iterator[PassCounter | None]:
     if _listener.get() is not None:
         yield None
         return
-    loop = _Loop(count, Stage("Explaining", "image"))
-    try:
+    with closing(_Loop(count, Stage("Explaining", "image"))) as loop:
         yield loop
-    finally:
-        loop.close()
 
 
 class _Loop:

@@ -19,8 +19,7 @@ from camtool.arguments.checks import check_count
 from camtool.arguments.libraries import import_library
 from camtool.arguments.messages import format_count
 from camtool.errors import ImageError
-from camtool.hooks.chunks import iterate_chunks
-from camtool.progress import Stage
+from camtool.progress import Stage, follow_each
 from camtool.rendering import image_writing, overlay
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap
 from camtool.rendering.image_writing import open_atomically
@@ -78,8 +77,7 @@ def write_pyramid(path: Path, levels: Sequence[Pixels], mpp: float | None, descr
     tifffile = import_library("tifffile", f"{path} is a TIFF, which needs", "'camtool[slides]'", ImageError)
     size = sum(level.size for level in levels)
     with open_atomically(path) as stream, tifffile.TiffWriter(stream, bigtiff=size > _LARGEST_CLASSIC) as file:
-        steps = iterate_chunks(len(levels), 1, Stage("Writing", "level"))
-        for (number, level), _ in zip(enumerate(levels), steps, strict=True):
+        for number, level in enumerate(follow_each(levels, Stage("Writing", "level"))):
             file.write(
                 level,
                 tile=(_TILE, _TILE),
@@ -282,8 +280,7 @@ class SlideExplanation(image_writing.Displayable):
         """
         height, width = heat.shape
         corners = [(top, left) for top in range(0, height, _BLOCK) for left in range(0, width, _BLOCK)]
-        steps = iterate_chunks(len(corners), 1, Stage("Drawing", "part"))
-        for (top, left), _ in zip(corners, steps, strict=True):
+        for top, left in follow_each(corners, Stage("Drawing", "part")):
             part = (slice(top, top + _BLOCK), slice(left, left + _BLOCK))
             values = heat[part].astype(np.float32) / 255
             photo = read_scaled(reader, scale, left, top, values.shape[1], values.shape[0])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,7 +22,7 @@ from camtool.evaluation.audit.candidates import Discovery, RegionCandidate, desc
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import run_maximum_test
 from camtool.inputs.prepared_inputs import PreparedInput
-from camtool.progress import Stage, follow_loop
+from camtool.progress import Stage, follow_each
 
 _MOST_GRID = 32
 """Largest side of the grid of the layer: finer layers see edges and no form."""
@@ -172,13 +171,11 @@ def _find_patches_of(
 def _cut_all(discovery: Discovery, layer: str, side: int) -> tuple[list[ImageRecord], list[Tensor]]:
     """Return the records with hot parts at a layer, and the parts of each."""
     records, windows = list[ImageRecord](), list[Tensor]()
-    with closing(follow_loop(len(discovery.records), Stage("Looking for patches", "image"))) as counter:
-        for record in discovery.records:
-            parts = _cut_patches(discovery.images, record, layer, side)
-            if parts is not None:
-                records.append(record)
-                windows.append(parts)
-            counter.update(1)
+    for record in follow_each(discovery.records, Stage("Looking for patches", "image")):
+        parts = _cut_patches(discovery.images, record, layer, side)
+        if parts is not None:
+            records.append(record)
+            windows.append(parts)
     return records, windows
 
 

@@ -128,16 +128,15 @@ class Finding:
     def sentence(self) -> str:
         """The finding in one sentence, with its numbers."""
         has, effects = f"{self.present} of {self.class_count} '{self.label}' images: {self.name}", []
+        remove, give = _VERBS.get(self.kind, _VERBS["place"])
         if self.removal is not None:
-            verb = _VERBS.get(self.kind, _VERBS["place"])[0]
             answers = format_answers(self.removal)
             effects.append(
-                f"{verb} changes {answers} of the answers (controls {format_percent(self.removal.controls)})"
+                f"{remove} changes {answers} of the answers (controls {format_percent(self.removal.controls)})"
                 f"{_format_probability(self.removal)}"
             )
         if self.transplant is not None:
-            verb = _VERBS.get(self.kind, _VERBS["place"])[1]
-            made = f"{verb} makes {format_answers(self.transplant)} of other images '{self.label}'"
+            made = f"{give} makes {format_answers(self.transplant)} of other images '{self.label}'"
             effects.append(made + _format_probability(self.transplant))
         return f"{has}; {', '.join(effects)}; q = {self.q:.2g}."
 

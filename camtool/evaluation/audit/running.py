@@ -34,7 +34,7 @@ from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, Bench, O
 from camtool.evaluation.subject import Subject, check_image_list
 from camtool.explaining.types import Model
 from camtool.models import Transform
-from camtool.progress import Stage, follow_loop
+from camtool.progress import Stage, follow_each
 
 Find: TypeAlias = Callable[[Discovery], Sequence[CueCandidate]]
 
@@ -382,11 +382,9 @@ class _Run(Run):
         for bench in {*self.benches.values()}:
             names = {name_strengths(one): one for one in candidates if self.benches[one.target] is bench}
             missing = {name: list[float]() for name in names if self.state.get(name) is None}
-            with closing(follow_loop(len(bench.records), Stage("Measuring candidates", "image"))) as counter:
-                for record in bench.records if missing else ():
-                    for name, strengths in missing.items():
-                        strengths.append(names[name].measure(self.images, record))
-                    counter.update(1)
+            for record in follow_each(bench.records, Stage("Measuring candidates", "image")) if missing else ():
+                for name, strengths in missing.items():
+                    strengths.append(names[name].measure(self.images, record))
             for name, strengths in missing.items():
                 self.state.add(name, strengths)
 

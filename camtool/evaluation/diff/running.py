@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,7 @@ from camtool.evaluation.leaderboard.measurement import hash_weights
 from camtool.evaluation.subject import Subject, check_image_list, check_single_labels
 from camtool.explaining.types import Model
 from camtool.models import Transform, to_loaded
-from camtool.progress import Stage, follow_loop
+from camtool.progress import Stage, follow_each
 
 _MOST_IMAGES = 25
 """Images for each test of a region: with 19 controls and two fills they take 2,000 forward passes."""
@@ -174,11 +173,7 @@ class _Comparison(Run):
             seed=self.seed,
             remember=self.state.remember,
         )
-        outcomes = []
-        with closing(follow_loop(len(regions), Stage("Testing", "place"))) as counter:
-            for region in regions:
-                outcomes.append(bench.test(region))
-                counter.update(1)
+        outcomes = [bench.test(region) for region in follow_each(regions, Stage("Testing", "place"))]
         return self._conclude(records, outcomes, PASSES_PER_PAIR * len(records) + bench.passes)
 
     def _conclude(self, records: Sequence[PairRecord], outcomes: Sequence[RegionOutcome], passes: int) -> CamDiff:
@@ -187,7 +182,8 @@ class _Comparison(Run):
             f"{self._name_region(outcome.region)}: {outcome.reason}." for outcome in outcomes if outcome.reason
         ]
         changed = sorted(records, key=lambda record: (-record.moved, record.index))
-        pictures = self._draw_all(changed[: self.pictures])
+        drawn = follow_each(changed[: self.pictures], Stage("Drawing", "image"))
+        pictures = {record.index: self._draw(record) for record in drawn}
         return CamDiff(
             findings=findings,
             unconfirmed=unconfirmed,
@@ -211,14 +207,6 @@ class _Comparison(Run):
         kept.sort(key=lambda pair: (pair[1], -abs(pair[0].difference.mean) if pair[0].difference else 0))
         unconfirmed = (self._describe(*pair) for pair in pairs if pair not in confirmed)
         return tuple(self._describe(*pair) for pair in kept), tuple(unconfirmed)
-
-    def _draw_all(self, records: Sequence[PairRecord]) -> dict[int, tuple[bytes, bytes]]:
-        pictures = {}
-        with closing(follow_loop(len(records), Stage("Drawing", "image"))) as counter:
-            for record in records:
-                pictures[record.index] = self._draw(record)
-                counter.update(1)
-        return pictures
 
     def _draw(self, record: PairRecord) -> tuple[bytes, bytes]:
         """Return the pictures of an image, which are drawn if no earlier start did so."""
