@@ -32,7 +32,7 @@ from torchvision.transforms._presets import ImageClassification
 import camtool
 from benchmarks.paired import describe_machine
 from camtool.runs.cluster import rows
-from camtool.runs.cluster.cluster_run import run_on_ray
+from camtool.runs.cluster.cluster_run import ClusterRun
 from camtool.runs.cluster.explain_batch import ExplainBatch
 from camtool.runs.cluster.plan import divide_inputs, list_inputs
 from camtool.runs.cluster.remote_files import OutputFolder
@@ -125,8 +125,8 @@ def _measure_run(paths: list[str], settings: dict[str, Any]) -> _Cost:
     used: dict[tuple[int, float], tuple[bool, float]] = {}
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as out:
-        shards = divide_inputs(list_inputs(paths), _SHARD).shards
-        for outcome in run_on_ray(shards, OutputFolder.open(out), settings):
+        run = ClusterRun(divide_inputs(list_inputs(paths), _SHARD), OutputFolder.find(out), settings)
+        for outcome in run.start():
             assert outcome.failures == 0
             _read_cpu_times(used)
             workers = sum(seconds for is_worker, seconds in used.values() if is_worker)
@@ -188,7 +188,7 @@ def _measure_bytes(photos: Path, weights: Path | None) -> dict[str, float]:
         columns = ExplainBatch(**model, method="smoothgrad", samples=2)({"path": paths[:100]})
         found["smoothgrad, 224 x 224, row in a shard of 100"] = round(len(rows.encode_parquet(columns, {})) / 100)
         for suffix in ("png", "jpg"):
-            worker = ShardWorker(model, OutputFolder.open(f"{out}/{suffix}"), OutputSettings(Path(), format=suffix))
+            worker = ShardWorker(model, OutputFolder.find(f"{out}/{suffix}"), OutputSettings(Path(), format=suffix))
             worker.compute_shard(divide_inputs(list_inputs(paths[:24])).shards[0])
             sizes = [path.stat().st_size for path in Path(out).glob(f"{suffix}/overlays/*/*")]
             found[f"overlay, {suffix}"] = round(sum(sizes) / len(sizes))

@@ -281,7 +281,8 @@ def run_jobs(
         prepared = threads.map_ahead(prepare, chain.from_iterable(batch.jobs for batch in pending), batch_size)
         first_explained = _reserve_complete(folder, writer) if pending else None
         if first_explained is not None and start.uses_engine:
-            _choose_engine(explainer, folder.get_batch(first_explained).jobs, target, output.max_side)
+            # The first photos in a process decide whether an engine is used. They must be those that decided before.
+            _explain_batch(explainer, [*map(prepare, first_explained.jobs)], target, strict=False)
         sizes = [len(batch.jobs) for batch in pending]
         explained = _explain_photos(
             explainer,
@@ -298,14 +299,14 @@ def run_jobs(
         release_memory()  # the report reads photos again
 
 
-def _reserve_complete(folder: RunFolder, writer: ResultWriter) -> int | None:
+def _reserve_complete(folder: RunFolder, writer: ResultWriter) -> Batch | None:
     """Reserve the files of complete batches; return the first batch with an explanation, if there is one."""
     first = None
     for record in folder.read_complete():
         writer.reserve_recorded(record.files)
         if first is None and record.explanations is not None:
             first = record.batch
-    return first
+    return next((batch for batch in folder.batches if batch.number == first), None)
 
 
 @dataclass(frozen=True)
@@ -321,16 +322,9 @@ def _read_photo(explainer: Explainer[Any], max_side: int | None, job: Job) -> _P
     if not job.is_asked:
         return _Photo(job, f"{job.source}: it is no longer in PATH")
     # The hash is taken first: if the photo changes meanwhile, the next start sees another hash and explains it again.
-    facts = _describe_photo(job.source)
+    digest = None if isinstance(job.source, str) else hash_photo(job.source)
+    facts = {} if digest is None else {"bytes": Path(job.source).stat().st_size, "sha256": digest}
     return _Photo(job, prepare_photo(explainer, job.source, str(job.source), max_side), facts)
-
-
-def _describe_photo(source: Path | str) -> dict[str, Any]:
-    """Return size and hash of a photo; nothing if it cannot be read, or is downloaded."""
-    if isinstance(source, str):
-        return {}
-    digest = hash_photo(source)
-    return {} if digest is None else {"bytes": source.stat().st_size, "sha256": digest}
 
 
 @dataclass(frozen=True)
@@ -401,15 +395,6 @@ def _explain_batch(
     return explain_batch(explainer, names, [photo.prepared for photo in photos], target, strict=strict)
 
 
-def _choose_engine(explainer: Explainer[Any], jobs: Sequence[Job], target: Any, max_side: int | None) -> None:
-    """Explain the first photos of a continued run once more, without a result.
-
-    The first photos in a process decide whether an engine can be used. They must be those that decided it before.
-    """
-    photos = [_read_photo(explainer, max_side, job) for job in jobs]
-    _explain_batch(explainer, photos, target, strict=False)
-
-
 # ---------------------------------------------------------------------------------------------------------- records
 
 
@@ -434,7 +419,7 @@ def _write_results(
     writer: ResultWriter, folder: Path, explained: _Explained
 ) -> tuple[Success | Failure, dict[str, Any]]:
     """Write the files of a photo, and return the outcome and what is recorded of it."""
-    outcome = writer.write_results((explained.job, explained.result))
+    outcome = writer.write_results(explained.job, explained.result)
     if isinstance(outcome, Failure):
         return outcome, {**explained.facts, "failure": outcome.reason}
     names = [name for line in outcome.lines for name in line.files.values()]

@@ -90,7 +90,7 @@ class ResultWriter:
         with self._lock:
             self._taken.update(fold_path(Path(name)) for name in names)
 
-    def write_results(self, result: tuple[Job, Sequence[Explanation] | str]) -> Success | Failure:
+    def write_results(self, job: Job, explanations: Sequence[Explanation] | str) -> Success | Failure:
         """Write the files of all explanations of a photo; instead of them there may be the reason why there are none.
 
         Returns:
@@ -99,7 +99,6 @@ class ResultWriter:
         Raises:
             OSError: The disk is at fault, not the photo.
         """
-        job, explanations = result
         if isinstance(explanations, str):
             return Failure(job, explanations)
         true_class = self._output.true_classes.get(job.source)
@@ -143,7 +142,7 @@ class ResultWriter:
     ) -> ManifestLine:
         line = build_line(str(job.source), explanation, true_class)
         has_caption = self._output.has_captions or "nothing-found" in line.warning_codes
-        caption = build_caption(line) if has_caption else None
+        caption = build_caption(vars(line)) if has_caption else None
         heat_in = {name: self._measure(job, explanation, region) for name, region in self._output.regions.items()}
         return replace(line, files=self._write_files(explanation, stem, caption), heat_in=heat_in or None)
 

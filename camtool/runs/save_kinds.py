@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,16 +67,7 @@ class OutputSettings:
     has_legend: bool = False
 
 
-class Write(Protocol):
-    """Function that writes an explanation to a path; overlays get the caption, if there is one."""
-
-    def __call__(
-        self, explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None, /
-    ) -> None:
-        """Write the file, completely or not at all."""
-
-
-def _accept_all(explanation: Explanation) -> str | None:
+def _accept_all(_: Explanation) -> str | None:
     """Return None: any explanation can be written."""
     return None
 
@@ -86,23 +77,21 @@ class SaveKind:
     """One kind of file.
 
     Attributes:
-        write: Writes an explanation to a path.
+        write: Writes an explanation to a path, completely or not at all; overlays get the caption, if there is one.
         choose_suffix: From the format of images to the suffix of the file.
         marker: What stands before the suffix, so that the files of an explanation have different names.
         is_picture: It is an image of 8 bits rather than numbers.
         describe_refusal: Returns why an explanation cannot be written as this kind; ``None`` if it can.
     """
 
-    write: Write
+    write: Callable[[Explanation, Path, OutputSettings, Caption | None], None]
     choose_suffix: Callable[[str], str]
     marker: str
     is_picture: bool = True
     describe_refusal: Callable[[Explanation], str | None] = _accept_all
 
 
-def _write_overlay(
-    explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None
-) -> None:
+def _write_overlay(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None) -> None:
     from camtool.rendering.contact_sheet import add_caption
     from camtool.warning_codes import find_heat_places
 
@@ -119,9 +108,7 @@ def _write_pixels(path: Path, pixels: NDArray[Any]) -> None:
     write_image(path, pixels)
 
 
-def _write_heatmap(
-    explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None
-) -> None:
+def _write_heatmap(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None) -> None:
     """Write the heatmap in colors; transparent where the model did not see the photo."""
     import numpy as np
 
@@ -134,11 +121,7 @@ def _write_heatmap(
     _write_pixels(path, pixels)
 
 
-def _write_mask(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None) -> None:
-    _write_pixels(path, explanation.masked())
-
-
-def _write_raw(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None) -> None:
+def _write_raw(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None) -> None:
     import numpy as np
 
     from camtool.rendering import image_writing
@@ -147,7 +130,7 @@ def _write_raw(explanation: Explanation, path: Path, output: OutputSettings, cap
         np.save(file, explanation.raw)
 
 
-def _write_arrays(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None) -> None:
+def _write_arrays(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None) -> None:
     import numpy as np
 
     # A byte is as fine as a screen shows; a float16 would take ten times the space.
@@ -183,14 +166,12 @@ def write_numbers(explanation: Explanation, path: Path, *, heatmap: NDArray[Any]
         )
 
 
-def _write_on_grid(
-    explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None
-) -> None:
+def _write_on_grid(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None) -> None:
     """Write the heatmap as float32 numbers on the grid of the file that the image came from."""
     explanation.save(path)
 
 
-def _write_region(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None = None) -> None:
+def _write_region(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None) -> None:
     """Write the photo with all but the part faded that is sufficient; all of it if nothing was found."""
     if explanation.region is None:
         _write_pixels(path, explanation.photo)
@@ -229,7 +210,7 @@ SAVE_KINDS: dict[str, SaveKind] = {
     # The heatmap alone, in colors; JPEG has no transparency.
     "heatmap": SaveKind(_write_heatmap, lambda asked: "png" if asked == "jpg" else asked, ".heatmap"),
     # The photo multiplied by the heatmap.
-    "mask": SaveKind(_write_mask, _keep_format, ".mask"),
+    "mask": SaveKind(lambda shown, path, *_: _write_pixels(path, shown.masked()), _keep_format, ".mask"),
     # The photo with all but a sufficient region faded; the executor finds the region.
     "sufficient": SaveKind(_write_region, _keep_format, ".sufficient"),
     # The method's own values as an array (h, w), on what the model saw of the photo.

@@ -143,7 +143,7 @@ def test_a_result_never_overwrites_another_of_the_same_run(tmp_path):
     model = camtool.Loaded(Towers().eval(), prepare, text=encode)
     jobs = [Job(write_noise(tmp_path / "a.png"), Path("same")), Job(write_noise(tmp_path / "b.png", 7), Path("Same"))]
     writer, explainer = ResultWriter(OutputSettings(tmp_path / "out", ("raw",))), camtool.Explainer(model)
-    outcomes = [writer.write_results((job, [explainer(str(job.source), "a dog")])) for job in jobs]
+    outcomes = [writer.write_results(job, [explainer(str(job.source), "a dog")]) for job in jobs]
     assert [type(outcome) for outcome in outcomes] == [Success, Failure]
     assert "would overwrite" in outcomes[1].reason
     assert list_results(tmp_path / "out") == [*outcomes[0].lines[0].files.values()]
@@ -154,7 +154,7 @@ def test_a_result_never_overwrites_a_recorded_one(tmp_path):
     job = Job(write_noise(tmp_path / "a.png"), Path("Same"))
     writer = ResultWriter(OutputSettings(tmp_path / "out", ("raw",)))
     writer.reserve_recorded(["same.gradcam.a-dog.raw.npy"])
-    outcome = writer.write_results((job, [camtool.Explainer(model)(str(job.source), "a dog")]))
+    outcome = writer.write_results(job, [camtool.Explainer(model)(str(job.source), "a dog")])
     assert "would overwrite" in outcome.reason
     assert list_results(tmp_path / "out") == []
 

@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -91,7 +91,8 @@ class ClusterRun:
         settings: The settings of :class:`camtool.runs.cluster.explain_batch.ExplainBatch`, without threads and readers.
         command: The options of the command that results depend on, by name.
         resources: What a worker takes of the cluster.
-        address: The address of a running cluster; see :func:`camtool.runs.cluster.cluster_run.run_on_ray`.
+        address: The address of a running cluster. By default the one of the environment variable ``RAY_ADDRESS`` or of
+            this machine, or else a new one on this machine, which ends with the run. A connection that exists is used.
         pictures: How overlays are drawn; ``None`` for no pictures.
         only_wrong: Write rows only of photos whose top class is not the true one.
         overwrite: Remove a run that is in the folder, and start anew.
@@ -143,17 +144,7 @@ class ClusterRun:
                 self.folder.check_unchanged(description)
             _check_request(explain, unfinished)
             try:
-                yield from run_on_ray(
-                    unfinished,
-                    self.folder,
-                    self.settings,
-                    partial(self._prepare_folder, description),
-                    resources=self.resources,
-                    address=self.address,
-                    pictures=self.pictures,
-                    only_wrong=self.only_wrong,
-                    expected={"versions": description["versions"], "weights": description["model"]["weights_sha256"]},
-                )
+                yield from run_on_ray(self, unfinished, description)
             finally:
                 self.folder.remove_traces()
 
@@ -173,7 +164,7 @@ class ClusterRun:
         # Which devices the workers have is not known here.
         return {**described, "device": self.settings.get("device", "auto"), "inputs": inputs}
 
-    def _prepare_folder(self, description: Mapping[str, Any]) -> None:
+    def prepare_folder(self, description: Mapping[str, Any]) -> None:
         """Remove what is not to be continued, and write ``run.json``."""
         if self.overwrite:
             self.folder.remove_run()
@@ -205,33 +196,16 @@ def _lock_folder(folder: OutputFolder) -> Iterator[None]:
         yield
 
 
-def run_on_ray(
-    shards: Sequence[Shard],
-    folder: OutputFolder,
-    settings: Mapping[str, Any],
-    prepare_folder: Callable[[], None],
-    *,
-    resources: Resources | None = None,
-    address: str | None = None,
-    pictures: OutputSettings | None = None,
-    only_wrong: bool = False,
-    expected: Mapping[str, Any] | None = None,
-) -> Iterator[ShardOutcome]:
+def run_on_ray(run: ClusterRun, shards: Sequence[Shard], description: Mapping[str, Any]) -> Iterator[ShardOutcome]:
     """Compute shards on the workers of a Ray cluster, and yield the outcome of each as soon as it is written.
 
     Ray computes the shards of a lost worker again. A shard whose workers die repeatedly ends the run.
 
     Args:
-        shards: The shards that are not finished.
-        folder: The output folder, which all workers must see.
-        settings: The settings of :class:`camtool.runs.cluster.explain_batch.ExplainBatch`, without threads and readers.
-        prepare_folder: Prepares the folder once the cluster is reached and has the resources.
-        resources: What a worker takes of the cluster.
-        address: The address of a running cluster. By default the one of the environment variable ``RAY_ADDRESS`` or of
-            this machine, or else a new one on this machine, which ends with the run. A connection that exists is used.
-        pictures: How overlays are drawn; ``None`` for no pictures.
-        only_wrong: Write rows only of photos whose top class is not the true one.
-        expected: The versions of libraries and the hash of the weights that all workers must have.
+        run: The run, whose folder is prepared once the cluster is reached and has the resources.
+        shards: Its shards that are not finished.
+        description: The content of ``run.json``, with the versions of libraries and the hash of the weights that all
+            workers must have.
 
     Raises:
         CamtoolError: Ray is missing or cannot be reached, a worker reports an error, or a shard was not computed.
@@ -240,15 +214,15 @@ def run_on_ray(
     missing = {shard.name for shard in shards}
     if not missing:
         return
-    with _connect(ray, address), _quiet_data(data):
-        resolved = (resources or Resources()).resolve(ray.cluster_resources())
-        prepare_folder()
+    with _connect(ray, run.address), _quiet_data(data):
+        resolved = run.resources.resolve(ray.cluster_resources())
+        run.prepare_folder(description)
         worker = {
-            "settings": {**settings, **_choose_threads(shards, resolved)},
-            "folder": folder,
-            "pictures": pictures,
-            "only_wrong": only_wrong,
-            "expected": expected or {},
+            "settings": {**run.settings, **_choose_threads(shards, resolved)},
+            "folder": run.folder,
+            "pictures": run.pictures,
+            "only_wrong": run.only_wrong,
+            "expected": select_expected(description),
         }
         try:
             for row in _build_dataset(data, shards, resolved, worker).iter_rows():
@@ -261,6 +235,11 @@ def run_on_ray(
             raise CamtoolError(f"Ray ended the run: {str(error).strip().splitlines()[-1]}") from error
     if missing:
         raise CamtoolError(f"{len(missing)} shards were not computed, e.g. {min(missing)}; start the run again.")
+
+
+def select_expected(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what all workers must have: the versions of libraries and the hash of the weights."""
+    return {"versions": description["versions"], "weights": description["model"]["weights_sha256"]}
 
 
 def _build_dataset(data: Any, shards: Sequence[Shard], resources: Resources, worker: Mapping[str, Any]) -> Any:

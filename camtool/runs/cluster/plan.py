@@ -10,19 +10,18 @@ import glob
 import re
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from camtool.errors import CamtoolError, ImageError, raise_interrupt
 from camtool.inputs.image_files import IMAGE_SUFFIXES
-from camtool.runs.cluster import remote_files
-from camtool.runs.cluster.remote_files import RemoteFile, get_local_filesystem, import_library, is_uri, list_uri
+from camtool.runs.cluster.remote_files import RemoteFile, get_local_filesystem, import_library, is_uri, list_uri, locate
 from camtool.runs.job_list import Job, Plan, Skipped, plan_run
 from camtool.runs.true_labels import TrueClass
 
@@ -56,9 +55,7 @@ def open_photo(photo: Photo) -> str | bytes:
         return photo.data
     if photo.data is not None:
         return photo.data.read()
-    if remote_files.is_uri(photo.path):
-        return remote_files.open_uri(photo.path).read()
-    return photo.path
+    return locate(photo.path).read() if is_uri(photo.path) else photo.path
 
 
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz")
@@ -323,7 +320,8 @@ def list_inputs(
     groups: dict[str, list[str]] = {"archive": [], "table": [], "uri": [], "local": []}
     for path in paths:
         groups[_find_kind(path)].append(path)
-    planned = _list_local(groups["local"], recursive=recursive, out=out)
+    absolute = [str(Path(path).absolute()) for path in groups["local"]]
+    planned = plan_run(absolute, recursive=recursive, out=out) if absolute else Plan([], [])
     listed = [(uri, _list_images(uri, recursive=recursive)) for uri in groups["uri"]]
     # File systems of pyarrow cannot be hashed, so names tell files apart.
     remote = {file.name: file for _, files in listed for file in files}
@@ -346,11 +344,6 @@ def _is_table(path: str) -> bool:
     return path.rstrip("/").lower().endswith(_PARQUET)
 
 
-def _list_local(paths: Sequence[str], *, recursive: bool, out: Path | None) -> Plan:
-    absolute = [str(Path(path).absolute()) for path in paths]
-    return plan_run(absolute, recursive=recursive, out=out) if paths else Plan([], [], ())
-
-
 def divide_inputs(
     inputs: ClusterInputs, shard_size: int = 1000, true_classes: Mapping[Path | str, TrueClass] | None = None
 ) -> ClusterPlan:
@@ -370,9 +363,12 @@ def divide_inputs(
         Photo(str(job.source), inputs.remote.get(str(job.source)), true_class=known.get(job.source))
         for job in inputs.files.jobs
     ]
-    sources: list[Source] = [FileList(part) for part in _split(photos, shard_size)]
+    starts = range(0, len(photos), shard_size)
+    sources: list[Source] = [FileList(tuple(photos[start : start + shard_size])) for start in starts]
     sources += [TarArchive(file) for file in inputs.archives]
-    sources += _list_row_groups(inputs.tables, shard_size, inputs.image_column)
+    with ThreadPoolExecutor(_LISTING_THREADS) as pool:
+        divide = partial(_divide_table, shard_size=shard_size, column=inputs.image_column)
+        sources += chain.from_iterable(pool.map(divide, inputs.tables))
     shards = [Shard(_name_shard(index, source), source) for index, source in enumerate(sources)]
     digest = sha256("\n".join(shard.name for shard in shards).encode()).hexdigest()
     return ClusterPlan(shards, inputs.files.skipped, digest)
@@ -399,12 +395,6 @@ def _name_shard(index: int, source: Source) -> str:
     # The names of files may hold bytes that are not valid text; Python turns them into surrogates.
     text = "\0".join(source.names).encode("utf-8", "surrogatepass")
     return f"shard-{index:06}-{sha256(text).hexdigest()[:16]}{_PARQUET}"
-
-
-def _split(photos: Iterable[Photo], size: int) -> Iterator[tuple[Photo, ...]]:
-    rest = iter(photos)
-    while part := tuple(islice(rest, size)):
-        yield part
 
 
 def _list_images(uri: str, *, recursive: bool) -> list[RemoteFile]:
@@ -447,11 +437,6 @@ def _is_part(path: str, table: str) -> bool:
     """Return True for a file of a table that is a folder, and False for what Spark keeps there, as ``_temporary/``."""
     below = path.partition(f"{table}/")[2]
     return path.lower().endswith(_PARQUET) and not any(part.startswith((".", "_")) for part in below.split("/"))
-
-
-def _list_row_groups(files: Sequence[RemoteFile], shard_size: int, column: str | None) -> list[Source]:
-    with ThreadPoolExecutor(_LISTING_THREADS) as pool:
-        return [*chain.from_iterable(pool.map(partial(_divide_table, shard_size=shard_size, column=column), files))]
 
 
 def _divide_table(file: RemoteFile, shard_size: int, column: str | None) -> list[ParquetRows]:

@@ -5,7 +5,6 @@ pyarrow reads S3, Google Cloud and HDFS, fsspec the rest. What is written is who
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,12 +27,12 @@ _BUFFER_BYTES = 2**23
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file in a file system of pyarrow.
+    """A file, or a folder, in a file system of pyarrow.
 
     Attributes:
         filesystem: The file system. It may hold credentials; they are in no name.
         path: The path in the file system.
-        name: The file's name for the user: its URI without credentials and options.
+        name: Its name for the user: its URI without credentials and options.
     """
 
     filesystem: Any
@@ -57,30 +56,13 @@ class RemoteFile:
         """Open the file to read parts of it."""
         return self.filesystem.open_input_file(self.path)
 
-
-@dataclass(frozen=True)
-class RemoteFolder:
-    """A place in a file system of pyarrow.
-
-    Attributes:
-        filesystem: The file system.
-        path: The path in the file system.
-        prefix: What precedes a path of this file system in a URI, e.g. ``"s3://"``.
-    """
-
-    filesystem: Any
-    path: str
-    prefix: str
-
     def get_file(self, path: str) -> RemoteFile:
-        """Return the file at a path of this file system."""
-        return RemoteFile(self.filesystem, path, path if is_uri(path) else f"{self.prefix}{path}")
+        """Return the file at another path of the same file system."""
+        return RemoteFile(self.filesystem, path, _name_path(self.name.partition("://")[0], path))
 
-    def list_files(self, *, recursive: bool) -> list[str]:
-        """Return the paths of the files in the folder."""
-        fs = import_library("pyarrow.fs")
-        entries = self.filesystem.get_file_info(fs.FileSelector(self.path, recursive=recursive))
-        return [entry.path for entry in entries if entry.type == fs.FileType.File]
+
+def _name_path(scheme: str, path: str) -> str:
+    return path if is_uri(path) else f"{scheme}://{path}"
 
 
 def is_uri(path: str) -> bool:
@@ -93,38 +75,28 @@ def get_local_filesystem() -> Any:
     return import_library("pyarrow.fs").LocalFileSystem()
 
 
-def locate(uri: str) -> RemoteFolder:
-    """Return the file system of a URI, and the path in it.
+def locate(uri: str) -> RemoteFile:
+    """Return the file or the folder at a URI.
 
     Raises:
         CamtoolError: No library knows the scheme, or the one that does is missing.
     """
     arrow, fs = import_library("pyarrow"), import_library("pyarrow.fs")
-    prefix = f"{urlsplit(uri).scheme}://"
+    scheme = urlsplit(uri).scheme
     try:
         filesystem, path = fs.FileSystem.from_uri(uri)
-        return RemoteFolder(filesystem, path, prefix)
+        return RemoteFile(filesystem, path, _name_path(scheme, path))
     except (arrow.ArrowInvalid, NotImplementedError):
         pass  # a scheme that pyarrow does not know
     except OSError as error:
         raise_interrupt(error)
-        raise CamtoolError(f"{prefix}... cannot be opened: {error}.") from error
+        raise CamtoolError(f"{scheme}://... cannot be opened: {error}.") from error
     fsspec = import_library("fsspec")
     try:
         inner, path = fsspec.core.url_to_fs(uri)
     except (ImportError, ValueError) as error:
-        raise CamtoolError(f"{prefix}... cannot be opened: {error}.") from error
-    return RemoteFolder(fs.PyFileSystem(fs.FSSpecHandler(inner)), path, prefix)
-
-
-def open_uri(uri: str) -> RemoteFile:
-    """Return the file at a URI.
-
-    Raises:
-        CamtoolError: No library knows the scheme, or the one that does is missing.
-    """
-    folder = locate(uri)
-    return folder.get_file(folder.path)
+        raise CamtoolError(f"{scheme}://... cannot be opened: {error}.") from error
+    return RemoteFile(fs.PyFileSystem(fs.FSSpecHandler(inner)), path, _name_path(scheme, path))
 
 
 def list_uri(uri: str, *, recursive: bool = False) -> list[RemoteFile]:
@@ -147,8 +119,8 @@ def list_uri(uri: str, *, recursive: bool = False) -> list[RemoteFile]:
         if info.type == fs.FileType.NotFound:
             raise ImageError(f"path {uri!r}: no such file or folder.")
         if info.type == fs.FileType.File:
-            return [folder.get_file(folder.path)]
-        paths = folder.list_files(recursive=recursive or wildcard is not None)
+            return [folder]
+        paths = _list_paths(folder.filesystem, folder.path, recursive=recursive or wildcard is not None)
     except OSError as error:
         raise_interrupt(error)
         raise ImageError(f"path {uri!r} cannot be listed: {error}.") from error
@@ -157,6 +129,14 @@ def list_uri(uri: str, *, recursive: bool = False) -> list[RemoteFile]:
         pattern = re.compile(glob_translate(f"{folder.path.rstrip('/')}{uri[len(base) :]}"))
         paths = [path for path in paths if pattern.match(path)]
     return [folder.get_file(path) for path in sorted(paths)]
+
+
+def _list_paths(filesystem: Any, folder: str, *, recursive: bool = False, are_folders: bool = False) -> list[str]:
+    """Return the paths of the files in a folder, or of its subfolders; none of a folder that is missing."""
+    fs = import_library("pyarrow.fs")
+    kind = fs.FileType.Directory if are_folders else fs.FileType.File
+    entries = filesystem.get_file_info(fs.FileSelector(folder, recursive=recursive, allow_not_found=True))
+    return [entry.path for entry in entries if entry.type == kind]
 
 
 def import_library(name: str) -> Any:
@@ -203,29 +183,18 @@ class OutputFolder:
     name: str
 
     @classmethod
-    def open(cls, out: str) -> OutputFolder:
-        """Return a folder, which is created if it is missing.
+    def find(cls, out: str) -> OutputFolder:
+        """Return a folder, which may be missing.
 
         Args:
             out: A local path, which all workers must see, or a URI.
-
-        Raises:
-            CamtoolError: The folder cannot be created, or no library knows the scheme.
-        """
-        folder = cls.find(out)
-        folder.create()
-        return folder
-
-    @classmethod
-    def find(cls, out: str) -> OutputFolder:
-        """Return a folder, which may be missing.
 
         Raises:
             CamtoolError: No library knows the scheme.
         """
         if is_uri(out):
             place = locate(out)
-            return cls(place.filesystem, place.path.rstrip("/"), f"{place.prefix}{place.path}".rstrip("/"))
+            return cls(place.filesystem, place.path.rstrip("/"), place.name.rstrip("/"))
         return cls(get_local_filesystem(), str(Path(out).absolute()), out)
 
     def create(self) -> None:
@@ -247,9 +216,7 @@ class OutputFolder:
 
     def list_files(self) -> set[str]:
         """Return the names of the files in the folder itself."""
-        fs = import_library("pyarrow.fs")
-        entries = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
-        return {entry.base_name for entry in entries if entry.type == fs.FileType.File}
+        return {path.rpartition("/")[2] for path in _list_paths(self.filesystem, self.path)}
 
     def open_file(self, name: str) -> Any | None:
         """Return a regular file, opened to read parts of it; None if there is none.
@@ -282,10 +249,8 @@ class OutputFolder:
         """
         path = f"{self.path}/{name}"
         if self.local_path is not None:
-            with open_atomically(path) as stream:
+            with open_atomically(path, durable=True) as stream:  # a shard that is there is not computed again
                 stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())  # a shard is not computed again, so a power cut must not empty it
             return
         whole_at_close = self.filesystem.type_name in _WHOLE_AT_CLOSE
         folder, _, last = path.rpartition("/")
@@ -346,10 +311,8 @@ class OutputFolder:
 
     def _list_folders(self, name: str) -> list[str]:
         """Return the names of the folders in a subfolder. Links are left out, as they could lead anywhere."""
-        fs = import_library("pyarrow.fs")
         path = f"{self.path}/{name}"
-        entries = self.filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-        names = sorted(entry.base_name for entry in entries if entry.type == fs.FileType.Directory)
+        names = sorted(inner.rpartition("/")[2] for inner in _list_paths(self.filesystem, path, are_folders=True))
         if self.local_path is None:
             return names
         return [] if Path(path).is_symlink() else [folder for folder in names if not Path(path, folder).is_symlink()]

@@ -108,7 +108,10 @@ class ShardWorker:
         written: list[rows.Row] = []
         facts = dict.fromkeys(_FACTS, 0)
         for photo, explanations in self._get_explainer().explain_photos(shard.source.iterate_photos()):
-            correct, result = _judge(photo, explanations), self._select(photo, explanations)
+            correct = None if isinstance(explanations, str) else is_correct(explanations, photo.true_class)
+            result = explanations
+            if self.only_wrong and not isinstance(explanations, str) and correct is not False:
+                result = [] if correct else describe_unjudged(photo.path)
             stem = f"{PICTURES}/{shard.name.removesuffix(SHARD_SUFFIX)}/{facts['photos']:06}-{_make_stem(photo.path)}"
             written += self._write_photo(photo, result, stem)
             facts["photos"] += 1
@@ -118,13 +121,6 @@ class ShardWorker:
         reasons = [row["failure"] for row in written if "failure" in row]
         self.folder.write(shard.name, rows.encode_parquet(rows.to_columns(written), facts))
         return _build_outcome(shard.name, len(written), reasons, facts)
-
-    def _select(self, photo: Photo, explanations: list[Explanation] | str) -> list[Explanation] | str:
-        """Return the explanations that get rows, or why the photo failed."""
-        correct = _judge(photo, explanations)
-        if not self.only_wrong or isinstance(explanations, str) or correct is False:
-            return explanations
-        return [] if correct else describe_unjudged(photo.path)
 
     def _write_photo(self, photo: Photo, result: list[Explanation] | str, stem: str) -> list[rows.Row]:
         """Write the pictures of a photo, and return its rows.
@@ -155,10 +151,6 @@ class ShardWorker:
                 raise CamtoolError("a worker loads other weights than this machine; give them with --weights FILE.")
             self._explain = explain
         return self._explain
-
-
-def _judge(photo: Photo, explanations: list[Explanation] | str) -> bool | None:
-    return None if isinstance(explanations, str) else is_correct(explanations, photo.true_class)
 
 
 def read_outcome(folder: OutputFolder, name: str) -> ShardOutcome | None:
@@ -211,7 +203,7 @@ def _write_overlays(
         file = Path(temporary) / f"overlay.{suffix}"
         for explanation, path in zip(explanations, paths, strict=True):
             line = build_line(photo.path, explanation, photo.true_class)
-            kind.write(explanation, file, pictures, build_caption(line) if pictures.has_captions else None)
+            kind.write(explanation, file, pictures, build_caption(vars(line)) if pictures.has_captions else None)
             folder.write(path, file.read_bytes())
     return paths
 

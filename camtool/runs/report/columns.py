@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -141,16 +140,8 @@ class Column:
     is_searched: bool = False
 
 
-def _read_share(name: str, row: ReportRow) -> float | None:
-    return row.heat_in.get(name)
-
-
 def _escape(text: str | None) -> str | None:
     return escape_hidden(text) if text else None
-
-
-def _read_verdict(row: ReportRow) -> str | None:
-    return None if row.correct is None else ("Right" if row.correct else "Wrong")
 
 
 def _read_box(row: ReportRow) -> str | None:
@@ -164,8 +155,10 @@ def _read_cells(row: ReportRow) -> str | None:
     return None if row.heatmap is None else f"{row.heatmap.width} x {row.heatmap.height}"
 
 
+_VERDICTS = {True: "Right", False: "Wrong", None: None}
+
 COLUMNS: tuple[Column, ...] = (
-    Column("verdict", "Right or wrong", "text", _read_verdict, is_filter=True),
+    Column("verdict", "Right or wrong", "text", lambda row: _VERDICTS[row.correct], is_filter=True),
     Column("probability", "Probability", "percent", lambda row: row.probability, is_filter=True, is_sort=True),
     Column("label", "Class", "text", lambda row: _escape(row.label), is_filter=True, is_sort=True, is_searched=True),
     Column("predicted", "Predicted class", "text", lambda row: _escape(row.predicted_label), is_searched=True),
@@ -188,16 +181,11 @@ COLUMNS: tuple[Column, ...] = (
 def list_columns(rows: Iterable[ReportRow]) -> list[Column]:
     """Return all columns of a report: :data:`COLUMNS`, and one for each region whose heat was measured."""
     names = dict.fromkeys(name for row in rows for name in row.heat_in)
-    regions = [
-        Column(
-            f"heat-{number}",
-            f"Heat in {escape_hidden(name)}",
-            "percent",
-            partial(_read_share, name),
-            is_filter=True,
-            is_sort=True,
-        )
-        for number, name in enumerate(names)
-    ]
-    behind = 1 + next(number for number, column in enumerate(COLUMNS) if column.key == "warnings")
+    regions = [_build_region_column(number, name) for number, name in enumerate(names)]
+    behind = 1 + [column.key for column in COLUMNS].index("warnings")
     return [*COLUMNS[:behind], *regions, *COLUMNS[behind:]]
+
+
+def _build_region_column(number: int, name: str) -> Column:
+    title = f"Heat in {escape_hidden(name)}"
+    return Column(f"heat-{number}", title, "percent", lambda row: row.heat_in.get(name), is_filter=True, is_sort=True)

@@ -234,17 +234,13 @@ def _prepare_row(settings: PictureSettings, row: ReportRow, photo: _Photo | None
 def _list_pictures(settings: PictureSettings, row: ReportRow, photo: _Photo | None) -> dict[str, Path]:
     """Return kind → picture of a row, the main one first: those that the run wrote, or one of a stored heatmap."""
     if row.heatmap is None:
-        kinds = sorted(row.pictures, key=_rank_kind)
-        return {kind: row.pictures[kind] for kind in kinds if row.pictures[kind].is_file()}
+        kinds = dict.fromkeys([*_PREFERENCE, *sorted(row.pictures)])
+        return {kind: row.pictures[kind] for kind in kinds if kind in row.pictures and row.pictures[kind].is_file()}
     overlay = None if photo is None else _draw_overlay(settings, row.heatmap, photo.path)
     if overlay is not None:
         return {"overlay": overlay}
     heatmap = _draw_heatmap(row.heatmap, settings.folder / PICTURE_FOLDER)
     return {} if heatmap is None else {"heatmap": heatmap}
-
-
-def _rank_kind(kind: str) -> tuple[int, str]:
-    return (_PREFERENCE.index(kind) if kind in _PREFERENCE else len(_PREFERENCE), kind)
 
 
 def _have_same_shape(photo: tuple[int, int] | None, picture: tuple[int, int]) -> bool:

@@ -73,7 +73,7 @@ def build_row(fields: Mapping[str, Any], folder: Path) -> ReportRow | None:
     """
     if not (fields.get("image") and fields.get("method")):
         return None
-    index, correct, box = (fields.get(name) for name in ("index", "correct", "box"))
+    index, correct = fields.get("index"), fields.get("correct")
     return ReportRow(
         image=str(fields["image"]),
         method=str(fields["method"]),
@@ -86,7 +86,7 @@ def build_row(fields: Mapping[str, Any], folder: Path) -> ReportRow | None:
         true_label=_read_text(fields, "true_label"),
         correct=correct if isinstance(correct, bool) else None,
         warnings=_read_warnings(fields),
-        box=_read_numbers(box, 4),
+        box=_read_numbers(fields, "box", 4),
         pictures=_find_pictures(fields.get("files"), folder),
         heat_in=_read_shares(fields.get("heat_in")),
         sufficient=read_number(fields.get("sufficient")),
@@ -147,11 +147,11 @@ def _read_warnings(fields: Mapping[str, Any]) -> tuple[RowWarning, ...]:
     return tuple(RowWarning(str(text), code if code is None else str(code)) for text, code in zip(texts, known))  # noqa: B905
 
 
-def _read_numbers(value: object, count: int) -> tuple[float, ...] | None:
+def _read_numbers(fields: Mapping[str, Any], name: str, count: int) -> tuple[float, ...] | None:
     """Return a list of so many numbers; None for anything else."""
-    entries = value if isinstance(value, list) and len(value) == count else []
+    entries = _read_list(fields, name)
     numbers = tuple(number for number in map(read_number, entries) if number is not None)
-    return numbers if len(numbers) == count else None
+    return numbers if len(numbers) == len(entries) == count else None
 
 
 def _read_shares(value: object) -> dict[str, float]:
@@ -275,7 +275,7 @@ def _add_heatmap(row: ReportRow, fields: Mapping[str, Any]) -> ReportRow:
     data, height, width = (fields.get(name) for name in ("heatmap", "heatmap_height", "heatmap_width"))
     if not isinstance(data, bytes) or not isinstance(height, int) or not isinstance(width, int):
         return row
-    place = _read_numbers(fields.get("heatmap_place"), _PLACE)
+    place = _read_numbers(fields, "heatmap_place", _PLACE)
     rows, columns = fields.get("image_height"), fields.get("image_width")
     stored = StoredHeatmap(data, height, width)
     if place is not None and isinstance(rows, int) and isinstance(columns, int) and min(rows, columns) > 0:

@@ -45,16 +45,12 @@ def hash_photo(path: Path) -> str | None:
     """Return the hash of a photo, or of the slices in a folder; None if it cannot be read, or is of another kind."""
     with Forgive(OSError, ValueError, ImageError):  # ValueError: there is a NUL in the name
         if path.is_dir():
-            return _hash_slices(path)
+            slices = list_dicom_files(path)
+            return hash_text("\n".join(f"{hash_file(file)} {file.name}" for file in slices)) if slices else None
         # Opening a pipe would wait forever, and a sparse file may claim any size; such files are not read as photos.
         status = path.stat()
         return hash_file(path) if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_BYTES else None
     return None
-
-
-def _hash_slices(folder: Path) -> str | None:
-    slices = list_dicom_files(folder)
-    return hash_text("\n".join(f"{hash_file(file)} {file.name}" for file in slices)) if slices else None
 
 
 def hash_text(text: str) -> str:

@@ -7,7 +7,7 @@ file says about the batch.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -119,9 +119,9 @@ def merge_records(planned: Iterable[PhotoRecord], journal: Iterable[PhotoRecord]
         planned: All photos of the run, by increasing batch.
         journal: Photos of some batches, in the same order.
     """
-    news = groupby(journal, key=_get_batch)
+    news = iterate_batches(journal)
     upcoming = next(news, None)
-    for batch, photos in groupby(planned, key=_get_batch):
+    for batch, photos in iterate_batches(planned):
         while upcoming is not None and upcoming[0] < batch:
             upcoming = next(news, None)
         if upcoming is None or upcoming[0] != batch:
@@ -132,8 +132,10 @@ def merge_records(planned: Iterable[PhotoRecord], journal: Iterable[PhotoRecord]
         upcoming = next(news, None)
 
 
-def _get_batch(record: PhotoRecord) -> int:
-    return record.batch
+def iterate_batches(records: Iterable[PhotoRecord]) -> Generator[tuple[int, list[PhotoRecord]], None, None]:
+    """Yield the number and the photos of each batch."""
+    for number, photos in groupby(records, key=lambda record: record.batch):
+        yield number, [*photos]
 
 
 def _parse_record(line: bytes) -> PhotoRecord:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby, zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -123,17 +123,11 @@ def find_batches(
         state: What decides whether recorded results still count.
     """
     planned = {str(job.source): job for job in jobs}
-    for number, photos in iterate_batches(records):
+    for number, photos in photo_records.iterate_batches(records):
         batch = [_build_job(record, planned, listed) for record in photos]
         is_complete = all(map(state.is_complete, photos, batch))
         if is_complete or any(record.image in planned for record in photos):
             yield Batch(number, batch, is_complete)
-
-
-def iterate_batches(records: Iterable[PhotoRecord]) -> Generator[tuple[int, list[PhotoRecord]], None, None]:
-    """Yield the number and the photos of each batch."""
-    for number, photos in groupby(records, key=lambda record: record.batch):
-        yield number, list(photos)
 
 
 def _build_job(record: PhotoRecord, planned: dict[str, Job], listed: Collection[str]) -> Job:
@@ -193,17 +187,13 @@ class RunFolder:
         self._folder, self._state = folder, state
         self._discard_old_run = discard_old_run
         self._journal = _open_journal(folder) if any(not batch.is_complete for batch in batches) else None
-        self._old = iterate_batches(photo_records.read_records(folder / PHOTOS))
+        self._old = photo_records.iterate_batches(photo_records.read_records(folder / PHOTOS))
         self._begun: dict[str, PhotoRecord] = {}
 
     def read_complete(self) -> Iterator[PhotoRecord]:
         """Yield the records of all complete batches."""
         complete = {batch.number for batch in self.batches if batch.is_complete}
         return (record for record in photo_records.read_records(self._folder / PHOTOS) if record.batch in complete)
-
-    def get_batch(self, number: int) -> Batch:
-        """Return the batch with a number."""
-        return next(batch for batch in self.batches if batch.number == number)
 
     def read_batch(self, batch: Batch) -> list[PhotoRecord]:
         """Return the earlier records of a batch. Batches are asked for in their order, each once."""

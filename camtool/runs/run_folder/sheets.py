@@ -22,7 +22,7 @@ from camtool.rendering.image_writing import open_atomically
 from camtool.rendering.pixel_checks import Pixels
 from camtool.rendering.text_drawing import INK, MUTED, find_undrawable
 from camtool.runs.file_names import is_inside
-from camtool.runs.stored_files import MANIFEST, ManifestLine, parse_object
+from camtool.runs.stored_files import MANIFEST, parse_object
 from camtool.runs.text_escapes import escape_hidden
 
 SHEET = "contact-sheet"
@@ -40,12 +40,12 @@ _HEAD_BYTES = 4096
 """Bytes at the start of a file in which the text stands."""
 
 
-def build_caption(line: ManifestLine) -> Caption:
-    """Return the caption of an overlay: label and probability; method, and right or wrong if it is known."""
-    return _build_caption(vars(line))
+def build_caption(fields: Mapping[str, Any]) -> Caption:
+    """Return the caption of an overlay: label and probability; method, and right or wrong if it is known.
 
-
-def _build_caption(fields: Mapping[str, Any]) -> Caption:
+    Args:
+        fields: The fields of its line in the manifest; those that may be None may be absent.
+    """
     probability = fields.get("probability")
     label = CaptionLine(
         _make_drawable(fields["label"], fields.get("index")),
@@ -148,7 +148,7 @@ def _iterate_pictures(folder: Path, images: frozenset[str]) -> Iterator[tuple[Pa
         # A manifest that somebody else wrote must not lead out of the folder.
         if is_inside(overlay) and (folder / overlay).is_file():
             name = escape_hidden(PurePath(line["image"]).name)
-            yield folder / overlay, [CaptionLine(name, MUTED), *_build_caption(line)]
+            yield folder / overlay, [CaptionLine(name, MUTED), *build_caption(line)]
 
 
 def _load_picture(path: Path, *, has_caption: bool) -> Pixels:

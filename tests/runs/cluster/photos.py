@@ -11,11 +11,19 @@ from PIL import Image
 
 from camtool.demo.scenes import draw_scene
 from camtool.runs.cluster.plan import ClusterPlan, divide_inputs, list_inputs
+from camtool.runs.cluster.remote_files import OutputFolder
 
 
 def plan_shards(paths: list[str], *, shard_size: int = 1000, **options: Any) -> ClusterPlan:
     """Divide the input into shards, as a cluster run does."""
     return divide_inputs(list_inputs(paths, **options), shard_size)
+
+
+def open_output(out: str) -> OutputFolder:
+    """Return an output folder, which is created if it is missing."""
+    folder = OutputFolder.find(out)
+    folder.create()
+    return folder
 
 
 def write_scenes(folder: Path, count: int, *, broken: tuple[int, ...] = ()) -> Path:

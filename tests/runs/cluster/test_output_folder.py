@@ -18,7 +18,7 @@ from camtool.runs.run_folder.description import describe_run, encode_description
 from camtool.runs.run_folder.hashes import hash_weights
 from camtool.runs.save_kinds import OutputSettings
 from camtool.runs.true_labels import TrueClass
-from tests.runs.cluster.photos import plan_shards, read_shards, write_scenes
+from tests.runs.cluster.photos import open_output, plan_shards, read_shards, write_scenes
 
 pytest.importorskip("pyarrow")
 fsspec = pytest.importorskip("fsspec")
@@ -30,7 +30,7 @@ SETTINGS = {"model": "demo"}
 def folder(request, tmp_path) -> OutputFolder:
     """A folder on disk, and one in a file system of fsspec."""
     fsspec.filesystem("memory").store.clear()
-    return OutputFolder.open(str(tmp_path / "out") if request.param == "local" else "memory://bucket/out")
+    return open_output(str(tmp_path / "out") if request.param == "local" else "memory://bucket/out")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_file_that_was_written_is_listed_and_read(folder):
 
 
 def test_a_folder_is_picklable_and_lists_nothing_of_its_credentials(tmp_path):
-    folder = OutputFolder.open(str(tmp_path))
+    folder = open_output(str(tmp_path))
     pickle.loads(pickle.dumps(folder)).write("a", b"1")
     assert folder.list_files() == {"a"}
 
@@ -56,7 +56,7 @@ def test_a_folder_is_picklable_and_lists_nothing_of_its_credentials(tmp_path):
 def test_a_folder_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(camtool.CamtoolError, match="cannot be created"):
-        OutputFolder.open(str(tmp_path / "file"))
+        open_output(str(tmp_path / "file"))
 
 
 # ------------------------------------------------------------------------------------------------------ workers
@@ -83,7 +83,7 @@ def test_overlays_lie_beside_the_shard_and_rows_name_them(tmp_path):
     out = tmp_path / "out"
     (shard,) = plan_shards([str(photos)], recursive=True).shards
     settings = {**SETTINGS, "method": ["gradcam", "layercam"]}
-    ShardWorker(settings, OutputFolder.open(str(out)), OutputSettings(out)).compute_shard(shard)
+    ShardWorker(settings, open_output(str(out)), OutputSettings(out)).compute_shard(shard)
     named = [row["overlay"] for row in read_shards(out)]
     assert len({*named}) == 4
     assert {out / name for name in named} == {*out.glob("overlays/*/*")}
@@ -94,7 +94,7 @@ def test_overlays_lie_beside_the_shard_and_rows_name_them(tmp_path):
 
 
 def test_a_worker_that_is_cut_off_while_it_writes_leaves_no_shard(tmp_path, shards, monkeypatch):
-    folder = OutputFolder.open(str(tmp_path / "out"))
+    folder = open_output(str(tmp_path / "out"))
 
     def fail(*_):
         raise KeyboardInterrupt
@@ -129,7 +129,7 @@ def test_a_shard_whose_workers_die_is_not_tried_without_end(folder, shards):
     ],
 )
 def test_what_concerns_all_photos_is_an_error_of_the_outcome(tmp_path, shards, settings, expected, message):
-    folder = OutputFolder.open(str(tmp_path / "out"))
+    folder = open_output(str(tmp_path / "out"))
     outcome = ShardWorker(settings, folder, expected=expected).compute_shard(shards[0])
     assert message in outcome.error
     assert not any(name.startswith("shard") for name in folder.list_files())
@@ -137,7 +137,7 @@ def test_what_concerns_all_photos_is_an_error_of_the_outcome(tmp_path, shards, s
 
 def test_the_expected_versions_and_weights_are_accepted(tmp_path, shards, demo):
     expected = {"versions": list_versions(demo, "eager"), "weights": hash_weights(demo.model)}
-    folder = OutputFolder.open(str(tmp_path / "out"))
+    folder = open_output(str(tmp_path / "out"))
     assert ShardWorker(SETTINGS, folder, expected=expected).compute_shard(shards[0]).error == ""
 
 
@@ -198,7 +198,7 @@ def test_a_run_is_removed_and_other_files_stay(folder, demo, shards):
 
 
 def test_a_link_among_the_pictures_is_not_followed(tmp_path, shards):
-    folder = OutputFolder.open(str(tmp_path / "out"))
+    folder = open_output(str(tmp_path / "out"))
     (tmp_path / "photos").rename(tmp_path / "mine")
     (tmp_path / "out" / "overlays").mkdir()
     (tmp_path / "out" / "overlays" / shards[0].name.removesuffix(".parquet")).symlink_to(tmp_path / "mine")
@@ -222,14 +222,14 @@ def test_rows_say_right_or_wrong_and_only_the_wrong_ones_may_be_kept(tmp_path, s
     known = {name: TrueClass(index, labels[index]) for name, index in classes.items()}
     shard = add_classes(shards[0], known)
     out = tmp_path / "out"
-    outcome = ShardWorker(SETTINGS, OutputFolder.open(str(out))).compute_shard(shard)
+    outcome = ShardWorker(SETTINGS, open_output(str(out))).compute_shard(shard)
     assert (outcome.photos, outcome.rows, outcome.failures, outcome.right, outcome.wrong) == (3, 3, 0, 1, 1)
     rows = read_shards(out)
     assert [row["correct"] for row in rows] == [True, False, None]
     assert [row["true_label"] for row in rows] == [known["000.png"].label, known["001.png"].label, None]
     assert [row["predicted_label"] for row in rows] == [row["label"] for row in rows]
 
-    wrong = ShardWorker(SETTINGS, OutputFolder.open(str(tmp_path / "wrong")), only_wrong=True)
+    wrong = ShardWorker(SETTINGS, open_output(str(tmp_path / "wrong")), only_wrong=True)
     outcome = wrong.compute_shard(shard)
     assert (outcome.photos, outcome.rows, outcome.failures, outcome.right, outcome.wrong) == (3, 2, 1, 1, 1)
     kept, failed = read_shards(tmp_path / "wrong")
@@ -240,8 +240,8 @@ def test_rows_say_right_or_wrong_and_only_the_wrong_ones_may_be_kept(tmp_path, s
 
 def test_captions_stand_below_the_overlays(tmp_path, shards):
     out = tmp_path / "out"
-    ShardWorker(SETTINGS, OutputFolder.open(str(out)), OutputSettings(out, has_captions=True)).compute_shard(shards[0])
-    ShardWorker(SETTINGS, OutputFolder.open(str(tmp_path / "plain")), OutputSettings(out)).compute_shard(shards[0])
+    ShardWorker(SETTINGS, open_output(str(out)), OutputSettings(out, has_captions=True)).compute_shard(shards[0])
+    ShardWorker(SETTINGS, open_output(str(tmp_path / "plain")), OutputSettings(out)).compute_shard(shards[0])
     for row, plain in zip(read_shards(out), read_shards(tmp_path / "plain"), strict=True):
         with (
             Image.open(out / row["overlay"]) as captioned,

@@ -17,9 +17,8 @@ from camtool.cli import app
 from camtool.runs.cluster import cluster_run
 from camtool.runs.cluster.cluster_run import ClusterRun, Resources, run_on_ray
 from camtool.runs.cluster.explain_batch import ExplainBatch
-from camtool.runs.cluster.remote_files import OutputFolder
 from camtool.runs.cluster.rows import build_rows, decode_heatmap
-from tests.runs.cluster.photos import plan_shards, read_shards, write_scenes, write_tar
+from tests.runs.cluster.photos import open_output, plan_shards, read_shards, write_scenes, write_tar
 from tests.runs.cluster.test_same_as_local import compute_here
 
 pytest.importorskip("ray.data")
@@ -157,12 +156,10 @@ def test_a_killed_worker_loses_and_doubles_nothing_and_a_finished_shard_stays(
 ):
     out, processes = tmp_path / "out", tmp_path / "processes"
     processes.mkdir()
-    plan, folder = plan_shards(inputs, shard_size=4), OutputFolder.open(str(out))
+    plan, folder = plan_shards(inputs, shard_size=4), open_output(str(out))
     run = ClusterRun(plan, folder, {**SETTINGS, "model": RecordedDemo(processes)})
     with monkeypatch.context() as patched:  # an earlier start that was stopped after a shard
-        patched.setattr(
-            cluster_run, "run_on_ray", lambda shards, *rest, **more: compute_here([shards[1]], *rest, **more)
-        )
+        patched.setattr(cluster_run, "run_on_ray", lambda run, shards, *rest: compute_here(run, [shards[1]], *rest))
         list(run.start())
     stamp = (out / plan.shards[1].name).stat().st_mtime_ns
     killed: list[int] = []
@@ -180,17 +177,10 @@ def test_a_killed_worker_loses_and_doubles_nothing_and_a_finished_shard_stays(
 
 
 def test_an_error_of_a_worker_reaches_the_user_in_its_own_words(cluster, inputs, tmp_path):
-    shards = plan_shards(inputs).shards
+    plan, folder = plan_shards(inputs), open_output(str(tmp_path))
+    run = ClusterRun(plan, folder, {"model": "no-such-model"}, resources=Resources(workers=1))
     with pytest.raises(camtool.CamtoolError, match="no-such-model"):
-        list(
-            run_on_ray(
-                shards,
-                OutputFolder.open(str(tmp_path)),
-                {"model": "no-such-model"},
-                list,
-                resources=Resources(workers=1),
-            )
-        )
+        list(run_on_ray(run, plan.shards, {"versions": {}, "model": {"weights_sha256": ""}}))
 
 
 def test_ray_data_runs_the_batch_class_as_it_is(cluster, inputs):
@@ -215,9 +205,11 @@ def test_an_address_without_a_cluster_is_an_error_at_once(inputs, tmp_path, monk
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", None)  # it would wait for half a minute
-    shards = plan_shards(inputs).shards
+    plan = plan_shards(inputs)
+    run = ClusterRun(plan, open_output(str(tmp_path / "out")), SETTINGS, address=address)
     with pytest.raises(camtool.CamtoolError, match=f"--address {address}: no Ray cluster can be reached"):
-        list(run_on_ray(shards, OutputFolder.open(str(tmp_path)), SETTINGS, pytest.fail, address=address))
+        list(run_on_ray(run, plan.shards, {}))
+    assert not [*(tmp_path / "out").iterdir()]
 
 
 def test_what_the_cluster_refuses_removes_no_earlier_run(inputs, tmp_path, monkeypatch, capsys):

@@ -41,10 +41,12 @@ def prepare(image: Image.Image) -> torch.Tensor:
     return (torch.from_numpy(pixels).movedim(2, 0).float() / 255 - 0.4) / 0.3
 
 
-def compute_here(shards, folder, settings, prepare_folder, *, pictures, only_wrong, expected, **_):
+def compute_here(run, shards, description):
     """Compute shards as Ray does, with one worker in this process."""
-    prepare_folder()
-    worker = pickle.loads(pickle.dumps(ShardWorker(settings, folder, pictures, only_wrong, expected)))
+    run.prepare_folder(description)
+    expected = cluster_run.select_expected(description)
+    worker = ShardWorker(run.settings, run.folder, run.pictures, run.only_wrong, expected)
+    worker = pickle.loads(pickle.dumps(worker))
     for shard in shards:
         outcome = worker.compute_shard(pickle.loads(pickle.dumps(shard)))
         if outcome.error:
@@ -282,9 +284,9 @@ def test_another_photo_in_the_folder_is_another_run(run, scenes):
 # ---------------------------------------------------------------------------------------------------- stopped runs
 
 
-def stop_after_three(shards, *arguments, **options):
+def stop_after_three(run, shards, description):
     """Compute three shards, report one of them, and stop as at Ctrl-C."""
-    outcomes = [*compute_here(shards[:3], *arguments, **options)]
+    outcomes = [*compute_here(run, shards[:3], description)]
     yield outcomes[0]
     raise KeyboardInterrupt
 

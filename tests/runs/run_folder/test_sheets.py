@@ -103,16 +103,16 @@ def test_only_one_page_is_in_memory(out, monkeypatch):
 
 
 def test_a_caption_tells_label_probability_method_and_verdict():
-    first, second = build_caption(LINE)
+    first, second = build_caption(vars(LINE))
     assert (first.text, first.end, second.text) == ("boxer", "94.1%", "gradcam")
     line = ManifestLine(**{**vars(LINE), "predicted_label": "boxer", "true_label": "boxer", "correct": True})
-    assert (build_caption(line)[1].text, build_caption(line)[1].color) == ("right", RIGHT)
+    assert (build_caption(vars(line))[1].text, build_caption(vars(line))[1].color) == ("right", RIGHT)
     line = ManifestLine(**{**vars(LINE), "predicted_label": "boxer", "true_label": "pug", "correct": False})
-    assert (build_caption(line)[1].text, build_caption(line)[1].color) == ("wrong, true: pug", WRONG)
+    assert (build_caption(vars(line))[1].text, build_caption(vars(line))[1].color) == ("wrong, true: pug", WRONG)
     line = ManifestLine(**{**vars(line), "predicted_label": "cat"})
-    assert build_caption(line)[1].text == "wrong, true: pug, predicted: cat"
+    assert build_caption(vars(line))[1].text == "wrong, true: pug, predicted: cat"
 
 
 def test_a_caption_shows_no_control_characters_and_no_letters_that_no_font_has():
-    assert build_caption(ManifestLine(**{**vars(LINE), "label": "a\x1b\nb"}))[0].text == r"a\x1b\nb"
-    assert build_caption(ManifestLine(**{**vars(LINE), "label": "\U0010fffd"}))[0].text == "class 242"
+    assert build_caption({**vars(LINE), "label": "a\x1b\nb"})[0].text == r"a\x1b\nb"
+    assert build_caption({**vars(LINE), "label": "\U0010fffd"})[0].text == "class 242"

@@ -196,7 +196,7 @@ def test_places_are_drawn_of_a_finding_alone() -> None:
 def test_a_run_writes_the_overlay_with_both_places(tmp_path: Path) -> None:
     (wrong,) = camtool.explain(Mirrored().eval(), paint(30, 20), 0, **STRETCHED)
     settings = OutputSettings(tmp_path)
-    SAVE_KINDS["overlay"].write(wrong, tmp_path / "wrong.png", settings)
+    SAVE_KINDS["overlay"].write(wrong, tmp_path / "wrong.png", settings, None)
     assert np.array_equal(np.asarray(Image.open(tmp_path / "wrong.png")), wrong.places_overlay(enlarge=True))
 
 
