@@ -57,7 +57,7 @@ def _commands_print_no_lines_of_progress() -> Iterator[None]:
     """On a machine under load commands that run in this process would add them to what they say on standard error."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("camtool.cli.terminal.SECONDS_BEFORE_FIRST_LINE", 3600.0)
-        patch.setattr("camtool.cli.run_folders.cluster_command._SECONDS_BETWEEN_LINES", 3600.0)
+        patch.setattr("camtool.cli.terminal.SECONDS_BETWEEN_LINES", 3600.0)
         patch.setattr("camtool.cli.progress.run_progress._LONG_RUN", math.inf)
         yield
 

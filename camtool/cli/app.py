@@ -18,12 +18,10 @@ from typer.core import TyperGroup
 
 from camtool.arguments.messages import suggest_names
 from camtool.cli import (
-    audit_and_diff_commands,
     demo_and_doctor_commands,
-    evaluate_command,
+    evaluation_commands,
     export_command,
-    figure_commands,
-    list_commands,
+    list_and_figure_commands,
     serve_commands,
     slide_and_video_commands,
     terminal,
@@ -74,13 +72,13 @@ app.command("video")(slide_and_video_commands.explain_videos)
 app.command("slide")(slide_and_video_commands.explain_slides)
 app.command("app")(serve_commands.serve_app)
 app.command("mcp")(serve_commands.serve_tools)
-app.command("methods")(list_commands.list_methods)
-app.command("layers")(list_commands.list_layers)
-app.command("features")(figure_commands.draw_features)
-app.command("kernels")(figure_commands.draw_kernels)
-app.command("evaluate")(evaluate_command.evaluate_methods)
-app.command("audit")(audit_and_diff_commands.audit_model)
-app.command("diff")(audit_and_diff_commands.compare_models)
+app.command("methods")(list_and_figure_commands.list_methods)
+app.command("layers")(list_and_figure_commands.list_layers)
+app.command("features")(list_and_figure_commands.draw_features)
+app.command("kernels")(list_and_figure_commands.draw_kernels)
+app.command("evaluate")(evaluation_commands.evaluate_methods)
+app.command("audit")(evaluation_commands.audit_model)
+app.command("diff")(evaluation_commands.compare_models)
 app.command("export")(export_command.export_model)
 app.command("demo")(demo_and_doctor_commands.show_demo)
 app.command("doctor")(demo_and_doctor_commands.check_installation)

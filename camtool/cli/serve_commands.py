@@ -17,7 +17,6 @@ from camtool.arguments.libraries import import_library
 from camtool.cli import terminal
 from camtool.cli.options import model_options
 from camtool.cli.options.option_classes import takes_options
-from camtool.cli.stopping import exit_at_stop
 from camtool.errors import CamtoolError
 
 _AUTH_BYTES = 4096
@@ -80,8 +79,6 @@ def serve_app(
     """
     names = model or []
     files = _match_weights(names, weights)
-    for name in names:
-        model_options.announce_user_code(name)
     with terminal.show_activity("Starting the page"):
         from camtool.app.server import AppServer, ServerSettings, describe_exposure
 
@@ -106,7 +103,7 @@ def serve_app(
         logging.getLogger("httpx").setLevel(logging.WARNING)
     if exposure:
         terminal.err.print(f"[bold yellow]Warning:[/] {terminal.escape(exposure)}", soft_wrap=True)
-    with exit_at_stop(), server:
+    with terminal.exit_at_stop(), server:
         terminal.print_line(f"The page is at [bold]{terminal.escape(server.url)}[/]. Stop it with Ctrl-C.")
         server.wait()
 
@@ -130,8 +127,6 @@ def serve_tools(
     """
     names = model or ["demo"]
     files = _match_weights(names, weights)
-    for name in names:
-        model_options.announce_user_code(name)
     for library in ("mcp", "pydantic"):
         import_library(library, "the tools need the SDK of the protocol", "'camtool[mcp]'")
     from camtool.app.assistant import folders as reading
@@ -159,13 +154,15 @@ def serve_tools(
 
 
 def _match_weights(names: Sequence[str], weights: Sequence[Path] | None) -> dict[str, str | None]:
-    """Return name of a model → its file of weights.
+    """Return name of a model → its file of weights, and say which of the models run code of the user's.
 
     Raises:
         CamtoolError: There are more files than models.
     """
     if len(weights or ()) > len(names):
         raise CamtoolError("--weights comes more often than --model; give the name of each model with its file.")
+    for name in names:
+        model_options.announce_user_code(name)
     return {name: None if file is None else str(file) for name, file in zip_longest(names, weights or ())}
 
 

@@ -15,9 +15,8 @@ from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options import map_options, model_options
 from camtool.cli.options.option_classes import takes_options
-from camtool.cli.options.output_options import DrawingOptions, Out, PrintOptions, check_output_folder, choose_colormap
+from camtool.cli.options.output_options import DrawingOptions, Out, PrintOptions
 from camtool.cli.progress.run_progress import FileProgress
-from camtool.cli.stopping import exit_at_stop
 from camtool.cli.terminal import escape, print_line
 from camtool.errors import ImageError
 from camtool.runs.file_names import make_distinct
@@ -54,7 +53,7 @@ def explain_files(paths: list[str], printed: PrintOptions, explain: Callable[[st
     """
     # The name of a file without its suffix, and a number if two are alike.
     names = make_distinct([Path(path).stem for path in paths])
-    with exit_at_stop():
+    with terminal.exit_at_stop():
         lines = [_explain_file(path, name, printed, explain) for path, name in zip(paths, names, strict=True)]
     if printed.as_json:
         terminal.print_json(lines)
@@ -127,8 +126,7 @@ def explain_slides(
     from camtool.slides.explaining import explain_slide
     from camtool.slides.slide_explanation import NAMES
 
-    style: Any = {"alpha": drawing.alpha, "colormap": choose_colormap(drawing.colormap)}
-    check_output_folder(out)
+    style = drawing.check(out)
     settings: dict[str, Any] = {
         "layer": map_.layer, "mpp": mpp, "level": level, "tile": tile, "overlap": overlap, "min_tissue": min_tissue,
         "batch_size": batch_size, "background": background, "engine": engine,
@@ -181,8 +179,7 @@ def explain_videos(
     from camtool.rendering.written_files import check_replaceable, replace_files
     from camtool.videos.explaining import explain_video
 
-    style: Any = {"alpha": drawing.alpha, "colormap": choose_colormap(drawing.colormap)}
-    check_output_folder(out)
+    style = drawing.check(out)
     settings: dict[str, Any] = {
         "layer": map_.layer, "every": every, "fps": fps, "smooth": smooth, "window": window, "batch_size": batch_size,
         "engine": engine,

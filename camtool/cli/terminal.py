@@ -1,18 +1,22 @@
-"""Output of the command line: the two streams, escaped text, lines and errors, and signs of life.
+"""Commands in a terminal: the two streams, escaped text, lines and errors, signs of life, and how a command stops.
 
-While one thing takes its time, a terminal shows a spinner, and elsewhere plain lines come in intervals.
+While one thing takes its time, a terminal shows a spinner, and elsewhere plain lines come in intervals. At Ctrl-C and
+at SIGTERM a command keeps what is done, and ends with the exit code of the signal.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import typer
 from rich import markup
 from rich.console import Console
 from rich.text import Text
@@ -134,3 +138,69 @@ def show_activity(what: str, *, is_quiet: bool = False) -> Iterator[None]:
         return
     with Heartbeat(lambda seconds: f"{what} ... {format_duration(seconds)}"):
         yield
+
+
+# --------------------------------------------------------------------------------------------------- how it stops
+
+
+class Terminated(KeyboardInterrupt):
+    """Stop of a run by SIGTERM; it ends as at Ctrl-C."""
+
+
+@dataclass
+class Stop:
+    """Stop of a block of work.
+
+    Attributes:
+        code: The exit code of the signal that stopped it; 0 if none did.
+    """
+
+    code: int = 0
+
+
+@contextmanager
+def catch_stop() -> Iterator[Stop]:
+    """End the block at Ctrl-C and at SIGTERM, and go on behind it, where :class:`Stop` says whether that happened."""
+    stop = Stop()
+    try:
+        with stop_at_sigterm():
+            yield stop
+    except KeyboardInterrupt as interrupt:
+        # By convention 128 plus the number of the signal.
+        stop.code = 143 if isinstance(interrupt, Terminated) else 130
+
+
+@contextmanager
+def exit_at_stop(notice: str = "") -> Iterator[None]:
+    """Leave the command at Ctrl-C and at SIGTERM, after a notice.
+
+    Raises:
+        typer.Exit: With the code of the signal.
+    """
+    with catch_stop() as stop:
+        yield
+    if stop.code:
+        if notice:
+            print_notice(notice)
+        raise typer.Exit(stop.code)
+
+
+@contextmanager
+def stop_at_sigterm() -> Iterator[None]:
+    """Raise :class:`Terminated` at SIGTERM during the block.
+
+    A process that ignores SIGTERM goes on ignoring it. Outside the main thread, where Python does not allow signal
+    handlers, the block runs unchanged.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
+        yield
+        return
+
+    def stop(number: int, frame: object) -> NoReturn:
+        raise Terminated
+
+    earlier = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)

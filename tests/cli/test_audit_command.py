@@ -13,7 +13,7 @@ from PIL import Image
 
 import camtool
 from camtool.cli import app
-from camtool.cli.audit_and_diff_commands import choose_evenly
+from camtool.cli.evaluation_commands import choose_evenly
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import MetricError
 from camtool.evaluation.annotations import find_classes, find_targets
@@ -121,7 +121,7 @@ def test_the_exit_code_tells_of_findings(run_command, monkeypatch, tmp_path, ver
 
 def test_masks_are_found_by_the_paths_of_the_photos(run_command, tmp_path):
     """Few photos have no findings, so the function is asked."""
-    from camtool.cli.audit_and_diff_commands import _find_masks
+    from camtool.cli.evaluation_commands import _find_masks
 
     (tmp_path / "masks/arrow").mkdir(parents=True)
     Image.new("L", (128, 128)).save("masks/arrow/0.gif")

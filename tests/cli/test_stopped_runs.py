@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from camtool.cli import stopping, terminal
+from camtool.cli import terminal
 from tests.cli.test_commands import (
     assert_refused,
     drop_progress,
@@ -88,7 +88,7 @@ def test_sigterm_is_handled_only_during_a_run_in_the_main_thread(explained, phot
 def test_an_ignored_sigterm_stays_ignored(explained, photos):
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        with stopping.stop_at_sigterm():
+        with terminal.stop_at_sigterm():
             assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGTERM, before)

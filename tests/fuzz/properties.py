@@ -31,7 +31,7 @@ from safetensors.torch import save as encode_safetensors
 from torch import nn
 
 import camtool
-from camtool.cli import app, figure_commands
+from camtool.cli import app, list_and_figure_commands
 from camtool.cli.options import map_options, model_options
 from camtool.errors import CamtoolError, ImageError, ModelError
 from camtool.inputs.image_files import read_image
@@ -284,7 +284,7 @@ def texts_of_options(data: Draw) -> None:
         lambda: model_options.parse_image_size(data.draw(TEXTS)),
         lambda: map_options.parse_targets([data.draw(TEXTS)]),
         lambda: map_options.parse_method_options([data.draw(TEXTS), "a=" + data.draw(TEXTS)], ("layer",)),
-        lambda: figure_commands.parse_width(data.draw(TEXTS)),
+        lambda: list_and_figure_commands.parse_width(data.draw(TEXTS)),
         lambda: map_options.split_names([data.draw(TEXTS)]),
         lambda: options(None, "9", data.draw(TEXTS), data.draw(TEXTS), data.draw(ORDERS)).parse().build_alone(),
         lambda: camtool.models.load_transform(data.draw(TEXTS)),

@@ -129,7 +129,7 @@ class ModelArgument(ModelOptions):
 
 def announce_user_code(model: str, transform: str | None = None) -> None:
     """Say on standard error which code the command runs because the user named it."""
-    from camtool.models import may_run_code
+    from camtool.models.loading import may_run_code
 
     named = {"--transform": transform, "--model": model if may_run_code(model) else None}
     for option, name in named.items():
@@ -198,12 +198,8 @@ def _order_labels(path: Path, labels: dict[Any, Any]) -> list[Any]:
             f"--labels {path} holds a dictionary whose indices are not 0 to {len(labels) - 1}; give a list of names, "
             '{"0": "cat", "1": "dog"}, or {"cat": 0, "dog": 1}.'
         )
-    return [_get_name(names[index]) for index in order]
-
-
-def _get_name(label: Any) -> Any:
-    """Return a label; of a pair as Keras writes it, an identifier and a name, the name."""
-    return label[-1] if isinstance(label, (list, tuple)) and label else label
+    # Keras writes pairs of an identifier and a name.
+    return [name[-1] if isinstance(name, (list, tuple)) and name else name for name in map(names.get, order)]
 
 
 ChannelOrder: TypeAlias = Literal["rgb", "bgr", "gray"]

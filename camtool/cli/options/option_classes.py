@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
@@ -39,11 +39,9 @@ def complete_method(incomplete: str) -> list[str]:
 def complete_target(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the targets that a text begins: forms that all models have, and the classes that the command names."""
     names = [name for name in (*_TARGETS, *_list_classes(ctx.params)) if name.startswith(incomplete)]
-    return _quote(names) if os.environ.get("_CAMTOOL_COMPLETE") == "complete_bash" else names
-
-
-def _quote(names: Iterable[str]) -> list[str]:
-    """Return names as they are typed in bash, which inserts them as they come; other shells quote them themselves."""
+    if os.environ.get("_CAMTOOL_COMPLETE") != "complete_bash":
+        return names
+    # Bash inserts names as they come; other shells quote them themselves.
     return [re.sub(r"([^\w@%+=:,./-])", r"\\\1", name) for name in names]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 from typer import Option
 
@@ -39,6 +39,18 @@ class DrawingOptions:
 
     alpha: Annotated[float | None, Option(metavar="X", min=0, max=1, show_default="0.7")] = None
     colormap: Annotated[str | None, Option(metavar="NAME", show_default="heat")] = None
+
+    def check(self, out: Path) -> dict[str, Any]:
+        """Return the opacity, and the name of the color map, after a check that it exists and the folder is no URL.
+
+        Raises:
+            CamtoolError: There is no such color map, or the folder is a URL.
+        """
+        from camtool.arguments.checks import check_not_url
+
+        style = {"alpha": self.alpha, "colormap": choose_colormap(self.colormap)}
+        check_not_url("--out", out, CamtoolError)
+        return style
 
 
 @dataclass(frozen=True)
@@ -117,17 +129,6 @@ def choose_colormap(name: str | None) -> str:
     chosen = name or colormaps.DEFAULT_COLORMAP
     colormaps.get_palette(chosen)
     return chosen
-
-
-def check_output_folder(out: Path) -> None:
-    """Check that the output folder is no URL.
-
-    Raises:
-        CamtoolError: It is one.
-    """
-    from camtool.arguments.checks import check_not_url
-
-    check_not_url("--out", out, CamtoolError)
 
 
 def check_overlays_are_saved(kinds: list[str], *, caption: bool, sheet: bool, legend: bool = False) -> None:

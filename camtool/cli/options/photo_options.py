@@ -55,15 +55,11 @@ def check_no_model_names(paths: list[str]) -> None:
     """
     from camtool.arguments.checks import is_web_address
     from camtool.inputs import image_files
-    from camtool.models import is_model_name
+    from camtool.models.loading import is_model_name
 
     for path in paths:
-        if (
-            not is_web_address(path)
-            and not Path(path).exists()
-            and not image_files.has_image_suffix(path)
-            and is_model_name(path)
-        ):
+        is_photo = is_web_address(path) or Path(path).exists() or image_files.has_image_suffix(path)
+        if not is_photo and is_model_name(path):
             raise CamtoolError(f"path {path!r} is the name of a model, not a photo; give it as --model {path}.")
 
 
@@ -139,13 +135,12 @@ class PixelOptions:
         """
         from camtool.inputs.formats.reading_options import MAX_DRAWN, RUN_MEMORY, ReadingOptions
 
+        numbered = self.slice not in (None, "middle")
         options = {
             "bands": _parse_numbers("--bands", self.bands, "4,3,2", int),
             "window": _parse_numbers("--window", self.window, "40,400", float),
             "percentiles": _parse_numbers("--percentiles", self.percentiles, "2,98", float),
-            "slice": self.slice
-            if self.slice in (None, "middle")
-            else _parse_numbers("--slice", self.slice, "45", int)[0],
+            "slice": _parse_numbers("--slice", self.slice, "45", int)[0] if numbered else self.slice,
             "axis": self.axis,
             "frame": self.frame,
             "max_pixels": self.max_pixels,
@@ -243,7 +238,8 @@ def _read_folders(plan: Plan, loaded: Loaded, class_count: int | None) -> tuple[
     names = sorted({photo.relative_to(root).parts[0] for photo in photos})
     if loaded.labels is None and not all(map(str.isdecimal, names)):
         loaded = replace(loaded, labels=names)
-    known = {index: TrueClass(index, _get_label(loaded, index)) for index in {*classes}}
+    labels = [f"class {index}" for index in range(max(classes) + 1)] if loaded.labels is None else loaded.labels
+    known = {index: TrueClass(index, labels[index]) for index in {*classes}}
     by_photo = {job.source: known[index] for job, index in zip(plan.jobs, classes, strict=True)}
     return TrueClasses(root, by_photo, 0), loaded
 
@@ -258,10 +254,6 @@ def _find_root(plan: Plan, photos: list[Path]) -> Path:
     if len(plan.folders) > 1 or not all(photo.is_relative_to(root) for photo in photos):
         raise CamtoolError("--truth imagefolder needs one folder with a folder for each class; give it as PATH alone.")
     return root
-
-
-def _get_label(loaded: Loaded, index: int) -> str:
-    return f"class {index}" if loaded.labels is None else loaded.labels[index]
 
 
 def read_classes(truth: str | None, plan: Plan, loaded: Loaded) -> tuple[list[int] | None, Loaded]:

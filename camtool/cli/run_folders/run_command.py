@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import re
+import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
+from camtool.cli.options import model_options
 from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.output_options import PrintOptions
 from camtool.cli.options.photo_options import read_true_classes
 from camtool.cli.progress import run_summary
+from camtool.cli.progress.run_progress import build_countdown
 from camtool.cli.run_folders import run_options, stored_run_commands
+from camtool.cli.terminal import escape, print_line
 from camtool.runs import process_settings
 
 if TYPE_CHECKING:
+    from camtool.runs.cluster.cluster_run import ClusterRun
+    from camtool.runs.cluster.plan import ClusterInputs
+    from camtool.runs.cluster.shard_worker import ShardOutcome
     from camtool.runs.job_list import Plan
+
+_MAX_REASONS = 20
+"""Reasons of failures that are printed; all are in the rows."""
 
 
 @takes_options
@@ -40,10 +54,8 @@ def run_on_cluster(
     PATH may also be a URI, or a .tar or .parquet file. The same command again continues a run that was stopped.
     """
     process_settings.tune_process()  # before torch is loaded
-    from camtool.cli.run_folders import cluster_command
-
     request = run_options.read_request(context, options)
-    raise typer.Exit(cluster_command.run_on_cluster(context, request, cluster))
+    raise typer.Exit(_run_there(context, request, cluster))
 
 
 def _run_here(context: typer.Context, request: run_options.RunRequest, local: run_options.LocalOptions) -> int:
@@ -119,3 +131,193 @@ def _tell_series(plan: Plan, *, is_joined: bool) -> None:
             f"{series[0]} holds slices of a DICOM series. Each of the {series[1]} files is explained as a photo of its "
             "own; --volume explains a folder as one volume."
         )
+
+
+# ------------------------------------------------------------------------------------------------------- on a cluster
+
+
+def _run_there(context: typer.Context, request: run_options.RunRequest, cluster: run_options.ClusterOptions) -> int:
+    """Plan a run on a cluster, follow it, print the summary, and return the exit code.
+
+    Raises:
+        CamtoolError: The request cannot be served.
+    """
+    # Ray would report to its makers how it is used; workers of a cluster that runs already follow its own setting.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    from camtool.runs.cluster.cluster_run import ClusterRun, Resources
+    from camtool.runs.cluster.plan import divide_inputs
+    from camtool.runs.cluster.remote_files import OutputFolder
+    from camtool.runs.run_folder.description import describe_command
+
+    options, is_quiet = request.options, request.options.printed.hides_progress
+    folder = OutputFolder.find(to_uri(request.output.folder))
+    if not options.output.overwrite:
+        folder.check_unchanged(describe_command(request.command))
+    listed = _list_inputs(request, cluster.image_column)
+    # On this machine, which may lack the device of the workers.
+    model = replace(options.model, device="auto")
+    loaded = model.load(options.truth.labels, request.preprocessing, is_quiet=is_quiet)
+    true_classes, _ = read_true_classes(options.truth.labels_csv, listed.files, loaded)
+    inputs = replace(listed, files=run_options.select_photos(options, listed.files, true_classes))
+    notes = true_classes.describe_gaps(listed.files)
+    if options.pictures.caption:
+        notes += run_options.describe_undrawable_labels(loaded)
+    run = ClusterRun(
+        divide_inputs(inputs, cluster.shard_size, true_classes.by_photo),
+        folder,
+        _build_settings(request),
+        command=request.command,
+        resources=Resources(cluster.gpus_per_worker, cluster.cpus_per_worker, cluster.cluster_workers),
+        address=cluster.address,
+        pictures=request.output if run_options.is_given(context, "save") else None,
+        only_wrong=options.truth.only_wrong,
+        overwrite=options.output.overwrite,
+        loaded=loaded,
+    )
+    return _Follower(run, options.printed, notes, has_classes=true_classes.path is not None).follow()
+
+
+def _list_inputs(request: run_options.RunRequest, image_column: str | None) -> ClusterInputs:
+    """List the photos; check that options which need their names get them."""
+    from camtool.runs.cluster.plan import list_inputs
+
+    photos, truth = request.options.photos, request.options.truth
+    with terminal.show_activity("Listing photos", is_quiet=request.options.printed.hides_progress):
+        is_deep = photos.recursive or truth.has_folders
+        listed = list_inputs(photos.paths, recursive=is_deep, out=request.output.folder, image_column=image_column)
+    for name, value in (("truth", truth.labels_csv), ("limit", photos.limit), ("shuffle", photos.shuffle)):
+        if value:
+            listed.check_files_only(f"--{name}")
+    return listed
+
+
+def _build_settings(request: run_options.RunRequest) -> dict[str, Any]:
+    """Return the settings of the batch class on the workers. They run in other folders, so paths are absolute."""
+    model, labels = request.options.model, request.options.truth.labels
+    return {
+        **request.settings,
+        "method": request.methods,
+        "target": request.targets,
+        "model": model.model,
+        "weights": None if model.weights is None else str(Path(model.weights).absolute()),
+        "labels": None if labels is None else model_options.read_labels(labels),
+        "device": model.device,
+        "max_side": request.output.max_side,
+        "preprocessing": request.preprocessing,
+    }
+
+
+def to_uri(path: Path) -> str:
+    """Return the folder that the user gave for the results, as a local path or as a URI.
+
+    ``pathlib`` turns the slashes of ``s3://bucket`` into one.
+    """
+    text = path.as_posix()
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", text)
+    if scheme is None:
+        return str(path)
+    return f"{scheme[1]}://{'/' if scheme[1] == 'file' else ''}{text[scheme.end() :]}"
+
+
+class _Follower:
+    """Progress and summary of a run on a cluster."""
+
+    def __init__(self, run: ClusterRun, printed: PrintOptions, notes: list[str], *, has_classes: bool) -> None:
+        self._run, self._printed, self._notes, self._has_classes = run, printed, notes, has_classes
+        self._photos, self._rows, self._failures, self._earlier_failures = 0, 0, 0, 0
+        self._right, self._wrong = 0, 0
+        self._reasons: list[str] = []
+        self._unreported = {shard.name for shard in run.list_unfinished()}
+        self._earlier = [shard.name for shard in run.plan.shards if shard.name not in self._unreported]
+        self._todo = len(self._unreported)
+        self._finished, self._last_line = 0, time.monotonic()
+
+    def follow(self) -> int:
+        """Run, show the progress, print the summary, and return the exit code."""
+        # Before the work, as one of them may be damaged.
+        for outcome in self._run.read_outcomes(self._earlier):
+            self._earlier_failures += outcome.failures
+            self._count(outcome)
+        started = time.perf_counter()
+        outcomes, bar = self._run.start(), build_countdown(is_quiet=self._printed.hides_progress)
+        with terminal.catch_stop() as stop, closing(outcomes), bar as progress:
+            task = progress.add_task("Starting Ray", total=self._todo)
+            for outcome in outcomes:
+                self._add(outcome)
+                progress.update(task, advance=1, description=f"Explaining, {self._photos} photos done; shards")
+        if stop.code:
+            self._add_unreported()
+        self._print_summary(time.perf_counter() - started, interrupted=stop.code > 0)
+        return stop.code or (1 if self._failures + self._earlier_failures else 0)
+
+    def _add_unreported(self) -> None:
+        """Count shards that workers wrote and the engine had not reported when the run was stopped."""
+        if self._run.overwrite and not self._finished:
+            return  # shards of the earlier run may still be there
+        written = self._unreported & self._run.folder.list_files()
+        for outcome in self._run.read_outcomes(sorted(written)):
+            self._add(outcome)
+
+    def _add(self, outcome: ShardOutcome) -> None:
+        self._finished += 1
+        self._unreported.discard(outcome.name)
+        self._photos += outcome.photos
+        self._rows += outcome.rows
+        self._failures += outcome.failures
+        self._count(outcome)
+        is_silent = self._printed.hides_progress or terminal.err.is_terminal
+        if not is_silent and time.monotonic() - self._last_line >= terminal.SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            terminal.err.print(f"{self._finished} of {format_count(self._todo, 'shard')}, {self._photos} photos")
+
+    def _count(self, outcome: ShardOutcome) -> None:
+        self._right += outcome.right
+        self._wrong += outcome.wrong
+        self._reasons += outcome.reasons[: _MAX_REASONS - len(self._reasons)]
+
+    def _print_summary(self, seconds: float, *, interrupted: bool) -> None:
+        if self._printed.as_json:
+            terminal.print_json(self._build_json_summary(seconds, interrupted=interrupted))
+            return
+        if not self._printed.quiet:
+            self._print_results(seconds, interrupted=interrupted)
+        run_summary.print_failures(self._failures + self._earlier_failures, self._reasons)
+        if self._earlier_failures and not self._printed.quiet:
+            terminal.err.print("Those of earlier starts were not tried again; remove a shard to compute it again.")
+
+    def _print_results(self, seconds: float, *, interrupted: bool) -> None:
+        if interrupted:
+            run_summary.print_stopped(self._finished, self._todo, "shard")
+        self._print_explained(seconds)
+        if self._has_classes:
+            run_summary.print_accuracy(self._right, self._wrong, only_wrong=self._run.only_wrong)
+        run_summary.print_notes(self._notes)
+        for skipped in self._run.plan.skipped[:_MAX_REASONS]:
+            print_line(f"[yellow]Skipped:[/] {escape(str(skipped.path))} is {escape(skipped.reason)}")
+
+    def _print_explained(self, seconds: float) -> None:
+        earlier = len(self._earlier)
+        explained = self._photos - self._failures
+        rate = f" ([bold]{self._photos / seconds:.1f}[/] a second)" if self._photos else ""
+        print_line(f"[bold green]{format_count(explained, 'photo')} explained[/] in {seconds:.1f} s{rate}.")
+        known = f" ({earlier} from an earlier start)" if earlier else ""
+        shards = format_count(earlier + self._finished, "shard")
+        print_line(f"{shards} of Parquet{known} in [bold]{escape(self._run.folder.name)}[/]")
+
+    def _build_json_summary(self, seconds: float, *, interrupted: bool) -> dict[str, Any]:
+        return {
+            "out": self._run.folder.name,
+            "photos": self._photos,
+            "rows": self._rows,
+            "failures": self._failures,
+            "failures_of_earlier_starts": self._earlier_failures,
+            "reasons": self._reasons,
+            "right": self._right if self._has_classes else None,
+            "wrong": self._wrong if self._has_classes else None,
+            "notes": self._notes,
+            "shards": self._finished,
+            "shards_finished_earlier": len(self._earlier),
+            "shards_in_all": len(self._run.plan.shards),
+            "seconds": round(seconds, 2),
+            "interrupted": interrupted,
+        }
