@@ -79,7 +79,10 @@ def _exchange(url: str, request: Request, deadline: _Deadline, most_bytes: int) 
     """
     try:
         with _build_opener(deadline).open(request, timeout=_TIMEOUT) as response:
-            _check_type(url, response.headers.get("Content-Type", "").partition(";")[0].strip().lower())
+            kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+            if kind.startswith(_NO_IMAGES):
+                hint = "; it may be the page that shows the image" if kind == "text/html" else ""
+                raise ImageError(f"{url} is no image: the server sends {kind}{hint}.")
             return _read_body(url, response, most_bytes)
     except HTTPError as error:
         error.close()
@@ -110,17 +113,6 @@ def _quote_url(url: str) -> str:
     where = name if port is None else f"{name}:{port}"
     path, query = (quote(part, safe="%/:=&?~#+!$,;'@()*[]") for part in (parts.path or "/", parts.query))
     return urlunsplit((parts.scheme.lower(), where, path, query, ""))
-
-
-def _check_type(url: str, kind: str) -> None:
-    """Check the type of content that a server names.
-
-    Raises:
-        ImageError: It is no image.
-    """
-    if kind.startswith(_NO_IMAGES):
-        hint = "; it may be the page that shows the image" if kind == "text/html" else ""
-        raise ImageError(f"{url} is no image: the server sends {kind}{hint}.")
 
 
 def _read_body(url: str, response: Any, most_bytes: int) -> bytes:

@@ -300,7 +300,7 @@ def _decode_photo(
         # Pillow turns an image upright, and forgets that it did, when it loads it.
         origin = build_tiff_origin(get_page_tags(image), name, (image.height, image.width)) if is_tiff(header) else None
         factor = options.choose_factor(size)
-        fit = (max(1, size[0] // factor), max(1, size[1] // factor)) if max_side is None else _fit(size, max_side)
+        fit = (max(1, size[0] // factor), max(1, size[1] // factor)) if max_side is None else fit_size(size, max_side)
         if fit != size:
             image.draft(None, fit)  # a reduced scale that is not below this size, of JPEG alone
         factor = options.choose_factor(image.size) if max_side is None else _choose_factor(image.size, max_side)
@@ -348,10 +348,10 @@ def _reduce(image: Image.Image, max_side: int | None) -> Image.Image:
     """Return an image whose sides are at most ``max_side``."""
     if max_side is None or max(image.size) <= max_side:
         return image
-    return image.resize(_fit(image.size, max_side), Image.Resampling.LANCZOS)
+    return image.resize(fit_size(image.size, max_side), Image.Resampling.LANCZOS)
 
 
-def _fit(size: tuple[int, int], max_side: int) -> tuple[int, int]:
+def fit_size(size: tuple[int, int], max_side: int) -> tuple[int, int]:
     """Return a size with the same proportions whose longer side is at most ``max_side``."""
     scale = min(1, max_side / max(size))
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
@@ -451,19 +451,15 @@ def _name_in_errors(name: str, unknown: str = "") -> Iterator[None]:
 
 def _list_formats(header: bytes, name: str) -> list[str]:
     """Return the formats, in PIL's names, that a file with this header may have."""
-    if not _is_heic(header):
+    # An ISO media file names the brands that it conforms to; AVIF differs from HEIC in the brand alone.
+    brands = {header[start : start + 4] for start in range(8, len(header), 4)}
+    if header[4:8] != b"ftyp" or _HEIC_BRANDS.isdisjoint(brands):
         Image.init()
         # AVIF came with Pillow 11.3.
         return [known for known in _FORMATS if known in Image.OPEN]
     need = f"{name} is a HEIC image, which needs"
     import_library("pillow_heif", need, "'camtool[heic]'", ImageError).register_heif_opener()
     return ["HEIF"]
-
-
-def _is_heic(header: bytes) -> bool:
-    """Check whether an ISO media file names one of the HEIC brands; AVIF differs in the brand alone."""
-    brands = {header[start : start + 4] for start in range(8, len(header), 4)}
-    return header[4:8] == b"ftyp" and not _HEIC_BRANDS.isdisjoint(brands)
 
 
 def _open_image(stream: BinaryIO, header: bytes, formats: Iterable[str]) -> Image.Image:
@@ -521,14 +517,9 @@ def _check_array(array: npt.NDArray[Any]) -> None:
 
 def _suggest_shape(array: npt.NDArray[Any]) -> str:
     """Return, for a message, what to do with an array that is no photo."""
-    if _has_channels_first(array):
+    if array.ndim == 3 and array.shape[0] in (1, 3, 4):  # (C, H, W), as in PyTorch
         return " Channels come last: array.transpose(1, 2, 0)."
     return f" {_CHOOSE_BANDS}" if array.ndim == 3 and min(array.shape) > 1 else ""
-
-
-def _has_channels_first(array: npt.NDArray[Any]) -> bool:
-    """Check whether the shape is PyTorch's ``(C, H, W)``."""
-    return array.ndim == 3 and array.shape[0] in (1, 3, 4)
 
 
 # ------------------------------------------------------------------------------------------- from decoded to plain

@@ -23,7 +23,7 @@ from camtool.geometry.transform_output import unwrap_image
 from camtool.hooks.model_call import ASSUMED_SIZES
 from camtool.hooks.structures import modules, nested_tensors
 from camtool.hooks.structures.caches import cached_property
-from camtool.inputs import image_files
+from camtool.inputs import image_files, prepared_inputs
 from camtool.inputs.accepted_inputs import (
     SHAPE_TEXTS,
     SPATIAL_AXES,
@@ -33,31 +33,12 @@ from camtool.inputs.accepted_inputs import (
     get_dtype,
     list_channels,
 )
-from camtool.inputs.file_values import build_file_view, choose_kind, transform_values
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.inputs.model_inputs import Inputs, Key, find_shared_entries, is_unprepared_image, select_image_input
-from camtool.inputs.prepared_inputs import (
-    InputBatch,
-    PreparedInput,
-    ValueRange,
-    build_view,
-    find_black_and_white,
-    find_image_warnings,
-    find_range_warnings,
-    find_tensor_warnings,
-    group_into_batches,
-    to_image_array,
-)
+from camtool.inputs.prepared_inputs import InputBatch, PreparedInput, ValueRange, build_view, group_into_batches
 from camtool.layers.image_tokens import TILED_IMAGE
-from camtool.models import (
-    Preprocessing,
-    Transform,
-    count_input_channels,
-    find_input_size,
-    find_transform,
-    read_input_size,
-)
+from camtool.models import Preprocessing, Transform, declared_properties
 from camtool.models.functions import FunctionModel
 from camtool.models.image_tiles import TILES
 from camtool.models.preprocessing import build_assumed_transform
@@ -147,7 +128,7 @@ class InputPreparer:
         Raises:
             ImageError: As :meth:`prepare`; or an entry of a list is a batch.
         """
-        return map(self._prepare_entry, img) if isinstance(img, (list, tuple)) else self._iterate(img)[1]
+        return self._iterate(img)[1]
 
     def is_batch(self, img: Any) -> bool:
         """Check whether a list came, or a tensor or an array with an axis for several inputs."""
@@ -157,7 +138,9 @@ class InputPreparer:
         return isinstance(img, (Tensor, np.ndarray)) and img.ndim == SPATIAL_AXES[kind] + 2
 
     def _iterate(self, img: Any) -> tuple[bool, Iterator[PreparedInput]]:
-        """Return whether a tensor or a file is a batch, and its inputs."""
+        """Return whether a list came, or a tensor or an array of several inputs; and the inputs."""
+        if isinstance(img, (list, tuple)):
+            return True, map(self._prepare_entry, img)
         # The kind is that of the whole batch: one of its inputs alone might be taken for another kind.
         kind = check_kind(self._model, img, self._kind)
         if not isinstance(img, (Tensor, np.ndarray)) or img.ndim != SPATIAL_AXES[kind] + 2:
@@ -188,7 +171,7 @@ class InputPreparer:
             is_floating_3d = source.ndim == 3 and source.is_floating_point()
             if is_prepared or (is_floating_3d and self._transform is None):
                 return self._prepare_tensor(source, kind)
-            source = to_image_array(source)
+            source = prepared_inputs.to_image_array(source)
         return self._prepare_image(source)
 
     def _prepare_tensor(self, tensor: Tensor, kind: DataKind) -> PreparedInput:
@@ -203,13 +186,13 @@ class InputPreparer:
         is_detector = hasattr(self._model, "transform") and modules.find_detector_transform(self._model) is not None
         if transform is None and is_detector:
             # A detector normalizes by itself, so its input holds an image's own values.
-            transform = find_transform(self._model)
-        black, white = (None, None) if transform is None else find_black_and_white(given, transform)
+            transform = declared_properties.find_transform(self._model)
+        black, white = (None, None) if transform is None else prepared_inputs.find_black_and_white(given, transform)
         values = tensor.detach().cpu()  # once, as each copy waits for a GPU
         if isinstance(self._model, FunctionModel):
             self._model.check_image(values)
         value_range = ValueRange.of_tensor(values)
-        notes = find_tensor_warnings(value_range, black, white, kind)
+        notes = prepared_inputs.find_tensor_warnings(value_range, black, white, kind)
         return PreparedInput(given, build_view(values, value_range, kind, transform), tuple(notes), black, white)
 
     def read(self, source: image_files.ImageSource, *, max_side: int | None = None) -> Image.Image | FileImage:
@@ -226,16 +209,16 @@ class InputPreparer:
             ImageError: It cannot be read, or the model takes no such image.
         """
         file_image = image_files.read_file_image(source, self._reading)
-        if file_image is not None and choose_kind(self._model, file_image, self._kind) is not None:
+        if file_image is not None and prepared_inputs.choose_kind(self._model, file_image, self._kind) is not None:
             return file_image
         given = source if file_image is None else file_image
         return image_files.read_plain(given, self._reading, max_side)
 
     def _prepare_values(self, file_image: FileImage) -> PreparedInput:
         """Prepare the bands of a file, or its volume, as a tensor ``(C, *size)``."""
-        kind = choose_kind(self._model, file_image, self._kind) or "image"
+        kind = prepared_inputs.choose_kind(self._model, file_image, self._kind) or "image"
         # A model's own transform is one of photos, but the user's may be meant for volumes.
-        values, geometry, notes = transform_values(
+        values, geometry, notes = prepared_inputs.transform_values(
             file_image, self._transform if file_image.is_volume else self.transform
         )
         tensor = values.to(self._device, get_dtype(self._model))
@@ -243,9 +226,9 @@ class InputPreparer:
             self._model.check_image(tensor)
         is_unit = bool(notes)
         black, white = (tensor.new_zeros(len(tensor)), tensor.new_ones(len(tensor))) if is_unit else (None, None)
-        warnings = find_tensor_warnings(ValueRange.of_tensor(tensor), black, white, kind)
+        warnings = prepared_inputs.find_tensor_warnings(ValueRange.of_tensor(tensor), black, white, kind)
         notes = (*file_image.notes, *notes, *warnings)
-        return PreparedInput(tensor, build_file_view(file_image, kind, geometry), notes, black, white)
+        return PreparedInput(tensor, prepared_inputs.build_file_view(file_image, kind, geometry), notes, black, white)
 
     def _prepare_image(self, source: image_files.ImageSource) -> PreparedInput:
         """Read and transform an image."""
@@ -259,12 +242,12 @@ class InputPreparer:
             self._model.check_image(made)
         value_range = ValueRange.of_tensor(made)  # before it is on a GPU, for which each look waits
         tensor = made.to(self._device, get_dtype(self._model))
-        black, white = find_black_and_white(tensor, transform)
+        black, white = prepared_inputs.find_black_and_white(tensor, transform)
         notes = (
             *image_files.get_reading_notes(image),
-            *find_image_warnings(image, geometry),
+            *prepared_inputs.find_image_warnings(image, geometry),
             *notes,
-            *(find_range_warnings(value_range, black, white) if value_range.is_large else ()),
+            *(prepared_inputs.find_range_warnings(value_range, black, white) if value_range.is_large else ()),
         )
         view = Photo(np.asarray(image), geometry, image_files.get_origin(image))
         return PreparedInput(tensor, view, notes, black, white, is_photo=True)
@@ -339,7 +322,7 @@ class InputPreparer:
 
     @cached_property
     def _own_transform(self) -> Transform | None:
-        return find_transform(self._model)
+        return declared_properties.find_transform(self._model)
 
     def _assume_transform(self) -> tuple[Transform, tuple[MapWarning, ...]]:
         """Return the default transform for the channels that the model takes now; its first layer may be a new one."""
@@ -349,15 +332,15 @@ class InputPreparer:
                 f"{self._model.example} (--size, --mean and --std), or a tensor as it takes it."
             )
         _check_takes_photos(self._model)
-        size = read_input_size(self._model)
-        is_gray = count_input_channels(self._model) == 1
+        size = declared_properties.read_input_size(self._model)
+        is_gray = declared_properties.count_input_channels(self._model) == 1
         text = _ASSUMED_TRANSFORM.format(
             size="a size of 224 x 224" if size is None else f"a size of {size[0]} x {size[1]}, on which the model runs,"
         )
         notes = (MapWarning(text, "assumed-transform"), *([_MADE_GRAY] if is_gray else []))
         transform = self._build_assumed_transform(size, is_gray=is_gray)
         if size is None:
-            ASSUMED_SIZES[self._model] = find_input_size(self._model), text
+            ASSUMED_SIZES[self._model] = declared_properties.find_input_size(self._model), text
         return transform, notes
 
     # ------------------------------------------------------------------------------------------------------ batches
@@ -411,9 +394,7 @@ class InputPreparer:
             return len(img), map(prepare_alone, img)
         if image is not None:
             raise CamtoolError(f"image={image!r} chooses among several inputs of a model; img is a single input.")
-        is_batch, items = (
-            (True, map(self._prepare_entry, img)) if isinstance(img, (list, tuple)) else self._iterate(img)
-        )
+        is_batch, items = self._iterate(img)
         batches = (InputBatch.from_prepared(group, call_index, score) for group in group_into_batches(items, size))
         return len(img) if is_batch else None, batches
 

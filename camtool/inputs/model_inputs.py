@@ -184,11 +184,7 @@ def _try_shared(model: nn.Module, entries: Mapping[Key, Any], count: int, doubtf
         last = _score_alone(model, entries, count, count - 1, chosen)
         if _is_close(alone[chosen], whole[:1]) and _is_close(last, whole[-1:]):
             return chosen
-    raise _build_doubt(entries, count, doubtful)
-
-
-def _build_doubt(entries: Mapping[Key, Any], count: int, doubtful: Sequence[Key]) -> ImageError:
-    return ImageError(
+    raise ImageError(
         f"img: it is not certain which of {_format_keys({key: entries[key] for key in doubtful})} have a row for each "
         f"of the {count} images: an image alone has other scores than in the batch. Name what all images share, "
         f"camtool.Inputs(..., shared=[{doubtful[0]!r}]), or give one image at a time."
@@ -242,14 +238,10 @@ def select_image_input(
     Raises:
         LayerError: The layers depend on none of the images at the call, or they do not fit.
     """
-
-    def select() -> tuple[Key, int]:
-        return _try_candidates(model, candidates, layers, call_index, score)
-
     shapes = tuple((key, _get_image_shape(inputs)) for key, inputs in candidates.items())
     key = None if score is None else score.key
     question = "image", shapes, None if layers is None else tuple(layers), call_index, key
-    return remember_for_model(model, question, select)
+    return remember_for_model(model, question, lambda: _try_candidates(model, candidates, layers, call_index, score))
 
 
 def _try_candidates(

@@ -53,20 +53,21 @@ class Contrast:
         """
         unit = np.empty(values.shape, np.float32)
         for part in cut_parts(values):
-            unit[part] = _put_on_white(self._apply_to_part(values[part]), None if opacity is None else opacity[part])
+            unit[part] = self._apply_to_part(values, opacity, part)
         return unit
 
     def to_levels(self, values: NDArray[Any], opacity: NDArray[np.float32] | None = None) -> NDArray[np.uint8]:
         """Return values ``(..., C)`` as the nearest of the levels 0 to 255, on white as :meth:`apply` puts them."""
         levels = np.empty(values.shape, np.uint8)
         for part in cut_parts(values):
-            unit = _put_on_white(self._apply_to_part(values[part]), None if opacity is None else opacity[part])
-            levels[part] = np.rint(unit.astype(np.float32) * 255)
+            levels[part] = np.rint(self._apply_to_part(values, opacity, part).astype(np.float32) * 255)
         return levels
 
-    def _apply_to_part(self, values: NDArray[Any]) -> NDArray[np.float64]:
+    def _apply_to_part(
+        self, values: NDArray[Any], opacity: NDArray[np.float32] | None, part: tuple[slice, ...]
+    ) -> NDArray[np.float64]:
         low, high = np.asarray(self.low), np.asarray(self.high)
-        wide = values.astype(np.float64)
+        wide = values[part].astype(np.float64)
         with np.errstate(over="ignore"):
             if self.is_sigmoid:
                 unit = 1 / (1 + np.exp(-4 * (wide - (low + high) / 2) / (high - low)))
@@ -74,8 +75,8 @@ class Contrast:
                 # A window of no width is a threshold.
                 span = np.where(high > low, high - low, 1)
                 unit = np.where(high > low, np.clip((wide - low) / span, 0, 1), wide > low)
-        unit = 1 - unit if self.is_inverted else unit
-        return np.where(np.isnan(wide), 0, unit)
+        unit = np.where(np.isnan(wide), 0, 1 - unit if self.is_inverted else unit)
+        return unit if opacity is None else 1 - opacity[part] * (1 - unit)
 
 
 def choose_contrast(
@@ -128,10 +129,6 @@ def cut_parts(values: NDArray[Any]) -> Iterator[tuple[slice, ...]]:
     for plane in range(0, len(values), planes):
         for row in range(0, values.shape[1] if values.ndim > 1 else 1, rows):
             yield (slice(plane, plane + planes), slice(row, row + rows))[: values.ndim]
-
-
-def _put_on_white(unit: NDArray[np.float64], opacity: NDArray[np.float32] | None) -> NDArray[np.float64]:
-    return unit if opacity is None else 1 - opacity * (1 - unit)
 
 
 def _select_valid(values: NDArray[Any], valid: NDArray[np.bool_] | None) -> NDArray[Any]:

@@ -36,6 +36,7 @@ _DEFLATED = re.escape(b"1.2.840.10008.1.2.1.99")
 _INFLATED_BYTES, _INFLATED_PART = 1 << 30, 1 << 24
 _PART = 1 << 20
 """Pixels that are computed at once."""
+_PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 _GRAY = ("MONOCHROME1", "MONOCHROME2")
 _GDCM = "python-gdcm"
 _PLUGINS = {
@@ -112,7 +113,7 @@ def open_dataset(stream: BinaryIO, name: str, *, has_pixels: bool = True) -> Any
         _check_inflated_size(stream, name)
         dataset = pydicom.dcmread(stream, stop_before_pixels=not has_pixels)
         is_image = "Rows" in dataset and "Columns" in dataset and "PhotometricInterpretation" in dataset
-        if not is_image or (has_pixels and not _holds_pixels(dataset)):
+        if not is_image or (has_pixels and not any(word in dataset for word in _PIXELS)):
             modality = dataset.get("Modality", "") or "unknown"
             raise ImageError(f"{name} is a DICOM file without an image (modality {modality}).")
     return dataset
@@ -139,10 +140,6 @@ def _check_inflated_size(stream: BinaryIO, name: str) -> None:
     stream.seek(0)
     if unpacked > _INFLATED_BYTES:
         raise ImageError(f"{name} is too large to be decoded safely: it unpacks to more than {_INFLATED_BYTES} bytes.")
-
-
-def _holds_pixels(dataset: Any) -> bool:
-    return any(word in dataset for word in ("PixelData", "FloatPixelData", "DoubleFloatPixelData"))
 
 
 TAGS = (
@@ -197,7 +194,7 @@ def decode_frames(dataset: Any, name: str, frames: Sequence[int]) -> tuple[list[
         raise_interrupt(error)
         hint = f" If it is whole, another decoder may read it: pip install {package}" if syntax.is_compressed else ""
         raise ImageError(f"{name} is compressed as {syntax.name} and cannot be decoded: {error}.{hint}") from error
-    for word in ("PixelData", "FloatPixelData", "DoubleFloatPixelData"):
+    for word in _PIXELS:
         dataset.pop(word, None)  # it takes as much memory as the decoded values
     return _select_colors(decoded, dataset, name)
 
