@@ -28,6 +28,7 @@ from camtool.app.workbench import Compared, RankedClass, Request, Workbench, che
 from camtool.demo.camnet import BUNDLED
 from camtool.demo.scenes import draw_scene
 from camtool.errors import CamtoolError, ImageError, TargetError
+from camtool.inputs.image_files import fit_size
 
 _SCENES = ((7, 2), (3, 2), (11, 4), (5, 1))
 """Seed and number of objects of the demo's scenes."""
@@ -162,14 +163,10 @@ class Actions:
             ImageError: There is no such photo, or it cannot be read.
         """
         if not self.photos:
-            return self.take_scene(number, session)
+            return self._show_image(self._add_scene(number), session)
         if not 0 <= number < len(self.photos):
             raise ImageError(f"photo {number} does not exist; there are {len(self.photos)}.")
         return self.take_from_folder(self.photos[number], session)
-
-    def take_scene(self, number: int, session: Session) -> Shown:
-        """Show a scene of the demo."""
-        return self._show_image(self._add_scene(number), session)
 
     def take_from_folder(self, name: str | None, session: Session) -> Shown:
         """Show an image of the folder.
@@ -443,9 +440,5 @@ def _describe(explanation: Any) -> str:
 
 def _reduce(pixels: Any, side: int) -> Any:
     """Return pixels with a longest side of at most this length."""
-    height, width = pixels.shape[:2]
-    scale = min(1.0, side / max(height, width))
-    if scale == 1:
-        return pixels
-    size = (max(1, round(scale * width)), max(1, round(scale * height)))
-    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR))
+    image = Image.fromarray(pixels)
+    return np.asarray(image.resize(fit_size(image.size, side), Image.Resampling.BILINEAR))

@@ -13,6 +13,7 @@ from PIL import Image
 from camtool import rendering
 from camtool.errors import CamtoolError
 from camtool.explaining.explanation import Explanation
+from camtool.inputs.image_files import fit_size
 from camtool.rendering.colormaps import get_default_alpha
 
 Map: TypeAlias = NDArray[np.float32]
@@ -82,12 +83,11 @@ def make_screen(explanation: Explanation, side: int = DISPLAY_SIDE) -> Screen:
     Raises:
         CamtoolError: The explanation is not of a photo.
     """
-    height, width = explanation.photo.shape[:2]
-    scale = min(1.0, side / max(height, width))
-    size = (max(1, round(scale * width)), max(1, round(scale * height)))
+    photo = Image.fromarray(explanation.photo)
+    size, scale = fit_size(photo.size, side), min(1.0, side / max(explanation.photo.shape[:2]))
     box = explanation.box and tuple(scale * edge for edge in explanation.box)
     return Screen(
-        np.asarray(Image.fromarray(explanation.photo).resize(size, Image.Resampling.LANCZOS)),
+        np.asarray(photo.resize(size, Image.Resampling.LANCZOS)),
         np.clip(np.asarray(Image.fromarray(explanation.heatmap).resize(size, Image.Resampling.BILINEAR)), 0, 1),
         np.asarray(Image.fromarray(explanation.seen).resize(size, Image.Resampling.NEAREST)),
         box or None,

@@ -1,8 +1,8 @@
 """The page: its layout, and which action belongs to which control.
 
 A panel is a module of :mod:`camtool.app.panels` with a function ``build(context)``, see
-:class:`camtool.app.context.PageContext`. It is called inside a tab of its own, see :mod:`camtool.app.panels.tabs`, adds
-its components there and registers its own events::
+:class:`camtool.app.context.PageContext`. It is called inside a tab of its own, adds its components there and
+registers its own events::
 
     def build(context: PageContext) -> Built:
         import gradio as gr
@@ -24,6 +24,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -34,8 +35,9 @@ from camtool.app import fragments, saving
 from camtool.app.actions import Actions, Changed, Shown
 from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.drawing import VIEWS, Look
-from camtool.app.panels.panel import read_asset
-from camtool.app.panels.tabs import build_panels
+from camtool.app.panels import answers, detections, painting, places, segments, texts, trust
+from camtool.app.panels.outputs import Kind
+from camtool.app.panels.panel import Built, read_asset
 from camtool.app.sentences import to_sentence
 from camtool.app.workbench import list_methods
 from camtool.arguments.messages import format_count
@@ -109,7 +111,7 @@ class _Page:
             self._add("pair", gr.HTML)
         with gr.Tab("Compare methods", id="compare"):
             self._build_comparison()
-        build_panels(context)
+        _build_panels(context)
 
     def _build_map(self) -> None:
         self._add("picture", gr.HTML, js_on_load=read_asset("picture.js"))
@@ -283,3 +285,61 @@ def build_theme() -> gr.themes.Base:
     return gr.themes.Base(
         primary_hue="orange", neutral_hue="stone", radius_size="md", font=_FONTS, font_mono=_CODE_FONTS
     )
+
+
+# ---------------------------------------------------------------------------------------------------- the panels' tabs
+
+
+@dataclass(frozen=True)
+class _Tab:
+    """One tab.
+
+    Attributes:
+        name: Its name in the page.
+        title: What the user reads.
+        kinds: The kinds of models that it is for.
+        build: Builds what is in it.
+    """
+
+    name: str
+    title: str
+    kinds: tuple[Kind, ...]
+    build: Callable[[PageContext], Built]
+
+
+_TABS = (
+    _Tab("objects", "Objects", ("boxes",), detections.build),
+    _Tab("segments", "Segments", ("segments",), segments.build),
+    _Tab("texts", "Texts", ("texts",), texts.build),
+    _Tab("answer", "Answer", ("answer",), answers.build),
+    _Tab("place", "Click a place", ("classes",), places.build),
+    _Tab("paint", "Paint over", ("classes",), painting.build),
+    _Tab("trust", "Can I trust it?", ("classes", "boxes", "segments", "other"), trust.build),
+)
+
+
+def _build_panels(context: PageContext) -> None:
+    """Build the tabs of all panels inside of ``gr.Tabs``, and show those that fit the model."""
+    tabs: dict[str, Any] = {}
+    built: dict[str, Built] = {}
+    for tab in _TABS:
+        with gr.Tab(tab.title, id=tab.name, visible=False, elem_id=f"tab-{tab.name}") as tabs[tab.name]:
+            built[tab.name] = tab.build(context)
+    seen = gr.State(None)
+
+    @context.guard
+    def follow(session: Session | None, former: Any) -> dict[Any, Any]:
+        if session is None or session.request == former:
+            return {seen: former}
+        kind = context.workbench.find_kind(session.request.model, session.request.image)
+        shown: dict[Any, Any] = {seen: session.request}
+        for tab in _TABS:
+            shown[tabs[tab.name]] = gr.update(visible=kind in tab.kinds)
+            shown.update(built[tab.name].cleared)
+            refresh = built[tab.name].refresh
+            if refresh is not None and kind in tab.kinds:
+                shown.update(refresh(session))
+        return shown
+
+    cleared = [component for panel in built.values() for component in panel.cleared]
+    context.session.change(follow, [context.session, seen], [seen, *tabs.values(), *cleared, context.status], **COMPUTE)

@@ -10,7 +10,7 @@ import stat
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -63,23 +63,17 @@ class ImageStore:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._images: OrderedDict[str, StoredImage] = OrderedDict()
-        self._lock = threading.Lock()
+        self._images = ResultCache[StoredImage](
+            math.inf, lambda stored: _PIXEL_BYTES * stored.image.width * stored.image.height, max_bytes
+        )
 
     def __len__(self) -> int:
-        with self._lock:
-            return len(self._images)
+        return len(self._images)
 
     def add(self, image: Image.Image, name: str, code: str, note: str = "") -> StoredImage:
         """Keep an image, and return it with its key."""
         stored = StoredImage(compute_key(image, name, code), image, name, code, note)
-        with self._lock:
-            self._images[stored.key] = stored
-            self._images.move_to_end(stored.key)
-            while len(self._images) > 1 and self._count_bytes() > self._max_bytes:
-                self._images.popitem(last=False)
-        return stored
+        return self._images.get(stored.key, lambda: stored)
 
     def get(self, key: str) -> StoredImage:
         """Return an image by its key.
@@ -87,14 +81,11 @@ class ImageStore:
         Raises:
             ImageError: It was dropped, as newer ones were stored.
         """
-        with self._lock:
-            if key not in self._images:
-                raise ImageError("the image is no longer in memory, as others came after it; give it again.")
-            self._images.move_to_end(key)
-            return self._images[key]
 
-    def _count_bytes(self) -> int:
-        return sum(_PIXEL_BYTES * stored.image.width * stored.image.height for stored in self._images.values())
+        def refuse() -> StoredImage:
+            raise ImageError("the image is no longer in memory, as others came after it; give it again.")
+
+        return self._images.get(key, refuse)
 
 
 def compute_key(image: Image.Image, *words: str) -> str:
@@ -257,18 +248,14 @@ class ModelStore:
         max_loaded: The most models that stay in memory. The least recently used one is dropped.
 
     Attributes:
-        on_drop: Called with the name of each model that is dropped.
+        loaded: The models in memory, by name.
     """
 
     def __init__(self, names: Sequence[str], load: Callable[[str], Loaded], *, max_loaded: int = 4) -> None:
         if not names:
             raise ModelError("names: the page needs at least one model.")
         self.names = tuple(dict.fromkeys(names))
-        self._load, self._max_loaded = load, max_loaded
-        self.on_drop: Callable[[str], None] = lambda name: None
-        self._loaded: OrderedDict[str, Loaded] = OrderedDict()
-        self._lock = threading.Lock()
-        self._name_locks: Mapping[str, threading.Lock] = {name: threading.Lock() for name in self.names}
+        self._load, self.loaded = load, ResultCache[Loaded](max_loaded)
 
     def get(self, name: str) -> Loaded:
         """Return a model; load it if it is not in memory. Others who ask for it meanwhile wait.
@@ -277,12 +264,7 @@ class ModelStore:
             ModelError: The name is not on the list, or the model cannot be loaded.
         """
         self._check(name)
-        with self._name_locks[name]:
-            with self._lock:
-                if name in self._loaded:
-                    self._loaded.move_to_end(name)
-                    return self._loaded[name]
-            return self._load_now(name)
+        return self.loaded.get(name, lambda: self._load_now(name))
 
     def is_loaded(self, name: str) -> bool:
         """Return True if a model is in memory.
@@ -291,29 +273,20 @@ class ModelStore:
             ModelError: The name is not on the list.
         """
         self._check(name)
-        with self._lock:
-            return name in self._loaded
+        return name in self.loaded
 
     def _check(self, name: str) -> None:
-        if name not in self._name_locks:
+        if name not in self.names:
             raise ModelError(f"model {name!r} is not on the list of this page.{suggest_names(name, self.names)}")
 
     def _load_now(self, name: str) -> Loaded:
         try:
-            loaded = self._load(name)
+            return self._load(name)
         except CamtoolError:
             raise
         except Exception as error:
             _log.exception("model %s cannot be loaded", name)
             raise ModelError(f"model {name!r} cannot be loaded: {to_sentence(error)}") from error
-        dropped = []
-        with self._lock:
-            self._loaded[name] = loaded
-            while len(self._loaded) > self._max_loaded:
-                dropped.append(self._loaded.popitem(last=False)[0])
-        for other in dropped:
-            self.on_drop(other)
-        return loaded
 
 
 Value = TypeVar("Value")
@@ -326,15 +299,19 @@ class ResultCache(Generic[Value]):
         max_items: The largest number of results that are kept.
         measure: Returns the size of a result, in any unit; by default none has a size.
         max_size: The largest size of all results together. The newest result stays in any case.
+
+    Attributes:
+        on_drop: Called with the key of each result that made room for a new one.
     """
 
     def __init__(
-        self, max_items: int, measure: Callable[[Value], float] = lambda _: 0.0, max_size: float = math.inf
+        self, max_items: float, measure: Callable[[Value], float] = lambda _: 0.0, max_size: float = math.inf
     ) -> None:
         self._max_items, self._measure, self._max_size = max_items, measure, max_size
         self._futures: OrderedDict[Hashable, Future[Value]] = OrderedDict()
         self._sizes: dict[Hashable, float] = {}
         self._lock = threading.Lock()
+        self.on_drop: Callable[[Any], object] = lambda key: None
 
     def __len__(self) -> int:
         with self._lock:
@@ -357,7 +334,6 @@ class ResultCache(Generic[Value]):
             if future is None:
                 future = mine = self._futures[key] = Future()
             self._futures.move_to_end(key)
-            self._drop_oldest()
         if mine is not None:
             self._compute(key, mine, compute)
         return future.result()
@@ -369,7 +345,9 @@ class ResultCache(Generic[Value]):
             with self._lock:
                 if self._futures.get(key) is future:
                     self._sizes[key] = size
-                    self._drop_oldest()
+                dropped = [*self._drop_oldest()]
+            for other in dropped:
+                self.on_drop(other)
             future.set_result(value)
         except BaseException as error:
             with self._lock:
@@ -379,14 +357,14 @@ class ResultCache(Generic[Value]):
             # The waiting threads get the error from the future, this one directly, so that Ctrl-C is not delayed.
             raise
 
-    def _drop_oldest(self) -> None:
+    def _drop_oldest(self) -> Iterator[Hashable]:
         """Remove the results that were not used for longest. One in the making stays with those who wait for it."""
-        while len(self._futures) > self._max_items or (len(self._futures) > 1 and self._is_too_large()):
+        while len(self._futures) > self._max_items or (
+            len(self._futures) > 1 and sum(self._sizes.values()) > self._max_size
+        ):
             key, _ = self._futures.popitem(last=False)
             self._sizes.pop(key, None)
-
-    def _is_too_large(self) -> bool:
-        return sum(self._sizes.values()) > self._max_size
+            yield key
 
     def drop_where(self, is_dropped: Callable[[Any], bool]) -> None:
         """Remove the results whose keys fulfill a condition."""

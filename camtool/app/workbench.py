@@ -115,7 +115,7 @@ class Workbench:
             _MAX_RESULTS, lambda result: count_bytes(result[0]) + result[0].photo.nbytes, int(_RESULTS * max_memory)
         )
         # A result of a model that is no longer in memory would keep it there.
-        models.on_drop = lambda name: self._results.drop_where(lambda request: request.model == name)
+        models.loaded.on_drop = lambda name: self._results.drop_where(lambda request: request.model == name)
         self._kinds: ResultCache[Kind] = ResultCache(_MAX_RESULTS)
         self._screens: ResultCache[Screen] = ResultCache(
             _MAX_RESULTS,

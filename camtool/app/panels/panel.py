@@ -1,4 +1,4 @@
-"""Shared by all panels: the object that a panel returns to :mod:`~camtool.app.panels.tabs`, and pieces of HTML."""
+"""Shared by all panels: the object that a panel returns to :mod:`~camtool.app.page`, and pieces of HTML."""
 
 from __future__ import annotations
 
