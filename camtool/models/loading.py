@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,8 +36,6 @@ from camtool.models.vision_language import get_vision_language_model, takes_imag
 from camtool.models.weights import FILE_KINDS, WeightsWarning, find_file_kind
 
 if TYPE_CHECKING:
-    from os import PathLike
-
     from typing_extensions import Unpack
 
     from camtool.models.functions import CallKeywords
@@ -176,7 +175,7 @@ def load(
         ModelError: The name is unknown, the weights cannot be downloaded or read, they or the preprocessing beside them
             do not fit the model, or a library is missing.
     """
-    name = _name_path(name) if isinstance(name, os.PathLike) else name
+    name = _name_path(name) if isinstance(name, PathLike) else name
     _check_calls(name, calls)
     check_settings(transform, labels, 1, None, None)
     names = None if labels is None else list(labels)
@@ -245,12 +244,7 @@ def _set_transform(
     if transform is not None:
         return replace(loaded, transform=transform)
     has_own = isinstance(source, FactorySource) and loaded.transform is not None
-    return loaded if weights is None or has_own else _use_transform_beside(loaded, weights)
-
-
-def _use_transform_beside(loaded: Loaded, weights: str | PathLike[str]) -> Loaded:
-    """Return the model with the preprocessing that a file beside its weights describes, if there is one."""
-    pair = read_transform_beside(weights)
+    pair = None if weights is None or has_own else read_transform_beside(weights)
     if pair is None:
         return loaded
     transform, path = pair

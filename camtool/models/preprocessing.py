@@ -115,8 +115,7 @@ class Preprocessing:
         )
         pixels = np.array(image.crop((left, top, left + self.size[1], top + self.size[0])))
         values = torch.from_numpy(pixels.reshape(*self.size, -1)).permute(2, 0, 1).float() / 255
-        values = values.flip(0) if self.channels == "bgr" else values
-        return (values - _to_column(self.mean, values)) / _to_column(self.std, values)
+        return _normalize(values, self)
 
     def compute_scaled_size(self, height: int, width: int) -> tuple[int, int]:
         """Return the size (h, w) that a photo is scaled to before the center is cropped, or bars are added."""
@@ -155,9 +154,7 @@ class Renormalized:
         values = output * _to_column(std, output) + _to_column(mean, output)
         if self.channels == "gray":
             values = (values * _to_column(_GRAY_WEIGHTS, values)).sum(0, keepdim=True)
-        elif self.channels == "bgr":
-            values = values.flip(0)
-        return (values - _to_column(self.mean, values)) / _to_column(self.std, values)
+        return _normalize(values, self)
 
 
 @dataclass(frozen=True)
@@ -167,10 +164,10 @@ class StatedPreprocessing:
     Attributes:
         transform: ``"package.module:function"``, the whole preprocessing.
         size: Height and width of the input.
-        mean: Mean of each channel, or one for all.
-        std: Standard deviation, as ``mean``.
-        channels: The order of the channels.
-        fit: As :attr:`Preprocessing.fit`.
+        mean: Mean of each channel, or one for all. On the scale from 0 to 255 if a number is greater than 1.
+        std: Standard deviation, on the scale of ``mean``. Both are given, or neither.
+        channels: The order of the channels, RGB by default.
+        fit: As :attr:`Preprocessing.fit`; None for that of the model's own transform, or the crop.
     """
 
     transform: str | None = None
@@ -193,9 +190,28 @@ class StatedPreprocessing:
         """
         if self.transform is not None:
             return load_transform(self.transform)
-        if self.size is None or self.mean is None:
-            return None
-        return build_preprocessing(None, self.size, self.mean, self.std, self.channels, self.fit)
+        return None if self.size is None or self.mean is None else self.build(None)
+
+    def build(self, base: Transform | None, default_size: tuple[int, int] = (224, 224)) -> Transform:
+        """Build a transform from what the user stated; the model's own transform decides the rest.
+
+        Args:
+            base: The transform that belongs to the model; None if it has none.
+            default_size: The size if neither the user nor ``base`` says it.
+
+        Raises:
+            ModelError: The values contradict each other or the model's transform.
+        """
+        known, size = None if base is None else find_statistics(base), self.size
+        order = self.channels or _choose_channels(known)
+        if base is not None and size is None:
+            if self.fit is None:
+                return _renormalize(base, known, self.mean, self.std, order)
+            size = _find_made_size(base)
+        stated = _state_statistics(self.mean, self.std, order)
+        notes = _describe_assumed(size, default_size, has_statistics=bool(stated or known))
+        mean, std = stated or _convert_statistics(known or _IMAGENET, order)
+        return Preprocessing(size or default_size, tuple(mean), tuple(std), order, notes, self.fit or "crop")
 
     def complete(self, loaded: Loaded) -> Loaded:
         """Return a model with its own preprocessing completed or changed by what the user stated.
@@ -208,11 +224,9 @@ class StatedPreprocessing:
         if self.transform is not None:  # it is not tried: it may fail on anything but a real photo
             return replace(loaded, transform=load_transform(self.transform))
         is_gray = self.channels is None and count_input_channels(loaded.model) == 1
-        transform = build_preprocessing(
-            loaded.transform or find_transform(loaded.model),
-            *(self.size, self.mean, self.std, "gray" if is_gray else self.channels, self.fit),
-            default_size=find_input_size(loaded.model) if self.size is None else self.size,
-        )
+        base = loaded.transform or find_transform(loaded.model)
+        stated = replace(self, channels="gray") if is_gray else self
+        transform = stated.build(base, self.size or find_input_size(loaded.model))
         check_fits_model(loaded.model, transform, "the preprocessing of --size, --fit, --mean, --std, --channels")
         return replace(loaded, transform=transform)
 
@@ -251,45 +265,8 @@ def preprocessing(
     if len(sides) != 2:
         raise ModelError(f"size must be a side or (height, width), got {size!r}.")
     means, stds = (None if statistic is None else np.ravel(statistic).tolist() for statistic in (mean, std))
-    built = build_preprocessing(None, sides, means, stds, channels, fit)
+    built = StatedPreprocessing(None, sides, means, stds, channels, fit).build(None)
     return cast("Preprocessing", built)
-
-
-def build_preprocessing(
-    base: Transform | None,
-    size: tuple[int, int] | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    channels: Channels | None = None,
-    fit: Fit | None = None,
-    *,
-    default_size: tuple[int, int] = (224, 224),
-) -> Transform:
-    """Build a transform from what the user stated; the model's own transform decides the rest.
-
-    Args:
-        base: The transform that belongs to the model; None if it has none.
-        size: Height and width of the input in pixels.
-        mean: As :attr:`Preprocessing.mean`; one number stands for all channels. On the scale from 0 to 255 if a number
-            is greater than 1.
-        std: As :attr:`Preprocessing.std`, on the scale of ``mean``. Both are given, or neither.
-        channels: The order of the channels, RGB by default.
-        fit: As :attr:`Preprocessing.fit`; None for ``base``, or the crop.
-        default_size: The size if neither ``size`` nor ``base`` says it.
-
-    Raises:
-        ModelError: The values contradict each other or the model's transform.
-    """
-    known = None if base is None else find_statistics(base)
-    order = channels or _choose_channels(known)
-    if base is not None and size is None:
-        if fit is None:
-            return _renormalize(base, known, mean, std, order)
-        size = _find_made_size(base)
-    stated = _state_statistics(mean, std, order)
-    notes = _describe_assumed(size, default_size, has_statistics=bool(stated or known))
-    mean, std = stated or _convert_statistics(known or _IMAGENET, order)
-    return Preprocessing(size or default_size, tuple(mean), tuple(std), order, notes, fit or "crop")
 
 
 def _find_made_size(base: Transform) -> tuple[int, int]:
@@ -447,6 +424,11 @@ def _try_model(model: nn.Module, made: Tensor, origin: str) -> None:
 
 def _count_channels(order: Channels) -> int:
     return 1 if order == "gray" else 3
+
+
+def _normalize(values: Tensor, stated: Preprocessing | Renormalized) -> Tensor:
+    values = values.flip(0) if stated.channels == "bgr" else values
+    return (values - _to_column(stated.mean, values)) / _to_column(stated.std, values)
 
 
 def _to_column(numbers: Sequence[float], like: Tensor) -> Tensor:

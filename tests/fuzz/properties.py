@@ -35,8 +35,8 @@ from camtool.cli import app, list_and_figure_commands
 from camtool.cli.options import map_options, model_options
 from camtool.errors import CamtoolError, ImageError, ModelError
 from camtool.inputs.image_files import read_image
-from camtool.models import Preprocessing, build_preprocessing, read_state
-from camtool.models.preprocessing import read_transform_beside
+from camtool.models import Preprocessing, read_state
+from camtool.models.preprocessing import StatedPreprocessing, read_transform_beside
 from camtool.slides.readers import open_slide
 from camtool.videos.reading import VideoReader
 from tests.helpers.medical_files import build_dicom, encode_dicom, encode_nifti
@@ -287,9 +287,9 @@ def texts_of_options(data: Draw) -> None:
         lambda: list_and_figure_commands.parse_width(data.draw(TEXTS)),
         lambda: map_options.split_names([data.draw(TEXTS)]),
         lambda: options(None, "9", data.draw(TEXTS), data.draw(TEXTS), data.draw(ORDERS)).parse().build_alone(),
-        lambda: camtool.models.load_transform(data.draw(TEXTS)),
-        lambda: camtool.models.is_model_name(data.draw(TEXTS)),
-        lambda: camtool.models.may_run_code(data.draw(TEXTS)),
+        lambda: camtool.models.user_code.load_transform(data.draw(TEXTS)),
+        lambda: camtool.models.loading.is_model_name(data.draw(TEXTS)),
+        lambda: camtool.models.loading.may_run_code(data.draw(TEXTS)),
     ]
     try:
         data.draw(st.sampled_from(calls))()
@@ -307,9 +307,8 @@ def numbers_of_the_preprocessing(data: Draw) -> None:
     base = data.draw(st.sampled_from([None, Preprocessing((8, 8)), Preprocessing((8, 8), (0.5,), (0.5,), "gray")]))
     order = data.draw(st.sampled_from([None, "rgb", "bgr", "gray", "cmyk"]))
     try:
-        transform = build_preprocessing(
-            base, size=data.draw(size), mean=data.draw(some), std=data.draw(some), channels=order
-        )
+        stated = StatedPreprocessing(size=data.draw(size), mean=data.draw(some), std=data.draw(some), channels=order)
+        transform = stated.build(base)
     except CamtoolError:
         return
     assert transform(Image.fromarray(PIXELS)).ndim == 3

@@ -15,7 +15,8 @@ import camtool
 from camtool import Loaded, ModelError, Recorder
 from camtool.demo.camnet import load_honest_model
 from camtool.hooks import observation, tracing
-from camtool.models import build_default_transform, to_loaded
+from camtool.models import to_loaded
+from camtool.models.sources.torchvision import build_default_transform
 from camtool.recorder import select, zero
 from tests.helpers.nets import staged
 from tools import demo_accuracy as measure

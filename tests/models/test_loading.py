@@ -14,7 +14,8 @@ from torch import nn
 
 import camtool
 from camtool import ModelError
-from camtool.models import build_untrained, is_model_name, loading
+from camtool.models import build_untrained, loading
+from camtool.models.loading import is_model_name
 from tests.models.torchvision_nets import NAME, assert_one_line, build_net, save_weights
 
 

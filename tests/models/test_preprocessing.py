@@ -27,18 +27,12 @@ from camtool.geometry.measured_transforms import probe_geometry
 from camtool.geometry.plain_transforms import find_plain_transform
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import find_statistics
-from camtool.models import (
-    Preprocessing,
-    StatedPreprocessing,
-    build_default_transform,
-    build_preprocessing,
-    check_fits_model,
-    load_transform,
-    scale_statistics,
-)
-from camtool.models.preprocessing import Renormalized
+from camtool.models import Preprocessing, StatedPreprocessing, scale_statistics
+from camtool.models.preprocessing import Renormalized, check_fits_model
 from camtool.models.sources.hugging_face import _list_sides
 from camtool.models.sources.source import check_sides
+from camtool.models.sources.torchvision import build_default_transform
+from camtool.models.user_code import load_transform
 
 PHOTO = Image.fromarray(np.random.default_rng(5).integers(0, 256, (40, 60, 3), np.uint8))
 MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.25, 0.2)
@@ -184,7 +178,7 @@ def test_bars_are_black_and_the_photo_keeps_its_proportions() -> None:
 
 def test_a_fit_changes_the_preprocessing_of_the_model() -> None:
     base = build_default_transform()
-    made = build_preprocessing(base, fit="pad")
+    made = StatedPreprocessing(fit="pad").build(base)
     assert isinstance(made, Preprocessing)
     assert (made.size, made.fit, made.notes) == ((224, 224), "pad", ())
     assert find_statistics(made) == find_statistics(base)
@@ -192,7 +186,7 @@ def test_a_fit_changes_the_preprocessing_of_the_model() -> None:
     assert (loaded.transform.size, loaded.transform.fit, loaded.transform.mean) == ((24, 24), "stretch", MEAN)
     any_size = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
     with pytest.raises(ModelError, match="several sizes; give the size too"):
-        build_preprocessing(any_size, fit="pad")
+        StatedPreprocessing(fit="pad").build(any_size)
 
 
 def test_a_stretched_photo_is_described_in_numbers_and_a_padded_one_is_not() -> None:
@@ -274,18 +268,18 @@ def test_impossible_numbers_are_refused(mean, std, message) -> None:
 
 def test_what_is_not_stated_is_that_of_the_model_or_is_warned_of() -> None:
     base = build_default_transform(64)
-    resized = build_preprocessing(base, size=(32, 48))
+    resized = StatedPreprocessing(size=(32, 48)).build(base)
     assert isinstance(resized, Preprocessing)
     assert (resized.size, resized.mean, resized.notes) == ((32, 48), (0.485, 0.456, 0.406), ())
-    flipped = build_preprocessing(base, channels="bgr")
+    flipped = StatedPreprocessing(channels="bgr").build(base)
     torch.testing.assert_close(flipped(PHOTO), base(PHOTO).flip(0))
-    changed = build_preprocessing(base, mean=[0.5], std=[0.5])
+    changed = StatedPreprocessing(mean=[0.5], std=[0.5]).build(base)
     torch.testing.assert_close(changed(PHOTO), (base(PHOTO) * STATISTICS[1] + STATISTICS[0] - 0.5) / 0.5)
     for stated, assumed in (({"size": (32, 32)}, "mean and std"), ({"mean": [0.5], "std": [0.5]}, "size")):
-        built = build_preprocessing(None, **stated)
+        built = StatedPreprocessing(**stated).build(None)
         assert [note.code for note in built.notes] == ["assumed-transform"]
         assert f"No {assumed} of the model's input" in built.notes[0]
-    complete = build_preprocessing(None, size=(32, 32), mean=[0.5], std=[0.5], channels="gray")
+    complete = StatedPreprocessing(size=(32, 32), mean=[0.5], std=[0.5], channels="gray").build(None)
     assert (complete.notes, complete(PHOTO).shape) == ((), (1, 32, 32))
 
 
@@ -294,13 +288,13 @@ STATISTICS = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[..., N
 
 def test_a_preprocessing_of_unknown_normalization_is_not_changed() -> None:
     with pytest.raises(ModelError, match=r"whose normalization is unknown.*--transform"):
-        build_preprocessing(lambda photo: transforms.ToTensor()(photo), mean=[0.5], std=[0.5])
+        StatedPreprocessing(mean=[0.5], std=[0.5]).build(lambda photo: transforms.ToTensor()(photo))
 
 
 def test_what_was_assumed_is_a_warning_of_the_explanation() -> None:
-    explained = camtool.explain(net(), PHOTO, transform=build_preprocessing(None, size=(32, 32)))
+    explained = camtool.explain(net(), PHOTO, transform=StatedPreprocessing(size=(32, 32)).build(None))
     assert [warning.code for warning in explained.warnings if warning.code == "assumed-transform"]
-    stated = build_preprocessing(None, size=(32, 32), mean=[0.5], std=[0.5])
+    stated = StatedPreprocessing(size=(32, 32), mean=[0.5], std=[0.5]).build(None)
     assert "assumed-transform" not in [each.code for each in camtool.explain(net(), PHOTO, transform=stated).warnings]
 
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
+from os import PathLike
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from PIL import Image
 from torch import Tensor, nn
@@ -28,10 +29,6 @@ from camtool.models.loaded import Loaded
 from camtool.models.sources.source import Source, check_sides, get_first_line, limit_silence, to_height_and_width
 from camtool.models.two_towers import TextTower, Tokenizer, find_encoders
 from camtool.models.weights import load_state, read_state
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from os import PathLike
 
 
 class HuggingFaceSource(Source):
@@ -97,19 +94,14 @@ class HuggingFaceSource(Source):
         """Return the processor of a model that was loaded from a folder, or from the hub and is cached."""
         if not _is_of_transformers(model) or not model.name_or_path:
             return None
-        from transformers import AutoProcessor
-
-        read: Callable[..., Any] = AutoProcessor.from_pretrained
-        with Forgive(OSError, ValueError, KeyError, ImportError):
-            return read(model.name_or_path, trust_remote_code=False, local_files_only=True)
-        return None  # the folder holds no processor, or only one that needs code of its own
+        return _read_local("AutoProcessor", model.name_or_path)
 
     def decode_phrases(self, model: Any, phrases: Sequence[Sequence[int]]) -> Sequence[str] | None:
         """Return the texts of phrases if the tokenizer is in the model's folder, or from the hub and cached."""
         if not _is_of_transformers(model) or not model.name_or_path:
             return None
-        decode = _read_decoder(model.name_or_path)
-        return None if decode is None else [decode([*phrase]).strip() for phrase in phrases]
+        tokenizer = _read_tokenizer(model.name_or_path)
+        return None if tokenizer is None else [tokenizer.decode([*phrase]).strip() for phrase in phrases]
 
 
 _PLACEHOLDER_LABEL = re.compile(r"LABEL_\d+")
@@ -307,14 +299,16 @@ shorter padding would change the embedding."""
 
 
 @cache
-def _read_decoder(path: str) -> Callable[[list[int]], str] | None:
-    """Return the function from tokens to a text of a tokenizer that is on this machine; None if there is none."""
-    from transformers import AutoTokenizer
+def _read_tokenizer(path: str) -> Any | None:
+    """Return a tokenizer that is on this machine, read once; None if there is none."""
+    return _read_local("AutoTokenizer", path)
 
+
+def _read_local(kind: str, path: str) -> Any | None:
+    """Return what a class of transformers reads on this machine; None if it is not there, or needs code of its own."""
     with Forgive(OSError, ValueError, KeyError, TypeError, ImportError):
-        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-        decode: Callable[[list[int]], str] = tokenizer.decode
-        return decode
+        read = getattr(_import_transformers(), kind).from_pretrained
+        return read(path, trust_remote_code=False, local_files_only=True)
     return None
 
 

@@ -8,8 +8,9 @@ from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
+from os import PathLike
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +23,6 @@ from camtool.models.loaded import Loaded
 from camtool.models.sources.onnx_layers import OnnxModel
 from camtool.models.sources.runtime_files import FileModel, OnnxProgram, OpenVinoProgram, Program, TfLiteProgram
 from camtool.models.sources.source import Source, get_first_line
-
-if TYPE_CHECKING:
-    from os import PathLike
 
 _RUNTIMES: dict[str, tuple[Callable[[str], Program], str]] = {
     ".onnx": (OnnxProgram, "pip install 'camtool[onnxruntime]'"),

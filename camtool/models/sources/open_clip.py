@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from os import PathLike
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,9 +15,6 @@ from camtool.models.loaded import Loaded
 from camtool.models.sources.source import Source, limit_silence, tell_download_errors, to_height_and_width
 from camtool.models.two_towers import TextTower, Tokenizer
 from camtool.models.weights import load_state, read_state
-
-if TYPE_CHECKING:
-    from os import PathLike
 
 _CLIP_VOCABULARY = 49408
 """Number of tokens of CLIP's own tokenizer, which open_clip contains."""

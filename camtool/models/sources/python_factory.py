@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from os import PathLike
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -14,9 +15,6 @@ from camtool.models.loaded import Loaded
 from camtool.models.sources.source import Source
 from camtool.models.user_code import find_user_function
 from camtool.models.weights import load_state, read_state
-
-if TYPE_CHECKING:
-    from os import PathLike
 
 
 class FactorySource(Source):

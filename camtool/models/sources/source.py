@@ -7,8 +7,9 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from os import PathLike
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.error import URLError
 
 from torch import nn
@@ -17,9 +18,6 @@ from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
 from camtool.models.two_towers import Tokenizer
-
-if TYPE_CHECKING:
-    from os import PathLike
 
 _MAX_SIDE = 4096
 """Largest side that a file may ask images to be resized to. Published models have less."""

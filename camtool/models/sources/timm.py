@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from camtool.arguments.libraries import import_library
 from camtool.arguments.messages import suggest_names
@@ -19,11 +20,6 @@ from camtool.models.loaded import Loaded
 from camtool.models.sources.source import Source, check_sides, get_first_line, tell_download_errors, to_height_and_width
 from camtool.models.sources.torchvision import build_gray, read_imagenet_labels
 from camtool.models.weights import load_state, match_names, read_state
-
-if TYPE_CHECKING:
-    from os import PathLike
-
-    from torch import Tensor
 
 
 class TimmSource(Source):

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from inspect import signature
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +18,6 @@ from camtool.hooks.structures.modules import find_detector_transform
 from camtool.models.loaded import Loaded
 from camtool.models.sources.source import Source, tell_download_errors
 from camtool.models.weights import count_classes, load_state, match_names, read_state
-
-if TYPE_CHECKING:
-    from os import PathLike
 
 
 class TorchvisionSource(Source):
@@ -73,11 +71,16 @@ class TorchvisionSource(Source):
 
     def find_transform(self, model: nn.Module) -> Transform | None:
         """Return the transform of a detector or a segmenter. Classifiers do not say how they were trained."""
-        if find_detector_transform(model) is not None:
-            return _build_detection_transform()
-        if type(model).__module__.startswith("torchvision.models.segmentation"):
-            return _build_segmentation_transform()
-        return None
+        transform: Transform | None = None
+        if find_detector_transform(model) is not None:  # the whole image in [0, 1]; it resizes and normalizes it itself
+            from torchvision.transforms._presets import ObjectDetection
+
+            transform = ObjectDetection()
+        elif type(model).__module__.startswith("torchvision.models.segmentation"):
+            from torchvision.transforms._presets import SemanticSegmentation
+
+            transform = SemanticSegmentation(resize_size=520)  # the whole image, with this shorter side
+        return transform
 
     def find_labels(self, model: nn.Module) -> Sequence[str] | None:
         """Return ImageNet's class names, which nearly all classifiers of torchvision are trained on."""
@@ -145,22 +148,6 @@ def read_imagenet_labels() -> tuple[str, ...]:
     from torchvision.models import ResNet18_Weights
 
     return tuple(ResNet18_Weights.IMAGENET1K_V1.meta["categories"])
-
-
-def _build_detection_transform() -> Transform:
-    """Build the transform of detectors: the whole image, in [0, 1]. Detectors resize and normalize by themselves."""
-    from torchvision.transforms._presets import ObjectDetection
-
-    preset: Transform = ObjectDetection()
-    return preset
-
-
-def _build_segmentation_transform() -> Transform:
-    """Build the transform of segmenters: the whole image with a shorter side of 520, and ImageNet normalization."""
-    from torchvision.transforms._presets import SemanticSegmentation
-
-    preset: Transform = SemanticSegmentation(resize_size=520)
-    return preset
 
 
 # -------------------------------------------------------------------------------------------------------- loading

@@ -7,12 +7,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from PIL import Image
+from torch import Tensor, nn
 
 from camtool.arguments.checks import check_plain_yaml
 from camtool.arguments.libraries import import_library
@@ -22,12 +24,6 @@ from camtool.models.loaded import Loaded
 from camtool.models.sources.source import Source, get_first_line, limit_silence, to_height_and_width
 from camtool.models.sources.torchvision import build_resize
 from camtool.models.weights import load_state, read_state
-
-if TYPE_CHECKING:
-    from os import PathLike
-
-    from PIL import Image
-    from torch import Tensor
 
 _PADDING = 114
 """Gray level with which YOLO models are trained to see padding."""

@@ -12,7 +12,7 @@ from typing import Any
 from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError, ImageError
 from camtool.explaining.explainer import Explainer
-from camtool.models import is_offline
+from camtool.models.loading import is_offline
 from camtool.rendering.written_files import resolve
 from camtool.runs.job_list import Job, parse_source
 from camtool.runs.run_folder import photo_records

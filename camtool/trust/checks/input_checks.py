@@ -21,7 +21,7 @@ from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import Transform, describe_transform, find_statistics
 from camtool.hooks.structures.modules import read_tree
 from camtool.inputs.prepared_inputs import PreparedInput
-from camtool.models import find_transform
+from camtool.models.declared_properties import find_transform
 from camtool.models.preprocessing import Preprocessing, Renormalized
 from camtool.models.sources.torchvision import build_default_transform
 from camtool.trust.checks.check_context import CheckContext

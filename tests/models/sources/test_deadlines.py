@@ -107,7 +107,7 @@ PICTURE = np.zeros((4, 4, 3), np.uint8)
         ("open_clip.get_tokenizer", lambda: open_clip._find_named_tokenizer("ViT-B-32")(["a cat"])),
         ("transformers.AutoConfig.from_pretrained", lambda: load("hf:org/name")),
         ("transformers.AutoTokenizer.from_pretrained", lambda: hugging_face._build_tokenizer(NET, "org/name")(["a"])),
-        ("transformers.AutoTokenizer.from_pretrained", lambda: hugging_face._read_decoder("org/name")),
+        ("transformers.AutoTokenizer.from_pretrained", lambda: hugging_face._read_tokenizer("org/name")),
         (
             "transformers.AutoProcessor.from_pretrained",
             lambda: hugging_face.HuggingFaceSource().find_processor(OF_TRANSFORMERS()),

@@ -28,8 +28,10 @@ from camtool import Loaded, ModelError, TargetError
 from camtool.cli.app import app
 from camtool.geometry.measured_transforms import probe_geometry
 from camtool.geometry.torchvision_transforms import read_geometry
-from camtool.models import ImageTower, build_untrained, find_input_size, find_transform, resolve_labels, to_loaded
+from camtool.models import build_untrained, find_input_size, resolve_labels, to_loaded
+from camtool.models.declared_properties import find_transform
 from camtool.models.sources.hugging_face import ProcessorTransform
+from camtool.models.two_towers import ImageTower
 from camtool.targets import Similarity
 from tests.helpers.photos import unseen
 

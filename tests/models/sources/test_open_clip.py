@@ -16,7 +16,8 @@ import camtool
 from camtool import ModelError
 from camtool.geometry.measured_transforms import probe_geometry
 from camtool.geometry.torchvision_transforms import read_geometry
-from camtool.models import build_untrained, find_input_size, find_transform
+from camtool.models import build_untrained, find_input_size
+from camtool.models.declared_properties import find_transform
 from camtool.targets import Similarity
 
 open_clip = pytest.importorskip("open_clip", reason="open_clip is not part of what the tests need")

@@ -16,16 +16,9 @@ from torchvision.transforms import CenterCrop, Compose, ToTensor
 import camtool
 from camtool import Loaded, ModelError
 from camtool.cli.options import model_options
-from camtool.models import (
-    Source,
-    build_untrained,
-    find_input_size,
-    find_transform,
-    is_model_name,
-    register_source,
-    resolve_labels,
-    to_loaded,
-)
+from camtool.models import Source, build_untrained, find_input_size, register_source, resolve_labels, to_loaded
+from camtool.models.declared_properties import find_transform
+from camtool.models.loading import is_model_name
 from camtool.models.sources import FACTORY, SOURCES
 from camtool.models.weights import load_state, read_state
 from tests.cli.test_commands import camtool_

@@ -22,7 +22,8 @@ from camtool import ModelError
 from camtool.cli.app import app
 from camtool.geometry.measured_transforms import probe_geometry
 from camtool.geometry.torchvision_transforms import read_geometry
-from camtool.models import build_untrained, find_input_size, find_transform, resolve_labels
+from camtool.models import build_untrained, find_input_size, resolve_labels
+from camtool.models.declared_properties import find_transform
 
 NAME = "test_resnet"
 """Name of timm's smallest network with an ordinary head."""

@@ -16,7 +16,8 @@ from torch.hub import HASH_REGEX
 
 import camtool
 from camtool import ModelError
-from camtool.models import build_default_transform, build_untrained, resolve_labels
+from camtool.models import build_untrained, resolve_labels
+from camtool.models.sources.torchvision import build_default_transform
 from camtool.outputs.class_scores import find_logits
 from tests.models.torchvision_nets import BATCH, NAME, OPTIONS, PHOTO, assert_one_line, build_net, save_weights
 

@@ -20,7 +20,9 @@ from camtool import ModelError
 from camtool.evidence.evidence import Evidence
 from camtool.geometry.measured_transforms import probe_geometry
 from camtool.geometry.torchvision_transforms import read_geometry
-from camtool.models import find_input_size, find_transform, may_run_code, resolve_labels
+from camtool.models import find_input_size, resolve_labels
+from camtool.models.declared_properties import find_transform
+from camtool.models.loading import may_run_code
 from camtool.models.sources.ultralytics import Letterbox
 from camtool.targets import Box, Detection
 
