@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image
 
-from camtool.inputs.tiff import get_page_tags
+from camtool.inputs.formats.tiff import get_page_tags
 
 _DECODER_BYTES = {"WEBP": 13, "AVIF": 16, "HEIF": 9}
 """Bytes for each pixel that a decoder takes beside the decoded image. Measured with Pillow 12.3: 12.0 (WebP), 7.0 (AVIF

@@ -24,13 +24,11 @@ from camtool.arguments.libraries import import_library
 from camtool.errors import ImageError, raise_interrupt
 from camtool.geometry.origins import Origin
 from camtool.inputs.decoding_costs import count_jpeg_scans, estimate_memory, get_pixel_bytes
-from camtool.inputs.formats import format_table
+from camtool.inputs.formats import format_table, tiff
 from camtool.inputs.formats.contrast import Contrast
 from camtool.inputs.formats.decoding import PIL_FAULTS
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import MAX_DRAWN, MAX_PIXELS, ReadingOptions
-from camtool.inputs.formats.tiff_stacks import build_tiff_origin
-from camtool.inputs.tiff import count_surplus_bands, get_orientation, get_page_tags, is_reduced_page, is_tiff
 from camtool.warning_codes import MapWarning
 
 ImageSource: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[Any] | FileImage
@@ -235,7 +233,7 @@ def _load(image: Image.Image) -> Image.Image:
         image.load()
     # A user who has chosen a frame has seen that the file has several.
     if image.tell() == 0:
-        _check_bands(get_page_tags(image), name)
+        _check_bands(tiff.get_page_tags(image), name)
     return _make_plain(image, name)
 
 
@@ -293,12 +291,13 @@ def _decode_photo(
     stream: BinaryIO, header: bytes, name: str, max_side: int | None, options: ReadingOptions
 ) -> Image.Image:
     formats = _list_formats(header, name)
-    with _name_in_errors(name, _UNREADABLE_TIFF if is_tiff(header) else ""):
+    with _name_in_errors(name, _UNREADABLE_TIFF if tiff.is_tiff(header) else ""):
         image = _open_image(stream, header, formats)
         options.check_size(name, image.height, image.width)
         size, scans = image.size, _check_scans(image, stream, name) if image.format in _JPEG else 1
         # Pillow turns an image upright, and forgets that it did, when it loads it.
-        origin = build_tiff_origin(get_page_tags(image), name, (image.height, image.width)) if is_tiff(header) else None
+        tags = tiff.get_page_tags(image)
+        origin = tiff.build_tiff_origin(tags, name, size[::-1]) if tiff.is_tiff(header) else None
         factor = options.choose_factor(size)
         fit = (max(1, size[0] // factor), max(1, size[1] // factor)) if max_side is None else fit_size(size, max_side)
         if fit != size:
@@ -363,7 +362,7 @@ def _check_bands(tags: Mapping[int, Any], name: str) -> None:
     Raises:
         ImageError: It has more.
     """
-    bands = count_surplus_bands(tags)
+    bands = tiff.count_surplus_bands(tags)
     if bands is not None:
         raise ImageError(
             f"{name} has {bands} bands, and an image has 1 (gray) or 3 (red, green, blue). {_CHOOSE_BANDS} "
@@ -420,7 +419,7 @@ def _count_whole_pages(image: Image.Image) -> int:
     try:
         for frame in range(_MOST_COUNTED):
             image.seek(frame)
-            whole += not is_reduced_page(image)
+            whole += not tiff.is_reduced_page(image)
     except EOFError:
         pass  # it was the last one
     finally:
@@ -584,7 +583,7 @@ def _convert_strip(image: Image.Image, white: int | None) -> Image.Image:
 
 def _find_transposition(image: Image.Image) -> Image.Transpose | None:
     """Return the transposition that makes the image upright; None if the EXIF data has none or is damaged."""
-    return _UPRIGHT.get(get_orientation(image))
+    return _UPRIGHT.get(tiff.get_orientation(image))
 
 
 def _find_white(image: Image.Image, name: str) -> int | None:

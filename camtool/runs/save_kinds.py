@@ -188,7 +188,7 @@ def _refuse_nifti(explanation: Explanation) -> str | None:
 
 
 def _refuse_geotiff(explanation: Explanation) -> str | None:
-    from camtool.inputs.formats.tiff_stacks import TiffOrigin
+    from camtool.inputs.formats.tiff import TiffOrigin
 
     origin = explanation.origin
     if not isinstance(origin, TiffOrigin):

@@ -1,4 +1,7 @@
-"""The table of formats: how a file is recognized, and the function that reads it."""
+"""The table of formats: how a file is recognized, and the function that reads it.
+
+Of PNG, the gray ones of 16 bits are read here, as microscopes and depth cameras write them.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
 from camtool.errors import Forgive, ImageError, raise_interrupt
-from camtool.inputs import tiff
+from camtool.inputs.formats import contrast as contrasts
+from camtool.inputs.formats.decoding import name_in_errors
 from camtool.inputs.formats.dicom import is_dicom, read_dicom
 from camtool.inputs.formats.dicom_series import list_dicom_files, read_series
 from camtool.inputs.formats.file_image import FileImage
-from camtool.inputs.formats.gray_png import is_png, read_png
 from camtool.inputs.formats.nifti import is_nifti, read_nifti
 from camtool.inputs.formats.reading_options import ReadingOptions
-from camtool.inputs.formats.tiff_stacks import read_tiff
+from camtool.inputs.formats.tiff import get_orientation, is_tiff, read_tiff, turn_upright
 
 Reader: TypeAlias = Callable[[BinaryIO, str, ReadingOptions], FileImage | None]
 """From a file at its start, its name and the user's options to the image; ``None`` if it is a usual photo."""
@@ -41,12 +48,41 @@ class Format:
     read: Reader
 
 
+def _is_png(header: bytes) -> bool:
+    return header.startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def _read_png(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage | None:
+    """Read a gray PNG with the user's contrast; ``None`` without options: other code reads usual photos.
+
+    Raises:
+        ImageError: It is damaged, or no gray image.
+    """
+    if not options.list_given():
+        return None
+    options.check_supported(name, "PNG", "window", "percentiles")
+    with name_in_errors(name, "PNG"):
+        image = Image.open(stream, formats=["PNG"])
+        # As Pillow decodes it and as an array, of up to 4 and 2 bytes, and what is drawn.
+        options.check_size(name, image.height, image.width, value_bytes=8 + options.percentile_bytes)
+        if image.mode != "L" and image.mode != "I" and not image.mode.startswith("I;16"):
+            raise ImageError(
+                f"{name} is a PNG of mode {image.mode}; window= and percentiles= apply to gray images. Pillow reads "
+                "8 of the 16 bits of color PNGs; save it as TIFF to keep them."
+            )
+        values: NDArray[np.uint8 | np.uint16] = np.asarray(image)
+    # Pillow's mode I holds 16 bits in PNG.
+    values = values[..., None] if image.mode == "L" else values.astype(np.uint16)[..., None]
+    values = np.ascontiguousarray(turn_upright(values, get_orientation(image)))
+    return FileImage(name, values, contrasts.choose_contrast(options, values), is_scaled=True)
+
+
 FORMATS: tuple[Format, ...] = (
     # A DICOM file may hold anything in its first 128 bytes, also the start of a TIFF, so it is tried first.
     Format("DICOM", (".dcm", ".dicom", ".ima"), is_dicom, read_dicom),
     Format("NIfTI", (".nii", ".nii.gz"), is_nifti, read_nifti),
-    Format("TIFF", (".tif", ".tiff"), tiff.is_tiff, read_tiff),
-    Format("PNG", (".png",), is_png, read_png),
+    Format("TIFF", (".tif", ".tiff"), is_tiff, read_tiff),
+    Format("PNG", (".png",), _is_png, _read_png),
 )
 """All formats, in the order in which they are tried."""
 

@@ -25,8 +25,8 @@ from PIL import Image
 from camtool.errors import CamtoolError, Forgive, ImageError
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.geometry.crop_and_resize import Geometry
+from camtool.inputs.formats.tiff import is_tiff
 from camtool.inputs.image_files import read_image
-from camtool.inputs.tiff import is_tiff
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
 from camtool.rendering.image_writing import open_atomically, write_image
 from camtool.rendering.views import Photo
