@@ -17,14 +17,7 @@ from torch import Tensor, nn
 from camtool.errors import ForwardError, ImageError
 from camtool.hooks.structures.caches import remember_for_model
 from camtool.layers.image_tokens import TILED_IMAGE, TiledImage, find_placeholder
-from camtool.models.image_tiles import (
-    PADDED_TILES,
-    THUMBNAIL,
-    UnknownTilesError,
-    cut_tiles,
-    find_tiled_image,
-    join_tiles,
-)
+from camtool.models import image_tiles
 from camtool.models.two_towers import PartOfModel
 
 _PIXELS, _GRIDS, _TEXT, _MASK = "pixel_values", "image_grid_thw", "input_ids", "attention_mask"
@@ -71,8 +64,8 @@ class VisionLanguageModel(PartOfModel):
         """Replace an image among the arguments by the tiles or the patches that the model takes."""
         pixels, tiled = inputs.get(_PIXELS), inputs.pop(TILED_IMAGE, None)
         if isinstance(tiled, TiledImage):
-            joined = {name: inputs.pop(name) for name in (_PIXELS, THUMBNAIL, PADDED_TILES) if name in inputs}
-            inputs[_PIXELS] = cut_tiles(joined, tiled)
+            parts = {_PIXELS, image_tiles.THUMBNAIL, image_tiles.PADDED_TILES} & inputs.keys()
+            inputs[_PIXELS] = image_tiles.cut_tiles({name: inputs.pop(name) for name in parts}, tiled)
             inputs.pop(_COUNTS, None)  # it says that each text has one image, as without it
         elif isinstance(pixels, Tensor) and pixels.ndim == 4 and isinstance(inputs.get(_GRIDS), Tensor):
             inputs[_PIXELS] = _cut_to_patches(pixels, *self._read_patch_sizes())
@@ -116,11 +109,11 @@ class VisionLanguageModel(PartOfModel):
             ImageError: The arrangement is not certain.
         """
         try:
-            tiled = tiled or find_tiled_image(self.whole, pixels, inputs, find_placeholder(self))
-        except UnknownTilesError as error:
+            tiled = tiled or image_tiles.find_tiled_image(self.whole, pixels, inputs, find_placeholder(self))
+        except image_tiles.UnknownTilesError as error:
             text = inputs.get(_TEXT)
             raise _build_tiles_error(pixels, len(text) if isinstance(text, Tensor) else 1, str(error)) from error
-        return {**join_tiles(pixels, tiled), TILED_IMAGE: tiled}
+        return {**image_tiles.join_tiles(pixels, tiled), TILED_IMAGE: tiled}
 
     def _read_patch_sizes(self) -> tuple[int, int, int]:
         """Return the numbers of frames and pixels of a patch, and of the rows of patches that become one token."""
