@@ -19,7 +19,7 @@ from typer import Option
 
 from camtool.cli import terminal
 from camtool.cli.options.option_classes import takes_options
-from camtool.cli.options.output_options import JsonOption, Out, PrintOptions
+from camtool.cli.options.result_options import JsonOption, Out, PrintOptions
 from camtool.errors import raise_interrupt
 
 

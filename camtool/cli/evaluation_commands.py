@@ -19,9 +19,9 @@ from typer import Argument, Option
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.options import map_options, model_options, photo_options
+from camtool.cli.options import model_options, photo_options
 from camtool.cli.options.option_classes import takes_options
-from camtool.cli.options.output_options import Out, Overwrite, PrintOptions
+from camtool.cli.options.result_options import Out, Overwrite, PrintOptions, split_names
 from camtool.cli.progress.run_progress import FileProgress
 from camtool.errors import CamtoolError
 
@@ -122,7 +122,7 @@ def audit_model(
             level=level,
             controls=controls,
             method=method,
-            kinds=map_options.split_names(kind) if kind else None,
+            kinds=split_names(kind) if kind else None,
             masks=_select(regions, rows),
             verdicts=verdicts,
             out=out,
@@ -270,7 +270,7 @@ def _read_events(fail_on: list[str] | None) -> list[str]:
     """
     from camtool.arguments.checks import check_choice
 
-    events = map_options.split_names(fail_on or [])
+    events = split_names(fail_on or [])
     for event in events:
         check_choice("--fail-on", event, ("moved", "answers"), error=CamtoolError)
     return events
@@ -407,7 +407,7 @@ def evaluate_methods(
             loaded,
             [*map(str, photos)],
             _parse_names(method, "fast"),
-            map_options.split_names(layer) if layer else None,
+            split_names(layer) if layer else None,
             _parse_names(metric, None),
             annotations,
             target_class=classes and classes[:limit],
@@ -425,7 +425,7 @@ def evaluate_methods(
 
 def _parse_names(texts: list[str] | None, default: str | None) -> Any:
     """Return names, or the one word that stands for several."""
-    names = map_options.split_names(texts) if texts else [default]
+    names = split_names(texts) if texts else [default]
     return names[0] if names in (["all"], ["fast"], [None]) else names
 
 

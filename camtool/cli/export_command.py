@@ -11,9 +11,8 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from camtool.cli import terminal
-from camtool.cli.options import map_options, model_options
+from camtool.cli.options import model_options, result_options
 from camtool.cli.options.option_classes import takes_options
-from camtool.cli.options.output_options import PrintOptions
 from camtool.errors import CamtoolError
 
 
@@ -22,7 +21,7 @@ def export_model(
     *,
     loading: model_options.ModelArgument,
     path: Annotated[Path, Argument(metavar="FILE")],
-    map_: map_options.MethodOptions,
+    map_: result_options.MethodOptions,
     preparing: model_options.PreprocessingOptions,
     fixed_batch: Annotated[bool, Option("--fixed-batch")] = False,
     resize: Annotated[bool, Option("--resize")] = False,
@@ -30,7 +29,7 @@ def export_model(
     runtime: Annotated[Path | None, Option(exists=True, file_okay=False)] = None,
     half: Annotated[bool, Option("--half")] = False,
     overwrite: Annotated[bool, Option("--overwrite", "--force")] = False,
-    printed: PrintOptions,
+    printed: result_options.PrintOptions,
 ) -> None:
     """Write a model with its explanation into one file, or a page, which runs without camtool and without torch.
 
@@ -58,7 +57,7 @@ def export_model(
         check_beside(path)
     _check_absent(path, is_replaced=overwrite)
     preprocessing = preparing.parse()
-    options = map_options.parse_method_options(map_.option, ())
+    options = result_options.parse_method_options(map_.option, ())
     loaded = loading.load(preprocessing=preprocessing, is_quiet=printed.hides_progress)
     if is_page:
         methods = [map_.method, *(name for name in METHODS if name != map_.method)]

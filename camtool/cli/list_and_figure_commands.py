@@ -11,9 +11,9 @@ from typer import Argument, Option
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.options import map_options, model_options, photo_options
+from camtool.cli.options import model_options, photo_options
 from camtool.cli.options.option_classes import takes_options
-from camtool.cli.options.output_options import JsonOption, Out, PrintOptions
+from camtool.cli.options.result_options import JsonOption, Out, PrintOptions, parse_targets, split_names
 from camtool.errors import CamtoolError, ForwardError
 from camtool.runs.file_names import make_distinct
 
@@ -185,8 +185,8 @@ def draw_features(
     load_canvas()  # raises if matplotlib is missing, before the model is loaded
     photo_options.check_no_model_names([image])
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
-    names, out, suffix = map_options.split_names(layer), drawing.out, drawing.format
-    style = drawing.get_style() | {"target_class": None if target is None else map_options.parse_targets([target])[0]}
+    names, out, suffix = split_names(layer), drawing.out, drawing.format
+    style = drawing.get_style() | {"target_class": None if target is None else parse_targets([target])[0]}
     with terminal.show_activity("Drawing", is_quiet=printed.hides_progress):
         if one_page:
             figure = figures.feature_maps(loaded, image, names, maps, order, **style)
@@ -248,7 +248,7 @@ def draw_kernels(
     style, out, suffix = drawing.get_style() | {"filters": filters, "inputs": inputs}, drawing.out, drawing.format
     if layer:
         drawn, names = list[Path](), list[str]()
-        for name, figure in figures.kernel_pages(loaded, map_options.split_names(layer), **style):
+        for name, figure in figures.kernel_pages(loaded, split_names(layer), **style):
             names.append(build_file_name(name))
             drawn.append(save_figure(figure, out, f"kernels-{make_distinct(names)[-1]}.{suffix}"))
     else:

@@ -13,9 +13,8 @@ from typer import Argument, Option
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.options import map_options, model_options
+from camtool.cli.options import model_options, result_options
 from camtool.cli.options.option_classes import takes_options
-from camtool.cli.options.output_options import DrawingOptions, Out, PrintOptions
 from camtool.cli.progress.run_progress import FileProgress
 from camtool.cli.terminal import escape, print_line
 from camtool.errors import ImageError
@@ -39,7 +38,9 @@ class FileResult:
     warnings: Sequence[str]
 
 
-def explain_files(paths: list[str], printed: PrintOptions, explain: Callable[[str, str], FileResult]) -> None:
+def explain_files(
+    paths: list[str], printed: result_options.PrintOptions, explain: Callable[[str, str], FileResult]
+) -> None:
     """Explain each file, and print what was explained, how long it took, where the results are, and each warning.
 
     Args:
@@ -61,7 +62,7 @@ def explain_files(paths: list[str], printed: PrintOptions, explain: Callable[[st
 
 
 def _explain_file(
-    path: str, name: str, printed: PrintOptions, explain: Callable[[str, str], FileResult]
+    path: str, name: str, printed: result_options.PrintOptions, explain: Callable[[str, str], FileResult]
 ) -> dict[str, Any]:
     """Explain a file, and return its line of the JSON output."""
     started = time.perf_counter()
@@ -97,7 +98,7 @@ def explain_slides(
     target: Annotated[str, Option(metavar="CLASS")],
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
-    map_: map_options.MethodOptions,
+    map_: result_options.MethodOptions,
     mpp: Annotated[float | None, Option(metavar="X", show_default="that of the finest level")] = None,
     level: Annotated[int | None, Option(metavar="N")] = None,
     tile: Annotated[int | None, Option(metavar="PIXELS", min=8, show_default="what fills the model's input")] = None,
@@ -106,9 +107,9 @@ def explain_slides(
     min_tissue: Annotated[float, Option(metavar="X", min=0, max=1)] = 0.05,
     batch_size: model_options.BatchSize = 32,
     engine: model_options.EngineOption = "eager",
-    out: Out = Path("out"),
-    drawing: DrawingOptions,
-    printed: PrintOptions,
+    out: result_options.Out = Path("out"),
+    drawing: result_options.DrawingOptions,
+    printed: result_options.PrintOptions,
 ) -> None:
     """Explain a class on whole slides: a heatmap and an overlay as pyramids, a preview, a line for each tile.
 
@@ -131,9 +132,9 @@ def explain_slides(
         "layer": map_.layer, "mpp": mpp, "level": level, "tile": tile, "overlap": overlap, "min_tissue": min_tissue,
         "batch_size": batch_size, "background": background, "engine": engine,
     }  # fmt: skip
-    settings |= map_options.parse_method_options(map_.option, tuple(settings))
+    settings |= result_options.parse_method_options(map_.option, tuple(settings))
     loaded = loading.load(naming.labels, is_quiet=printed.hides_progress)
-    (asked,) = map_options.parse_targets([target])
+    (asked,) = result_options.parse_targets([target])
 
     def explain(path: str, name: str) -> FileResult:
         check_replaceable(out / name, NAMES)
@@ -152,7 +153,7 @@ def explain_videos(
     target: Annotated[str | None, Option(metavar="CLASS", show_default="each frame's top class")] = None,
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
-    map_: map_options.MethodOptions,
+    map_: result_options.MethodOptions,
     every: Annotated[int, Option(metavar="N", min=1)] = 1,
     fps: Annotated[float | None, Option(metavar="X")] = None,
     smooth: Annotated[int, Option(metavar="N", min=1)] = 1,
@@ -161,9 +162,9 @@ def explain_videos(
     ] = None,
     batch_size: model_options.BatchSize = 8,
     engine: model_options.EngineOption = "eager",
-    out: Out = Path("out"),
-    drawing: DrawingOptions,
-    printed: PrintOptions,
+    out: result_options.Out = Path("out"),
+    drawing: result_options.DrawingOptions,
+    printed: result_options.PrintOptions,
 ) -> None:
     """Explain the frames of videos: write each with the heatmap over it, and a line for each explained frame.
 
@@ -184,9 +185,9 @@ def explain_videos(
         "layer": map_.layer, "every": every, "fps": fps, "smooth": smooth, "window": window, "batch_size": batch_size,
         "engine": engine,
     }  # fmt: skip
-    settings |= map_options.parse_method_options(map_.option, tuple(settings))
+    settings |= result_options.parse_method_options(map_.option, tuple(settings))
     loaded = loading.load(naming.labels, is_quiet=printed.hides_progress)
-    asked: Any = None if target is None else map_options.parse_targets([target])[0]
+    asked: Any = None if target is None else result_options.parse_targets([target])[0]
 
     def explain(path: str, name: str) -> FileResult:
         expected = map_.method if map_.method == "auto" else find_method(map_.method).name

@@ -32,7 +32,7 @@ from torch import nn
 
 import camtool
 from camtool.cli import app, list_and_figure_commands
-from camtool.cli.options import map_options, model_options
+from camtool.cli.options import model_options, result_options
 from camtool.errors import CamtoolError, ImageError, ModelError
 from camtool.inputs.image_files import read_image
 from camtool.models import Preprocessing, read_state
@@ -282,10 +282,10 @@ def texts_of_options(data: Draw) -> None:
     options = model_options.PreprocessingOptions
     calls: list[Callable[[], Any]] = [
         lambda: model_options.parse_image_size(data.draw(TEXTS)),
-        lambda: map_options.parse_targets([data.draw(TEXTS)]),
-        lambda: map_options.parse_method_options([data.draw(TEXTS), "a=" + data.draw(TEXTS)], ("layer",)),
+        lambda: result_options.parse_targets([data.draw(TEXTS)]),
+        lambda: result_options.parse_method_options([data.draw(TEXTS), "a=" + data.draw(TEXTS)], ("layer",)),
         lambda: list_and_figure_commands.parse_width(data.draw(TEXTS)),
-        lambda: map_options.split_names([data.draw(TEXTS)]),
+        lambda: result_options.split_names([data.draw(TEXTS)]),
         lambda: options(None, "9", data.draw(TEXTS), data.draw(TEXTS), data.draw(ORDERS)).parse().build_alone(),
         lambda: camtool.models.user_code.load_transform(data.draw(TEXTS)),
         lambda: camtool.models.loading.is_model_name(data.draw(TEXTS)),

@@ -23,7 +23,7 @@ from camtool.runs.text_escapes import escape_hidden
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from camtool.cli.options.output_options import PrintOptions
+    from camtool.cli.options.result_options import PrintOptions
     from camtool.explaining.explainer import Explainer
     from camtool.runs.job_list import Plan
     from camtool.runs.result_writer import Failure, Success

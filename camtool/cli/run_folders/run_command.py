@@ -16,8 +16,8 @@ from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options import model_options
 from camtool.cli.options.option_classes import takes_options
-from camtool.cli.options.output_options import PrintOptions
 from camtool.cli.options.photo_options import read_true_classes
+from camtool.cli.options.result_options import PrintOptions
 from camtool.cli.progress import run_summary
 from camtool.cli.progress.run_progress import build_countdown
 from camtool.cli.run_folders import run_options, stored_run_commands
@@ -26,8 +26,8 @@ from camtool.runs import process_settings
 
 if TYPE_CHECKING:
     from camtool.runs.cluster.cluster_run import ClusterRun
+    from camtool.runs.cluster.explain_batch import ShardOutcome
     from camtool.runs.cluster.plan import ClusterInputs
-    from camtool.runs.cluster.shard_worker import ShardOutcome
     from camtool.runs.job_list import Plan
 
 _MAX_REASONS = 20

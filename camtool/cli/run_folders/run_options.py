@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from camtool.arguments.messages import format_count
-from camtool.cli.options import map_options, model_options, option_classes, output_options, photo_options
+from camtool.cli.options import model_options, option_classes, photo_options, result_options
 from camtool.errors import CamtoolError
 from camtool.runs.save_kinds import OutputSettings
 
@@ -40,10 +40,10 @@ class RunOptions:
     truth: photo_options.TruthOptions
     preprocessing: model_options.PreprocessingOptions
     pixels: photo_options.PixelOptions
-    map: map_options.MapOptions
-    output: output_options.OutputOptions
-    pictures: output_options.PictureOptions
-    printed: output_options.PrintOptions
+    map: result_options.MapOptions
+    output: result_options.OutputOptions
+    pictures: result_options.PictureOptions
+    printed: result_options.PrintOptions
     batch_size: model_options.BatchSize = 8
     engine: model_options.EngineOption = "eager"
     config: option_classes.Config = None
@@ -113,7 +113,7 @@ def read_request(context: typer.Context, options: RunOptions, local: LocalOption
         CamtoolError: Something is.
     """
     from camtool.runs import job_list
-    from camtool.runs.run_folder import cleaning, description
+    from camtool.runs.run_folder import description, photo_records
 
     output, paths = _read_output(context, options, local), options.photos.paths
     photo_options.check_no_model_names(paths)
@@ -123,7 +123,7 @@ def read_request(context: typer.Context, options: RunOptions, local: LocalOption
     command = {name: value for name, value in context.params.items() if name not in WITHOUT_EFFECT}
     if local is not None:
         photo_options.check_no_other_command(paths)
-        if not options.output.overwrite and not cleaning.is_interrupted(output.folder):
+        if not options.output.overwrite and not photo_records.is_interrupted(output.folder):
             description.check_unchanged(output.folder, description.describe_command(command))
     settings: dict[str, Any] = {
         "layer": options.map.layer,
@@ -134,10 +134,10 @@ def read_request(context: typer.Context, options: RunOptions, local: LocalOption
         "reading": options.pixels.parse(),
         "verify": options.map.verify,
     }
-    settings |= map_options.parse_method_options(options.map.option, _SETTINGS)
+    settings |= result_options.parse_method_options(options.map.option, _SETTINGS)
     return RunRequest(
-        methods=map_options.find_methods(options.map.method, settings, _SETTINGS),
-        targets=map_options.parse_targets(options.map.target),
+        methods=result_options.find_methods(options.map.method, settings, _SETTINGS),
+        targets=result_options.parse_targets(options.map.target),
         settings=settings,
         preprocessing=preprocessing,
         output=output,
@@ -151,7 +151,7 @@ def _read_output(context: typer.Context, options: RunOptions, local: LocalOption
     output, pictures = options.output, options.pictures
     kinds = _read_kinds(options, local, has_kinds=is_given(context, "save"))
     has_sheet = local is not None and local.sheet
-    output_options.check_overlays_are_saved(kinds, caption=pictures.caption, sheet=has_sheet, legend=pictures.legend)
+    result_options.check_overlays_are_saved(kinds, caption=pictures.caption, sheet=has_sheet, legend=pictures.legend)
     if options.truth.only_wrong and options.truth.labels_csv is None:
         raise CamtoolError("--only-wrong needs the true classes; give them with --truth FILE.")
     return OutputSettings(
@@ -159,12 +159,12 @@ def _read_output(context: typer.Context, options: RunOptions, local: LocalOption
         kinds=kinds,
         format="png" if output.format == "npz" else output.format,
         alpha=pictures.alpha,
-        colormap=output_options.choose_colormap(pictures.colormap),
+        colormap=result_options.choose_colormap(pictures.colormap),
         enlarge=pictures.enlarge,
         max_side=pictures.max_side,
         has_captions=pictures.caption,
         only_wrong=options.truth.only_wrong,
-        regions=output_options.parse_regions(local.region if local else None, pictures.max_side),
+        regions=result_options.parse_regions(local.region if local else None, pictures.max_side),
         has_legend=pictures.legend,
     )
 
@@ -173,7 +173,7 @@ def _read_kinds(options: RunOptions, local: LocalOptions | None, *, has_kinds: b
     """Return the kinds of files: those that the user named, or that other options ask for."""
     output = options.output
     asked = "npz" if output.format == "npz" and not has_kinds else output.save
-    kinds = output_options.parse_kinds(asked, output.format)
+    kinds = result_options.parse_kinds(asked, output.format)
     if local is None:
         _check_cluster_kinds(kinds, needs_overlays=options.pictures.caption and not has_kinds)
     elif local.sufficient and "sufficient" not in kinds:

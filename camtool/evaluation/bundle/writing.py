@@ -29,10 +29,9 @@ from camtool.methods import find_method
 from camtool.rendering.image_writing import open_atomically
 from camtool.rendering.regions import PhotoRegion
 from camtool.rendering.written_files import check_inside, resolve
-from camtool.runs.run_folder.cleaning import FAILURES
 from camtool.runs.run_folder.description import DESCRIPTION, read_description
 from camtool.runs.run_folder.hashes import hash_text
-from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, PhotoRecord, check_records
+from camtool.runs.run_folder.photo_records import FAILURES, JOURNAL, PHOTOS, PhotoRecord, check_records
 from camtool.runs.stored_files import MANIFEST, build_check, parse_object
 from camtool.runs.text_escapes import escape_bytes
 from camtool.warning_codes import WARNING_KINDS

@@ -19,10 +19,9 @@ from typing import Any
 from camtool.arguments.explain_arguments import to_list
 from camtool.errors import CamtoolError, raise_interrupt
 from camtool.models import Loaded
-from camtool.runs.cluster.explain_batch import ExplainBatch
+from camtool.runs.cluster.explain_batch import ExplainBatch, ShardOutcome, ShardWorker, read_outcome
 from camtool.runs.cluster.plan import ClusterPlan, FileList, Shard
 from camtool.runs.cluster.remote_files import OutputFolder, import_library
-from camtool.runs.cluster.shard_worker import ShardOutcome, ShardWorker, read_outcome
 from camtool.runs.locking import lock_folder
 from camtool.runs.run_folder.description import DESCRIPTION, describe_run, encode_description, to_plain
 from camtool.runs.save_kinds import OutputSettings

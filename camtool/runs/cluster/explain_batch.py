@@ -1,14 +1,19 @@
 """A callable class that explains batches of photos on any engine: Ray Data, Daft, Spark, or a loop.
 
-It imports none of them. Its settings are picklable, and each worker loads its own copy of the model.
+It imports none of them. Its settings are picklable, and each worker loads its own copy of the model. A worker of
+a cluster run computes whole shards with it, and writes the rows of each as one file; errors that concern all photos
+are part of its answer.
 """
 
 from __future__ import annotations
 
+import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -20,9 +25,17 @@ from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.models import Loaded, StatedPreprocessing, load_with_preprocessing
+from camtool.runs import file_names
 from camtool.runs.cluster import rows
-from camtool.runs.cluster.plan import Photo, open_photo
+from camtool.runs.cluster.plan import Photo, Shard, open_photo
+from camtool.runs.cluster.remote_files import PICTURES, SHARD_SUFFIX, OutputFolder, import_library
 from camtool.runs.executor import Workers, describe_failure, explain_batch, prepare_photo
+from camtool.runs.result_writer import describe_unjudged
+from camtool.runs.run_folder.description import list_versions
+from camtool.runs.run_folder.hashes import hash_weights
+from camtool.runs.run_folder.sheets import build_caption
+from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
+from camtool.runs.stored_files import build_line, is_correct
 from camtool.targets import Top
 
 
@@ -175,3 +188,189 @@ def _list_photos(batch: Mapping[str, Any]) -> list[Photo]:
         Photo(path, failure=f"{path}: the row holds no image.") if data is None else Photo(path, bytes(data))
         for path, data in zip(paths, contents, strict=True)
     ]
+
+
+_FACTS = ("photos", "failures", "right", "wrong")
+"""Numbers in the metadata of a shard's file, as in :class:`ShardOutcome`."""
+
+_MAX_REASONS = 5
+"""Reasons of failures that a worker reports; all are in the rows."""
+
+
+@dataclass(frozen=True)
+class ShardOutcome:
+    """What a worker reports of a shard.
+
+    Attributes:
+        name: The name of the shard's file.
+        photos: The number of photos.
+        rows: The number of rows.
+        failures: The number of photos that failed.
+        right: The number of photos whose top class is the true one.
+        wrong: The number of photos whose top class is another than the true one.
+        reasons: The first reasons of failures.
+        error: Why the run cannot go on; else empty.
+    """
+
+    name: str
+    photos: int = 0
+    rows: int = 0
+    failures: int = 0
+    right: int = 0
+    wrong: int = 0
+    reasons: Sequence[str] = ()
+    error: str = ""
+
+
+@dataclass
+class ShardWorker:
+    """Worker that computes shards. It is called with a batch of one or more.
+
+    Attributes:
+        settings: The settings of :class:`camtool.runs.cluster.explain_batch.ExplainBatch`.
+        folder: The output folder.
+        pictures: How overlays are drawn; ``None`` for no pictures.
+        only_wrong: Write rows only of photos whose top class is not the true one.
+        expected: The versions of libraries and the hash of the weights on the machine that started the run.
+    """
+
+    settings: Mapping[str, Any]
+    folder: OutputFolder
+    pictures: OutputSettings | None = None
+    only_wrong: bool = False
+    expected: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._explain: ExplainBatch | None = None
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Compute the shards in the column ``shard``, and return the fields of a :class:`ShardOutcome` of each."""
+        outcomes = [asdict(self.compute_shard(shard)) for shard in batch["shard"]]
+        return {name: [outcome[name] for outcome in outcomes] for name in outcomes[0]}
+
+    def compute_shard(self, shard: Shard) -> ShardOutcome:
+        """Explain the photos of a shard and write it, unless its file exists.
+
+        An error that concerns all photos is in the outcome: an exception would reach the user wrapped by the engine.
+        """
+        try:
+            finished = read_outcome(self.folder, shard.name)
+            if finished is not None:  # computed by a worker that was lost before it could say so
+                return finished
+            if not self.folder.begin_attempt(shard.name):
+                return ShardOutcome(shard.name, error=_describe_deaths(shard))
+            outcome = self._write_shard(shard)
+            self.folder.end_attempts(shard.name)
+        except CamtoolError as error:
+            return ShardOutcome(shard.name, error=str(error))
+        except OSError as error:
+            return ShardOutcome(shard.name, error=f"out {self.folder.name!r}: {error}")
+        return outcome
+
+    def _write_shard(self, shard: Shard) -> ShardOutcome:
+        written: list[rows.Row] = []
+        facts = dict.fromkeys(_FACTS, 0)
+        for photo, explanations in self._get_explainer().explain_photos(shard.source.iterate_photos()):
+            correct = None if isinstance(explanations, str) else is_correct(explanations, photo.true_class)
+            result = explanations
+            if self.only_wrong and not isinstance(explanations, str) and correct is not False:
+                result = [] if correct else describe_unjudged(photo.path)
+            stem = f"{PICTURES}/{shard.name.removesuffix(SHARD_SUFFIX)}/{facts['photos']:06}-{_make_stem(photo.path)}"
+            written += self._write_photo(photo, result, stem)
+            facts["photos"] += 1
+            facts["failures"] += isinstance(result, str)
+            facts["right"] += correct is True
+            facts["wrong"] += correct is False
+        reasons = [row["failure"] for row in written if "failure" in row]
+        self.folder.write(shard.name, rows.encode_parquet(rows.to_columns(written), facts))
+        return _build_outcome(shard.name, len(written), reasons, facts)
+
+    def _write_photo(self, photo: Photo, result: list[Explanation] | str, stem: str) -> list[rows.Row]:
+        """Write the pictures of a photo, and return its rows.
+
+        Args:
+            photo: The photo.
+            result: Its explanations, or why there are none.
+            stem: The path that all pictures of the photo begin with. No other photo has it.
+        """
+        if self.pictures is None or isinstance(result, str):
+            return rows.build_rows(photo, result)
+        try:
+            overlays = _write_overlays(self.folder, stem, photo, result, self.pictures)
+        except Exception as error:  # noqa: BLE001  as of a photo that cannot be explained
+            raise_interrupt(error, OSError)  # the disk is at fault, not the photo
+            return rows.build_rows(photo, describe_failure(photo.path, error))
+        return rows.build_rows(photo, result, overlays)
+
+    def _get_explainer(self) -> ExplainBatch:
+        """Return the explainer, which is built for the first shard, so that its errors are part of an outcome."""
+        if self._explain is None:
+            explain = ExplainBatch(**self.settings)
+            versions, weights = self.expected.get("versions"), self.expected.get("weights")
+            own = list_versions(explain.loaded, self.settings.get("engine", "eager"))
+            if versions is not None and versions != own:
+                raise CamtoolError(f"a worker has other libraries ({own}) than this machine ({versions}).")
+            if weights is not None and weights != hash_weights(explain.loaded.model):
+                raise CamtoolError("a worker loads other weights than this machine; give them with --weights FILE.")
+            self._explain = explain
+        return self._explain
+
+
+def read_outcome(folder: OutputFolder, name: str) -> ShardOutcome | None:
+    """Return the outcome of a shard from its file; None if there is none.
+
+    Raises:
+        CamtoolError: The file is damaged, or no shard.
+        OSError: The file cannot be read.
+    """
+    arrow, parquet = import_library("pyarrow"), import_library("pyarrow.parquet")
+    file = folder.open_file(name)
+    if file is None:
+        return None
+    try:
+        with file:
+            opened = parquet.ParquetFile(file)
+            facts = {key: int(opened.schema_arrow.metadata[f"camtool.{key}".encode()]) for key in _FACTS}
+            failures = opened.read(["failure"])["failure"].to_pylist() if facts["failures"] else ()
+            rows_in_file = opened.metadata.num_rows
+    except (arrow.ArrowException, KeyError, TypeError, ValueError) as error:  # also no metadata at all
+        raise CamtoolError(
+            f"{folder.name}/{name} is damaged, or no shard of camtool: {error}. Remove it to compute it again."
+        ) from error
+    return _build_outcome(name, rows_in_file, [failure for failure in failures if failure is not None], facts)
+
+
+def _build_outcome(name: str, row_count: int, reasons: Sequence[str], facts: Mapping[str, int]) -> ShardOutcome:
+    photos, failures, right, wrong = (facts[key] for key in _FACTS)
+    return ShardOutcome(name, photos, row_count, failures, right, wrong, reasons[:_MAX_REASONS])
+
+
+def _describe_deaths(shard: Shard) -> str:
+    first = next(iter(shard.source.names), shard.name)
+    return (
+        f"shard {shard.name}, which begins with {first}: its workers died several times. A photo may need more memory "
+        "than a worker has, or crash a decoder; explain these photos with camtool run to find it."
+    )
+
+
+def _write_overlays(
+    folder: OutputFolder, stem: str, photo: Photo, explanations: Sequence[Explanation], pictures: OutputSettings
+) -> list[str]:
+    """Write the overlay of each explanation of a photo; return the paths relative to the folder."""
+    kind = SAVE_KINDS["overlay"]
+    place, _, name = stem.rpartition("/")
+    suffix = kind.choose_suffix(pictures.format)
+    wanted = [file_names.name_result(name, shown.method, shown.label, shown.index) for shown in explanations]
+    paths = [f"{place}/{file_name}.{suffix}" for file_name in file_names.make_distinct(wanted)]
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(temporary) / f"overlay.{suffix}"
+        for explanation, path in zip(explanations, paths, strict=True):
+            line = build_line(photo.path, explanation, photo.true_class)
+            kind.write(explanation, file, pictures, build_caption(vars(line)) if pictures.has_captions else None)
+            folder.write(path, file.read_bytes())
+    return paths
+
+
+def _make_stem(path: str) -> str:
+    """Return the name of a photo without its suffix, with a dash for what some file system refuses."""
+    return re.sub(r"[^\w.+-]+", "-", PurePosixPath(path.replace("\\", "/")).stem)

@@ -29,8 +29,8 @@ from camtool.rendering.image_writing import open_atomically
 from camtool.runs.report import run_folders
 from camtool.runs.report.columns import Column, ReportContents, ReportRow, RowWarning, list_columns
 from camtool.runs.report.pictures import PictureSettings, Progress, RowPictures, prepare_pictures
-from camtool.runs.run_folder.cleaning import FAILURES
 from camtool.runs.run_folder.description import flatten
+from camtool.runs.run_folder.photo_records import FAILURES
 from camtool.runs.stored_files import MANIFEST
 from camtool.runs.text_escapes import escape_hidden
 from camtool.warning_codes import WARNING_KINDS

@@ -19,8 +19,8 @@ from camtool.errors import CamtoolError, raise_interrupt
 from camtool.rendering.written_files import resolve
 from camtool.runs.file_names import is_inside
 from camtool.runs.report.columns import ReportContents, ReportFailure, ReportRow, RowWarning, StoredHeatmap
-from camtool.runs.run_folder.cleaning import FAILURES
 from camtool.runs.run_folder.description import DESCRIPTION
+from camtool.runs.run_folder.photo_records import FAILURES
 from camtool.runs.stored_files import MANIFEST, parse_object
 
 MAX_ROWS = 100_000

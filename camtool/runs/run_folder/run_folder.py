@@ -16,7 +16,7 @@ from camtool.rendering.written_files import check_inside
 from camtool.runs import file_names
 from camtool.runs.job_list import Job, fold_path, parse_source
 from camtool.runs.locking import lock_folder
-from camtool.runs.run_folder import cleaning, description, photo_records
+from camtool.runs.run_folder import description, photo_records
 from camtool.runs.run_folder.hashes import hash_photo
 from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, PhotoRecord
 from camtool.runs.stored_files import MANIFEST
@@ -232,7 +232,7 @@ class RunFolder:
             self._discard_old_run()
         earlier = self._begun.pop(image)
         # Before the record: if the process is killed in between, the photo is explained again.
-        cleaning.remove_results(self._folder, earlier.files.keys() - results.get("files", {}).keys())
+        photo_records.remove_results(self._folder, earlier.files.keys() - results.get("files", {}).keys())
         self._write(photo_records.encode_record(replace(earlier.without_results(), **results)))
 
     def _write(self, lines: bytes) -> None:
@@ -271,12 +271,12 @@ def open_run_folder(folder: Path, jobs: Sequence[Job], batch_size: int, start: R
     folder.mkdir(parents=True, exist_ok=True)
     if start.overwrite:
         _check_no_cluster_run(folder)
-    for name in (MANIFEST, cleaning.FAILURES, description.DESCRIPTION, PHOTOS):
+    for name in (MANIFEST, photo_records.FAILURES, description.DESCRIPTION, PHOTOS):
         check_inside(folder, Path(name))
         with suppress(FileNotFoundError):
             open_regular(folder / name).close()
     lock = lock_folder(folder / _LOCK, str(folder))
-    with lock, cleaning.replace_old_run(folder, is_asked=start.overwrite) as discard_old_run:
+    with lock, photo_records.replace_old_run(folder, is_asked=start.overwrite) as discard_old_run:
         opened, is_refused = _open(folder, jobs, batch_size, start, discard_old_run), False
         try:
             yield opened
@@ -288,7 +288,7 @@ def open_run_folder(folder: Path, jobs: Sequence[Job], batch_size: int, start: R
             _publish(folder)
             # A request that cannot be served at all must not keep the user from correcting it.
             if is_refused and not any(record.is_done for record in photo_records.read_records(folder / PHOTOS)):
-                cleaning.remove_run(folder)
+                photo_records.remove_run(folder)
 
 
 def _open(
@@ -352,8 +352,9 @@ def _check_free(folder: Path, new: Sequence[PhotoRecord], start: RunStart) -> No
     Raises:
         CamtoolError: One has, so that it may be the user's.
     """
-    taken = [*cleaning.find_result_files(folder, new, description.list_methods(start.description or {}))]
-    listed = {*cleaning.list_manifest_files(folder)} if taken else set()  # the record of a photo may have been damaged
+    taken = [*photo_records.find_result_files(folder, new, description.list_methods(start.description or {}))]
+    # The record of a photo may have been damaged.
+    listed = {*photo_records.list_manifest_files(folder)} if taken else set()
     name = next((name for name in taken if name not in listed), None)
     if name is not None:
         raise CamtoolError(
@@ -391,7 +392,7 @@ def _publish(folder: Path) -> None:
     journal, photos = folder / JOURNAL, folder / PHOTOS
     if journal.exists():
         _merge(photos, photo_records.read_records(photos), photo_records.read_records(journal))
-    for name, list_lines in ((MANIFEST, _list_rows), (cleaning.FAILURES, _list_failures)):
+    for name, list_lines in ((MANIFEST, _list_rows), (photo_records.FAILURES, _list_failures)):
         if not _holds_lines(folder / name, list_lines(photos)):
             _write_lines(folder / name, list_lines(photos))
     journal.unlink(missing_ok=True)

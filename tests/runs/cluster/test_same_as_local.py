@@ -24,7 +24,7 @@ from camtool.cli import app
 from camtool.demo.scenes import draw_scene
 from camtool.errors import CamtoolError
 from camtool.runs.cluster import cluster_run
-from camtool.runs.cluster.shard_worker import ShardWorker
+from camtool.runs.cluster.explain_batch import ShardWorker
 from tests.helpers import medical_files
 from tests.runs.cluster.photos import read_shards, write_scenes
 

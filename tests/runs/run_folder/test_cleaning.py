@@ -11,10 +11,9 @@ import pytest
 import camtool
 from camtool.runs.executor import run_jobs
 from camtool.runs.job_list import plan_run
-from camtool.runs.run_folder import cleaning
-from camtool.runs.run_folder.cleaning import LISTS, replace_old_run
+from camtool.runs.run_folder import photo_records
 from camtool.runs.run_folder.description import encode_description, write_description
-from camtool.runs.run_folder.photo_records import PHOTOS, PhotoRecord, encode_record
+from camtool.runs.run_folder.photo_records import LISTS, PHOTOS, PhotoRecord, encode_record, replace_old_run
 from camtool.runs.run_folder.run_folder import RunStart
 from camtool.runs.save_kinds import OutputSettings
 from tests.cli.test_commands import camtool_, explained, photos
@@ -176,7 +175,7 @@ def kill_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("replace", "rename", "unlink", "write_text"):
         monkeypatch.setattr(Path, name, wrap(getattr(Path, name)))
-    monkeypatch.setattr(cleaning.shutil, "rmtree", wrap(shutil.rmtree))
+    monkeypatch.setattr(photo_records.shutil, "rmtree", wrap(shutil.rmtree))
 
 
 def test_a_kill_at_any_moment_leaves_one_of_the_runs_whole(tmp_path):
