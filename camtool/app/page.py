@@ -1,7 +1,7 @@
 """The page: its layout, and which action belongs to which control.
 
 A panel is a module of :mod:`camtool.app.panels` with a function ``build(context)``, see
-:class:`camtool.app.context.PageContext`. It is called inside a tab of its own, adds its components there and
+:class:`camtool.app.workbench.PageContext`. It is called inside a tab of its own, adds its components there and
 registers its own events::
 
     def build(context: PageContext) -> Built:
@@ -31,15 +31,14 @@ from typing import Any
 import gradio as gr
 
 from camtool import rendering
-from camtool.app import fragments, saving
-from camtool.app.actions import Actions, Changed, Shown
-from camtool.app.context import COMPUTE, PageContext, Session
+from camtool.app import fragments
+from camtool.app.actions import FILE_KINDS, Actions, Changed, Shown
 from camtool.app.drawing import VIEWS, Look
-from camtool.app.panels import answers, detections, painting, places, segments, texts, trust
+from camtool.app.panels import detections, painting, places, segments, texts_and_answers, trust
 from camtool.app.panels.outputs import Kind
 from camtool.app.panels.panel import Built, read_asset
 from camtool.app.sentences import to_sentence
-from camtool.app.workbench import list_methods
+from camtool.app.workbench import COMPUTE, PageContext, Session, list_methods
 from camtool.arguments.messages import format_count
 from camtool.errors import CamtoolError
 
@@ -150,13 +149,13 @@ class _Page:
 
     def _build_save_box(self) -> None:
         # What is in a closed accordion is not in the page yet, and the links must be.
-        for kind in saving.FILE_KINDS:
+        for kind in FILE_KINDS:
             self._add(f"download-{kind}", gr.DownloadButton, kind, elem_classes="out-of-sight")
         with gr.Accordion("Save", open=False, elem_id="save", elem_classes="box"):
             with gr.Row(elem_id="save-row"):
                 self._saves = {
                     kind: gr.Button(kind.capitalize(), size="sm", elem_id=f"save-{kind}", min_width=80)
-                    for kind in saving.FILE_KINDS
+                    for kind in FILE_KINDS
                 }
             self._add("snippet", gr.Code, language="python", label="The same in Python", interactive=False)
 
@@ -310,8 +309,8 @@ class _Tab:
 _TABS = (
     _Tab("objects", "Objects", ("boxes",), detections.build),
     _Tab("segments", "Segments", ("segments",), segments.build),
-    _Tab("texts", "Texts", ("texts",), texts.build),
-    _Tab("answer", "Answer", ("answer",), answers.build),
+    _Tab("texts", "Texts", ("texts",), texts_and_answers.build_texts),
+    _Tab("answer", "Answer", ("answer",), texts_and_answers.build_answers),
     _Tab("place", "Click a place", ("classes",), places.build),
     _Tab("paint", "Paint over", ("classes",), painting.build),
     _Tab("trust", "Can I trust it?", ("classes", "boxes", "segments", "other"), trust.build),

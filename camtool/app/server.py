@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from camtool.app.actions import Actions, PageSettings
+from camtool.app.actions import Actions, ModelCode, PageSettings
 from camtool.app.gate import Gate, GateRules, is_local
-from camtool.app.saving import ModelCode
 from camtool.app.sentences import hide_folder, hide_folders_in_errors
 from camtool.app.stores import DEMO, DiskSpace, ImageFolder, ModelStore
 from camtool.app.workbench import MAX_MEMORY, Workbench

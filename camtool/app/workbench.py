@@ -1,17 +1,18 @@
-"""Models, images and results of the page, without Gradio, for any number of users at once."""
+"""Models, images and results of the page, without Gradio, for any number of users at once, and what panels get."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
 import camtool
-from camtool.app.drawing import Screen, make_screen
+from camtool.app.drawing import Look, Screen, make_screen
 from camtool.app.panels.outputs import Kind, find_kind
 from camtool.app.sentences import to_sentence
 from camtool.app.stores import ImageStore, ModelStore, ResultCache, StoredImage
@@ -346,3 +347,54 @@ def _keep_last_of_modules(candidates: Sequence[Candidate], depth: int) -> list[C
     last = {tuple(candidate.name.split(".")[:depth]): candidate for candidate in candidates}
     kept = {candidate.name for candidate in last.values()}
     return [candidate for candidate in candidates if candidate.chosen or candidate.name in kept]
+
+
+COMPUTE: dict[str, Any] = {
+    "concurrency_limit": 2,
+    "concurrency_id": "compute",
+    "show_progress": "hidden",
+    "api_visibility": "private",
+}
+"""Settings of events that run a model: two at a time in all, the others wait."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """State of one user. It is small: models, images and results are in the :class:`Workbench`.
+
+    Attributes:
+        request: Model, image, class, method and layer.
+        look: View, opacity and colors.
+        second: The class to compare with; None for the second of the ranking.
+        shows_pair: Whether the two classes are on the screen, so that they must follow every change.
+    """
+
+    request: Request
+    look: Look = field(default_factory=Look)
+    second: int | str | None = None
+    shows_pair: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class PageContext:
+    """Objects that a panel is built with.
+
+    Attributes:
+        workbench: Models, images and results.
+        session: ``gr.State`` with the :class:`Session`. Its ``change`` event comes after every change of model, image,
+            class, method, layer or look.
+        picture: ``gr.HTML`` with the picture. Its ``click`` event has ``x`` and ``y``, in pixels of the original image
+            (``event: gr.EventData``; ``event.x``).
+        status: ``gr.HTML`` with the line below the picture; see :func:`camtool.app.fragments.build_status`.
+        guard: Decorator of event handlers. An error reaches the user as one sentence in ``status``, and the log as a
+            trace. The handler returns or yields a dictionary from components to values, and ``status`` is among the
+            outputs of its event.
+        tabs: ``gr.Tabs``, to open a tab: ``gr.update(selected="place")``.
+    """
+
+    workbench: Workbench
+    session: Any
+    picture: Any
+    status: Any
+    guard: Callable[[Callable[..., Any]], Callable[..., Any]]
+    tabs: Any

@@ -21,13 +21,11 @@ from torch import nn
 from torchvision.transforms import Compose, Resize, ToTensor
 
 import camtool
-from camtool.app.actions import Actions, PageSettings
-from camtool.app.context import Session
+from camtool.app.actions import FILE_KINDS, Actions, ModelCode, PageSettings
 from camtool.app.drawing import VIEWS, Look, draw_difference, make_screen
-from camtool.app.saving import FILE_KINDS, ModelCode
 from camtool.app.sentences import to_sentence
 from camtool.app.stores import DiskSpace, ImageFolder, ModelStore
-from camtool.app.workbench import Request, Workbench, choose_layers, list_methods
+from camtool.app.workbench import Request, Session, Workbench, choose_layers, list_methods
 from camtool.demo.camnet import load_bundled_model
 from camtool.errors import CamtoolError, ImageError, ModelError, TargetError
 from camtool.models import Loaded

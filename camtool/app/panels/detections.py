@@ -12,13 +12,12 @@ import numpy as np
 from PIL import Image
 
 import camtool
-
-# At run time, as Gradio evaluates the annotations of event handlers.
-from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.outputs import check_point
 from camtool.app.panels.panel import Built, describe_heat, draw_hint, draw_photo, get_subject, read_asset
+
+# At run time, as Gradio evaluates the annotations of event handlers.
+from camtool.app.workbench import COMPUTE, PageContext, Session
 from camtool.errors import ModelError, NothingFoundError
-from camtool.explaining.explanation import Explanation
 from camtool.models import Loaded
 from camtool.rendering import draw_boxes
 from camtool.rendering.regions import grow_to_one_pixel
@@ -112,36 +111,14 @@ def draw_all_boxes(image: Image.Image, boxes: Sequence[BoxOnPhoto], chosen: int 
     return Image.fromarray(photo)
 
 
-def explain_box(
-    loaded: Loaded, image: Image.Image, number: int, method: str = "odam", *, layer: str | None = None
-) -> Explanation:
-    """Return the explanation of one detection.
-
-    Args:
-        loaded: A detector.
-        image: The photo.
-        number: See :attr:`BoxOnPhoto.number`.
-        method: The method. The default weighs each position by itself, so its map shows one object.
-        layer: The layer; by default the one that the detection is read from.
-
-    Raises:
-        NothingFoundError: There are fewer detections.
-        CamtoolError: The method or the layer does not fit the model.
-    """
-    return camtool.explain(loaded, image, Detection(number), method=method, layer=layer)
-
-
-def describe_click(image: Image.Image, boxes: Sequence[BoxOnPhoto], x: float, y: float) -> str:
-    """Return one sentence about what is under a click.
+def describe_miss(image: Image.Image, boxes: Sequence[BoxOnPhoto], x: float, y: float) -> str:
+    """Return one sentence about a click on no box.
 
     Raises:
         TargetError: The point is outside of the photo.
     """
     check_point(image, x, y)
-    hit = find_box_at(boxes, x, y)
-    if not boxes:
-        return "The model finds nothing in this photo."
-    return "No box is here; click inside of one." if hit is None else f"{hit.caption}, box {hit.number + 1}."
+    return "No box is here; click inside of one." if boxes else "The model finds nothing in this photo."
 
 
 # ------------------------------------------------------------------------------------------------------------ page
@@ -172,8 +149,9 @@ def build(context: PageContext) -> Built:
 
     def show_map(session: Session, lowest: float, number: int) -> dict[Any, Any]:
         loaded, image = get_subject(context, session)
+        # ODAM weighs each position by itself, so its map shows one object.
         method = session.request.method if session.request.method != "gradcam" else "odam"
-        explanation = explain_box(loaded, image, number, method, layer=session.request.layer)
+        explanation = camtool.explain(loaded, image, Detection(number), method=method, layer=session.request.layer)
         overlay = draw_photo(Image.fromarray(explanation.overlay()), f"the map of {explanation.label}")
         most = np.array([*image.size, *image.size]) - (1, 1, 0, 0)
         corners = grow_to_one_pixel(tuple(np.rint(np.clip(explanation.box or most, 0, most)).tolist()))
@@ -190,7 +168,7 @@ def build(context: PageContext) -> Built:
         boxes = list_boxes(loaded, image, lowest)[:_MOST_LISTED]
         hit = find_box_at(boxes, event.x + 0.5, event.y + 0.5)
         if hit is None:
-            return {shown: draw_hint(describe_click(image, boxes, event.x, event.y)), context.status: ""}
+            return {shown: draw_hint(describe_miss(image, boxes, event.x, event.y)), context.status: ""}
         return show_map(session, lowest, hit.number)
 
     @context.guard

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
-# At run time, as Gradio evaluates the annotations of event handlers.
-from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.outputs import ModelOutput, read_outputs
 from camtool.app.panels.panel import Built, describe_heat, draw_card, draw_hint, draw_photo, get_subject, read_asset
+
+# At run time, as Gradio evaluates the annotations of event handlers.
+from camtool.app.workbench import COMPUTE, PageContext, Session
 from camtool.arguments.checks import check_choice
 from camtool.errors import ImageError, ModelError
 from camtool.models import Loaded
@@ -30,6 +31,9 @@ FILLS = {"inpaint": "filled from around", "blur": "blurred", "mean": "mean color
 
 The first one is the default. The others leave an outline, by which a model may still recognize what was painted over.
 """
+
+_RANKED_CLASSES = 5
+"""Classes that are taken from each of the two predictions."""
 
 _LONGEST_SIDE = 640
 """The fill is computed on a photo of at most this side, in pixels. It is smooth, so larger ones only take longer."""
@@ -96,9 +100,7 @@ class Repainted:
         )
 
 
-def repaint(
-    loaded: Loaded, image: Image.Image, mask: NDArray[np.bool_], fill: str = "inpaint", *, count: int = 5
-) -> Repainted:
+def repaint(loaded: Loaded, image: Image.Image, mask: NDArray[np.bool_], fill: str = "inpaint") -> Repainted:
     """Paint over a part of a photo, and return what the model predicts before and after, in one forward pass of two.
 
     Args:
@@ -106,7 +108,6 @@ def repaint(
         image: The photo.
         mask: ``(H, W)``, true where the user painted.
         fill: What replaces these pixels, a name of :data:`FILLS`.
-        count: The number of classes that are taken from each of the two predictions.
 
     Raises:
         ImageError: The mask has another size than the photo, or is empty.
@@ -121,7 +122,7 @@ def repaint(
     output = read_outputs(loaded, [photo, picture])
     if output.scores is None or output.probabilities is None or output.scores.ndim != 2:
         raise ModelError("painting shows how the probabilities of classes move, and this model is no classifier.")
-    ranked = output.probabilities.sort(dim=1, descending=True, stable=True).indices[:, :count].tolist()
+    ranked = output.probabilities.sort(dim=1, descending=True, stable=True).indices[:, :_RANKED_CLASSES].tolist()
     changes = {index: _read_change(output, index) for index in dict.fromkeys(ranked[0] + ranked[1])}
     return Repainted(
         picture=picture,

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from camtool.app.context import PageContext, Session
 from camtool.app.fragments import encode_pixels
+from camtool.app.workbench import PageContext, Session
 from camtool.explaining.explanation import Explanation
 from camtool.models import Loaded
 
@@ -53,15 +53,14 @@ def read_asset(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
-def draw_photo(picture: Image.Image, alt: str, size: tuple[int, int] | None = None) -> str:
+def draw_photo(picture: Image.Image, alt: str) -> str:
     """Return a large picture whose clicks have the coordinates of the photo.
 
     Args:
         picture: The picture.
         alt: What it shows, for screen readers.
-        size: Width and height of the photo; by default those of the picture.
     """
-    width, height = size or picture.size
+    width, height = picture.size
     url = encode_pixels(_reduce(picture, _PHOTO_SIDE))
     return (
         f'<div class="ct-photo"><img src="{url}" alt="{escape(alt)}" data-width="{width}" data-height="{height}" '

@@ -13,12 +13,12 @@ from PIL import Image
 from torch import Tensor
 
 import camtool
-
-# At run time, as Gradio evaluates the annotations of event handlers.
-from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.outputs import check_point
 from camtool.app.panels.panel import Built, draw_card, draw_hint, draw_photo, get_subject, read_asset
 from camtool.app.panels.trust import draw_bars
+
+# At run time, as Gradio evaluates the annotations of event handlers.
+from camtool.app.workbench import COMPUTE, PageContext, Session
 from camtool.errors import ModelError, TargetError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.linear_head import find_linear_head
@@ -31,8 +31,8 @@ from camtool.targets import get_class_label
 _FAINT = 0.05
 """Share of the strongest cell's evidence below which a place counts as silent. Bars this short can hardly be seen."""
 
-_RANKED_CLASSES = 10
-"""Classes that are ranked at a place if the model has no linear head: each takes a backward pass."""
+_RANKED_CLASSES, _MOST_CLASSES, _MOST_CHANNELS = 10, 8, 6
+"""Classes that are ranked at a place if the model has no linear head, as each takes a backward pass. Those returned."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,6 @@ def look_at_place(
     *,
     texts: Sequence[str] = (),
     layer: str | None = None,
-    class_count: int = 8,
-    channel_count: int = 6,
 ) -> Place:
     """Return which classes and which channels speak at a place of a photo.
 
@@ -157,8 +155,6 @@ def look_at_place(
         target: The class whose channels are listed; by default the highest. A text for a model that takes texts.
         texts: Texts that are ranked beside ``target``, for a model that takes texts.
         layer: The layer's dotted name; by default that of an explanation.
-        class_count: The largest number of classes that are returned.
-        channel_count: The largest number of channels that are returned.
 
     Raises:
         TargetError: The place is outside of the photo, or the model does not see it.
@@ -177,7 +173,7 @@ def look_at_place(
         return (evidence.gradients * evidence.activations).sum(1)
 
     explanations = camtool.explain(loaded, image, request, method=read, layer=layer)
-    return _describe_place(loaded, explanations, cells[0], class_count, channel_count)
+    return _describe_place(loaded, explanations, cells[0])
 
 
 def _find_input_point(loaded: Loaded, image: Image.Image, x: float, y: float) -> tuple[float, float]:
@@ -228,13 +224,11 @@ def _find_cell(centers: CellCenters | None, axis: int, place: float, cells: int,
 # ---------------------------------------------------------------------------------------------------------- results
 
 
-def _describe_place(
-    loaded: Loaded, explanations: Sequence[Explanation], cell: _CellEvidence, class_count: int, channel_count: int
-) -> Place:
+def _describe_place(loaded: Loaded, explanations: Sequence[Explanation], cell: _CellEvidence) -> Place:
     """Return the evidence at a cell with the names of the classes, and with pictures."""
     shown = explanations[0]
     box = _find_cell_box(shown, cell)
-    strongest = cell.by_channel.abs().topk(min(channel_count, len(cell.by_channel))).indices.tolist()
+    strongest = cell.by_channel.abs().topk(min(_MOST_CHANNELS, len(cell.by_channel))).indices.tolist()
     return Place(
         cell=cell.cell,
         grid=(shown.raw.shape[0], shown.raw.shape[1]),
@@ -242,7 +236,7 @@ def _describe_place(
         picture=Image.fromarray(draw_boxes(shown.photo, [box])),
         layer=shown.layer,
         label=shown.label,
-        classes=tuple(_rank_classes(loaded, explanations, cell)[:class_count]),
+        classes=tuple(_rank_classes(loaded, explanations, cell)[:_MOST_CLASSES]),
         channels=tuple(_draw_channel(shown, cell, box, channel) for channel in strongest),
         is_exact=cell.by_class is not None,
         strongest=float(np.abs(shown.raw).max()),

@@ -13,11 +13,11 @@ from PIL import Image
 from torch import Tensor
 
 import camtool
-
-# At run time, as Gradio evaluates the annotations of event handlers.
-from camtool.app.context import COMPUTE, PageContext, Session
 from camtool.app.panels.outputs import resolve_target
 from camtool.app.panels.panel import Built, draw_card, draw_hint, draw_photo, get_subject
+
+# At run time, as Gradio evaluates the annotations of event handlers.
+from camtool.app.workbench import COMPUTE, PageContext, Session
 from camtool.arguments.messages import format_count
 from camtool.explaining.explanation import Explanation
 from camtool.hooks.folded_model import FoldedModel
@@ -41,13 +41,7 @@ _POINTS_AT_ONCE = 7
 
 
 def iterate_curves(
-    loaded: Loaded,
-    image: Image.Image,
-    explanation: Explanation,
-    target: Any = None,
-    *,
-    steps: int = _STEPS,
-    random_maps: int = _RANDOM_MAPS,
+    loaded: Loaded, image: Image.Image, explanation: Explanation, target: Any = None
 ) -> Iterator[TrustCurves]:
     """Yield the curves of deletion and insertion of a map as they grow, then those of random maps.
 
@@ -59,13 +53,11 @@ def iterate_curves(
         image: The photo.
         explanation: The explanation whose map is judged.
         target: What was explained, as it was given to :func:`camtool.explain`.
-        steps: The number of points of a curve, beside the first.
-        random_maps: The number of random maps.
 
     Raises:
         CamtoolError: The target does not fit, or the score is not one finite number for each image.
     """
-    images, maps = _prepare_maps(loaded, image, explanation, random_maps)
+    images, maps = _prepare_maps(loaded, image, explanation)
     score, score_name = _build_score(loaded, image, target, images)
     shown = {name: Curve(name) for name in CURVES}
     known: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in CURVES}
@@ -73,25 +65,23 @@ def iterate_curves(
     for number, (heat, name) in enumerate(jobs):
         removal, insert = METRICS[name].options["removal"], CURVES[name]
         for points in iterate_curve(
-            score, images, heat, steps=steps, removal=removal, insert=insert, chunk=_POINTS_AT_ONCE
+            score, images, heat, steps=_STEPS, removal=removal, insert=insert, chunk=_POINTS_AT_ONCE
         ):
             if not known[name]:  # the map itself, not a random one
                 shown[name] = _draw_so_far(name, *points)
-            progress = (number + points[1].shape[1] / (steps + 1)) / len(jobs)
+            progress = (number + points[1].shape[1] / (_STEPS + 1)) / len(jobs)
             yield TrustCurves(progress, shown["deletion"], shown["insertion"], score_name)
         known[name].append(points)
     yield TrustCurves(1.0, _finish("deletion", known["deletion"]), _finish("insertion", known["insertion"]), score_name)
 
 
-def _prepare_maps(
-    loaded: Loaded, image: Image.Image, explanation: Explanation, random_maps: int
-) -> tuple[Tensor, list[Tensor]]:
+def _prepare_maps(loaded: Loaded, image: Image.Image, explanation: Explanation) -> tuple[Tensor, list[Tensor]]:
     """Return the model's input ``(1, C, H, W)``, and the map and random maps on it, ``(1, H, W)`` each."""
     prepared = camtool.Explainer(loaded).prepare(image)
     images = prepared.tensor[None]
     size = (images.shape[2], images.shape[3])
     heat = prepared.geometry.to_input_mask(torch.from_numpy(explanation.heatmap), size)[None]
-    return images, [heat.to(images.device), *(draw_random_maps(images, seed=seed) for seed in range(random_maps))]
+    return images, [heat.to(images.device), *(draw_random_maps(images, seed=seed) for seed in range(_RANDOM_MAPS))]
 
 
 def _build_score(loaded: Loaded, image: Image.Image, target: Any, images: Tensor) -> tuple[Score, str]:
@@ -119,9 +109,9 @@ def _finish(name: str, known: Sequence[tuple[Tensor, Tensor]]) -> Curve:
     others = [curve[0] for _, curve in known[1:]]
     return replace(
         _draw_so_far(name, fractions, scores),
-        random=_to_numbers(torch.stack(others).mean(0)) if others else (),
+        random=_to_numbers(torch.stack(others).mean(0)),
         area=areas[0],
-        chance=sum(areas[1:]) / len(others) if others else None,
+        chance=sum(areas[1:]) / len(others),
     )
 
 

@@ -6,16 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from camtool.app.panels.detections import (
-    BoxOnPhoto,
-    describe_click,
-    draw_all_boxes,
-    explain_box,
-    find_box_at,
-    list_boxes,
-)
+import camtool
+from camtool.app.panels.detections import BoxOnPhoto, describe_miss, draw_all_boxes, find_box_at, list_boxes
 from camtool.errors import ModelError, NothingFoundError, TargetError
 from camtool.models import Loaded
+from camtool.targets import Detection
 from tests.app.panels.models import box_model, draw_demo_scene, draw_noise, to_tensor
 from tests.helpers.nets import small_detector
 
@@ -43,20 +38,19 @@ def test_a_click_hits_the_smallest_box_around_it() -> None:
     assert find_box_at(twins, 1, 1) == twins[1]
 
 
-def test_a_click_is_answered_in_words() -> None:
+def test_a_click_on_no_box_is_answered_in_words() -> None:
     photo = draw_noise(20, 20)
     found = list_boxes(box_model(BOXES), photo)
-    assert describe_click(photo, found, 5, 5) == "cat 40%, box 2."
-    assert "No box is here" in describe_click(photo, found, 19, 19)
-    assert "finds nothing" in describe_click(photo, (), 5, 5)
+    assert "No box is here" in describe_miss(photo, found, 19, 19)
+    assert "finds nothing" in describe_miss(photo, (), 5, 5)
     with pytest.raises(TargetError, match="outside"):
-        describe_click(photo, found, 25, 5)
+        describe_miss(photo, found, 25, 5)
 
 
 def test_each_box_has_its_own_map() -> None:
     loaded, photo = box_model(BOXES), draw_noise(20, 20)
     for each in list_boxes(loaded, photo):
-        result = explain_box(loaded, photo, each.number, "hirescam")
+        result = camtool.explain(loaded, photo, Detection(each.number), method="hirescam")
         assert (result.box, result.label) == (each.xyxy, each.label)
         x0, y0, x1, y1 = map(int, each.xyxy)
         inside = np.zeros((20, 20), bool)
@@ -64,7 +58,7 @@ def test_each_box_has_its_own_map() -> None:
         assert np.abs(result.raw[~inside]).max() == 0
         assert np.abs(result.raw[inside]).max() > 0
     with pytest.raises(NothingFoundError):
-        explain_box(loaded, photo, 3)
+        camtool.explain(loaded, photo, Detection(3), method="odam")
 
 
 def test_a_photo_without_detections_has_no_boxes() -> None:
@@ -91,6 +85,6 @@ def test_a_real_detector_with_random_weights() -> None:
     found = list_boxes(loaded, photo)
     assert len(found) > 1
     assert [each.confidence for each in found] == sorted((each.confidence for each in found), reverse=True)
-    result = explain_box(loaded, photo, 1)
+    result = camtool.explain(loaded, photo, Detection(1), method="odam")
     assert result.box == pytest.approx(found[1].xyxy)
     assert result.heatmap.shape == (64, 96)

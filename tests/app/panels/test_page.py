@@ -55,7 +55,7 @@ def server() -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("camtool.app.server.load", load)
-        patch.setattr("camtool.app.panels.answers.find_text_processor", lambda _: processor)
+        patch.setattr("camtool.app.panels.texts_and_answers.find_text_processor", lambda _: processor)
         with AppServer(ServerSettings(port=0, models=["demo", *KINDS])) as started:
             yield started
 

@@ -47,11 +47,12 @@ def test_with_a_pooled_linear_head_the_evidence_is_the_class_activation() -> Non
     assert total + net.head.bias[2].item() == pytest.approx(float(scores[2]), abs=1e-4)
 
 
-def test_channels_are_sorted_by_what_they_add_to_the_class() -> None:
+def test_channels_are_sorted_by_what_they_add_to_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("camtool.app.panels.places._MOST_CHANNELS", 8)
     net, photo = staged(), draw_noise(8, 12)
     with torch.no_grad():
         maps = net.body(net.stem(to_tensor(photo)[None]))[0]
-    found = look_at_place(Loaded(net, to_tensor), photo, 3, 5, 1, channel_count=8)
+    found = look_at_place(Loaded(net, to_tensor), photo, 3, 5, 1)
     expected = (net.head.weight.detach()[1] * maps[:, 2, 1] / 24).tolist()
     assert {each.index for each in found.channels} == {*range(8)}
     sizes = [abs(each.contribution) for each in found.channels]

@@ -12,9 +12,8 @@ from PIL import Image
 from torch import nn
 
 import camtool
-from camtool.app.panels.answers import Piece, explain_answer, split_answer
 from camtool.app.panels.segments import NOTHING, UNSEEN, find_segments
-from camtool.app.panels.texts import explain_texts, split_prompts
+from camtool.app.panels.texts_and_answers import Piece, explain_answer, explain_texts, split_answer, split_prompts
 from camtool.errors import CamtoolError, ModelError, TargetError
 from camtool.models import Loaded, find_text_processor
 from tests.app.panels.models import color_segmenter, draw_demo_scene, draw_noise, to_tensor
@@ -30,16 +29,15 @@ def test_each_text_has_its_similarity_and_map() -> None:
     clip = Loaded(model, lambda photo: to_tensor(photo).double(), text=encode_texts)
     photo = draw_noise(24, 24)
     found = explain_texts(clip, photo, "a dog\n\n  a cat \na dog\na house")
-    assert {each.text for each in found} == {"a dog", "a cat", "a house"}
+    assert {each.label for each in found} == {"a dog", "a cat", "a house"}
     with torch.no_grad():
         features: Any = model.get_image_features(to_tensor(photo).double()[None])  # type: ignore[operator]
     embedding = features if isinstance(features, torch.Tensor) else features.pooler_output
     for each in found:
-        expected = torch.cosine_similarity(embedding, encode_texts([each.text]))
-        assert each.similarity == pytest.approx(float(expected), abs=1e-6)
-        assert each.explanation.label == each.text
-        assert each.explanation.heatmap.shape == (24, 24)
-    assert [each.similarity for each in found] == sorted((each.similarity for each in found), reverse=True)
+        expected = torch.cosine_similarity(embedding, encode_texts([each.label]))
+        assert each.score == pytest.approx(float(expected), abs=1e-6)
+        assert each.heatmap.shape == (24, 24)
+    assert [each.score for each in found] == sorted((each.score for each in found), reverse=True)
 
 
 def test_prompts_that_cannot_be_compared_are_refused(demo: Loaded) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,15 @@ from tests.app.panels.models import box_model, draw_demo_scene, draw_noise
 STEPS = 6
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_curves() -> Iterator[None]:
+    """Make curves of few points, and compare with few random maps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("camtool.app.panels.trust._STEPS", STEPS)
+        patch.setattr("camtool.app.panels.trust._RANDOM_MAPS", 2)
+        yield
+
+
 @pytest.fixture(scope="module")
 def photo() -> Image.Image:
     return draw_demo_scene()[1]
@@ -37,7 +47,7 @@ def photo() -> Image.Image:
 
 @pytest.fixture(scope="module")
 def states(demo: Loaded, photo: Image.Image) -> list[TrustCurves]:
-    return [*iterate_curves(demo, photo, camtool.explain(demo, photo), steps=STEPS, random_maps=2)]
+    return [*iterate_curves(demo, photo, camtool.explain(demo, photo))]
 
 
 # -------------------------------------------------------------------------------------------------------- check-up
@@ -116,7 +126,7 @@ def test_the_curves_grow_and_the_progress_ends_at_one(states: list[TrustCurves])
 
 def test_an_inverted_map_is_no_better_than_chance(demo: Loaded, photo: Image.Image) -> None:
     result = camtool.explain(demo, photo)
-    *_, final = iterate_curves(demo, photo, replace(result, raw=-result.raw), steps=STEPS, random_maps=2)
+    *_, final = iterate_curves(demo, photo, replace(result, raw=-result.raw))
     assert not final.deletion.beats_chance
     assert not final.insertion.beats_chance
     assert "no better than chance" in final.insertion.describe()
@@ -125,9 +135,9 @@ def test_an_inverted_map_is_no_better_than_chance(demo: Loaded, photo: Image.Ima
 def test_a_detection_is_followed_by_its_score() -> None:
     loaded, photo = box_model([(2, 2, 12, 12, 1, 0.9), (0, 0, 4, 4, 2, 0.3)]), draw_noise(16, 16)
     result = camtool.explain(loaded, photo, Detection(1))
-    *_, final = iterate_curves(loaded, photo, result, Detection(1), steps=2, random_maps=1)
+    *_, final = iterate_curves(loaded, photo, result, Detection(1))
     assert final.score_name == "score"
-    assert final.deletion.scores == pytest.approx([0.3, 0.3, 0.3]), "the confidence of the second detection"
+    assert final.deletion.scores == pytest.approx([0.3] * (STEPS + 1)), "the confidence of the second detection"
 
 
 # ---------------------------------------------------------------------------------------------------------- charts

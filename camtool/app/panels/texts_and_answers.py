@@ -1,7 +1,8 @@
-"""The answer of a vision-language model, each word with its map."""
+"""Texts that a model such as CLIP compares with the photo, and the answer of a vision-language model, word by word."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -10,18 +11,101 @@ import gradio as gr
 from PIL import Image
 
 import camtool
-
-# At run time, as Gradio evaluates the annotations of event handlers.
-from camtool.app.context import COMPUTE, PageContext, Session
-from camtool.app.panels.panel import Built, draw_hint, draw_photo, get_subject, read_asset
+from camtool.app.panels.panel import Built, draw_card, draw_hint, draw_photo, get_subject, read_asset
 from camtool.app.stores import ResultCache
-from camtool.app.workbench import count_bytes
-from camtool.errors import CamtoolError, TargetError
+from camtool.app.workbench import COMPUTE, PageContext, Session, count_bytes
+from camtool.arguments.messages import format_count
+from camtool.errors import CamtoolError, ModelError, TargetError
 from camtool.explaining.explanation import Explanation
 from camtool.models import Loaded, find_text_processor
 
-_LONGEST_QUESTION = 500
-"""Characters."""
+_MOST_TEXTS = 8
+_LONGEST_TEXT = 300
+"""Characters. CLIP reads 77 tokens, which are about as many."""
+
+
+def split_prompts(written: str) -> tuple[str, ...]:
+    """Return the texts of a field, one per line, without empty ones and repetitions.
+
+    Raises:
+        TargetError: There is none, or there are too many, or one is too long.
+    """
+    texts = tuple(dict.fromkeys(line.strip() for line in written.splitlines() if line.strip()))
+    if not texts:
+        raise TargetError("write a text to compare the photo with, e.g. 'a photo of a dog'; one per line.")
+    if len(texts) > _MOST_TEXTS:
+        raise TargetError(f"{format_count(len(texts), 'text')} came; at most {_MOST_TEXTS} are compared at once.")
+    longest = max(map(len, texts))
+    if longest > _LONGEST_TEXT:
+        raise TargetError(f"a text has {longest} characters; at most {_LONGEST_TEXT} are allowed.")
+    return texts
+
+
+def explain_texts(
+    loaded: Loaded, image: Image.Image, written: str, method: str = "gradcam", *, layer: str | None = None
+) -> list[Explanation]:
+    """Return where a photo is similar to each text, the most similar one first. One forward pass.
+
+    The scores are the cosine similarities of the embeddings of photo and text, -1 to 1.
+
+    Args:
+        loaded: A model that compares images with texts.
+        image: The photo.
+        written: The texts, one per line.
+        method: The method.
+        layer: The layer; by default the best one.
+
+    Raises:
+        ModelError: The model takes no texts.
+        TargetError: There is no text, there are too many, or one is too long.
+        CamtoolError: The method or the layer does not fit the model.
+    """
+    if loaded.text is None:
+        raise ModelError("this model takes no texts; it has classes of its own.")
+    texts = split_prompts(written)
+    explanations = camtool.explain(loaded, image, list(texts), method=method, layer=layer)
+    return sorted(explanations, key=lambda shown: -shown.score)
+
+
+# ------------------------------------------------------------------------------------------------------------ page
+
+_TEXT_HINT = "Write one text per line, e.g. 'a photo of a dog'. The photo is compared with each."
+
+
+def build_texts(context: PageContext) -> Built:
+    """Build the panel: a field for texts, and a map for each of them."""
+    with gr.Row(elem_classes="ct-ask"):
+        field = gr.Textbox(
+            label="Texts, one per line",
+            lines=3,
+            max_lines=8,
+            elem_id="texts-field",
+            scale=5,
+            placeholder="a photo of a dog",
+        )
+        button = gr.Button("Compare", variant="primary", elem_id="texts-button", scale=1, min_width=110)
+    shown = gr.HTML(draw_hint(_TEXT_HINT), elem_id="texts-maps")
+
+    @context.guard
+    def compare(session: Session, written: str) -> dict[Any, Any]:
+        request = session.request
+        matches = explain_texts(*get_subject(context, session), written, request.method, layer=request.layer)
+        return {shown: _draw_matches(matches), context.status: ""}
+
+    button.click(compare, [context.session, field], [shown, context.status], **COMPUTE)
+    return Built({shown: draw_hint(_TEXT_HINT)})
+
+
+def _draw_matches(matches: Sequence[Explanation]) -> str:
+    """Return a picture for each text, the most similar first."""
+    cards = "".join(
+        draw_card(Image.fromarray(match.overlay()), match.label, f"similarity {match.score:.3f}") for match in matches
+    )
+    return f'<div class="ct-cards ct-large">{cards}</div>'
+
+
+_LONGEST_QUESTION, _MOST_TOKENS = 500, 32
+"""Characters of a question, and tokens up to which the model writes."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +137,7 @@ class Answer:
 
 
 def explain_answer(
-    loaded: Loaded,
-    processor: Any,
-    image: Image.Image,
-    question: str,
-    answer: str | None = None,
-    method: str = "tam",
-    *,
-    longest: int = 32,
+    loaded: Loaded, processor: Any, image: Image.Image, question: str, answer: str | None = None, method: str = "tam"
 ) -> Answer:
     """Ask a vision-language model about a photo, and return its answer with a map for each word.
 
@@ -71,7 +148,6 @@ def explain_answer(
         question: The question.
         answer: An answer to explain instead of the model's own.
         method: The method.
-        longest: The number of tokens up to which the model writes.
 
     Raises:
         TargetError: There is no question, or it is too long.
@@ -88,7 +164,7 @@ def explain_answer(
             "the files of its processor."
         )
     given = None if answer is None or not answer.strip() else answer.strip()
-    maps = camtool.tokens(loaded, processor, image, asked, given, max_new_tokens=longest, method=method)
+    maps = camtool.tokens(loaded, processor, image, asked, given, max_new_tokens=_MOST_TOKENS, method=method)
     return Answer(maps.answer, maps.explanations, split_answer(maps.answer, maps.words))
 
 
@@ -112,7 +188,7 @@ def split_answer(text: str, words: tuple[str, ...]) -> tuple[Piece, ...]:
 
 # ------------------------------------------------------------------------------------------------------------ page
 
-_HINT = "Ask a question about the photo. Each word of the answer can be clicked."
+_QUESTION_HINT = "Ask a question about the photo. Each word of the answer can be clicked."
 
 _MOST_ANSWERS = 32
 """Answers that are kept with the maps of their words, for all users together."""
@@ -121,14 +197,14 @@ _METHODS = {"TAM": "tam", "Grad-CAM": "gradcam", "HiResCAM": "hirescam", "attent
 """Text in the list of methods → the method."""
 
 
-def build(context: PageContext) -> Built:
+def build_answers(context: PageContext) -> Built:
     """Build the panel: a field for the question, the answer with its words, and the map of one word."""
     kept: ResultCache[Answer] = ResultCache(_MOST_ANSWERS, _count_bytes, context.workbench.max_answers)
     with gr.Row(elem_classes="ct-ask"):
         field = gr.Textbox(label="Question", elem_id="answer-field", scale=5, placeholder="What is shown?")
         method = gr.Dropdown([*_METHODS], value="TAM", label="Method", elem_id="answer-method", scale=1, min_width=120)
         button = gr.Button("Ask", variant="primary", elem_id="answer-button", scale=1, min_width=90)
-    words = gr.HTML(draw_hint(_HINT), elem_id="answer-words", js_on_load=read_asset("clicks.js"))
+    words = gr.HTML(draw_hint(_QUESTION_HINT), elem_id="answer-words", js_on_load=read_asset("clicks.js"))
     shown = gr.HTML(elem_id="answer-map")
 
     def answer(session: Session, question: str, name: str) -> Answer:
@@ -160,7 +236,7 @@ def build(context: PageContext) -> Built:
     button.click(ask, inputs, outputs, **COMPUTE)
     field.submit(ask, inputs, outputs, **COMPUTE)
     words.click(choose, inputs, outputs, **COMPUTE)
-    return Built({words: draw_hint(_HINT), shown: ""})
+    return Built({words: draw_hint(_QUESTION_HINT), shown: ""})
 
 
 def _count_bytes(answer: Answer) -> int:
