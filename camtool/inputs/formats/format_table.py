@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from camtool.errors import Forgive, ImageError, raise_interrupt
+from camtool.errors import ImageError, raise_interrupt
 from camtool.inputs.formats import contrast as contrasts
 from camtool.inputs.formats.decoding import name_in_errors
 from camtool.inputs.formats.dicom import is_dicom, read_dicom
-from camtool.inputs.formats.dicom_series import list_dicom_files, read_series
+from camtool.inputs.formats.dicom_series import holds_dicom, list_dicom_files, read_series
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.nifti import is_nifti, read_nifti
 from camtool.inputs.formats.reading_options import ReadingOptions
@@ -117,8 +117,6 @@ def read_folder(folder: Path, options: ReadingOptions) -> FileImage | None:
 
 def is_dicom_file(path: Path) -> bool:
     """Check whether a file without a usual suffix is an image of DICOM: scanners name files by numbers."""
-    if path.name == "DICOMDIR" or not (path.suffix == "" or path.suffix[1:].isdigit()):
-        return False
-    with Forgive(OSError), path.open("rb") as stream:
-        return is_dicom(stream.read(HEADER_BYTES))
-    return False  # the run reports it when it opens it, if it is one of its photos
+    is_numbered = path.suffix == "" or path.suffix[1:].isdigit()
+    # The run reports a file that cannot be read when it opens it, if it is one of its photos.
+    return path.name != "DICOMDIR" and is_numbered and holds_dicom(path)

@@ -36,37 +36,11 @@ _VALUE_BYTES = 6
 """Bytes that a value takes as float32, and while it is unpacked and drawn."""
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """Order in which slices show the axes of a canonical volume ``(x to the right, y to the front, z to the head)``.
-
-    Attributes:
-        axes: The canonical axis of each axis of the slices ``(D, H, W)``.
-        flipped: Axes of the slices that run against the canonical direction.
-    """
-
-    axes: tuple[int, int, int]
-    flipped: tuple[int, ...]
-
-    def apply(self, canonical: NDArray[Any]) -> NDArray[Any]:
-        """Return a volume ``(X, Y, Z)`` as slices ``(D, H, W)``."""
-        slices: NDArray[Any] = np.flip(canonical.transpose(self.axes), self.flipped)
-        return slices
-
-    def undo(self, slices: NDArray[Any]) -> NDArray[Any]:
-        """Return slices ``(D, H, W)`` as a volume ``(X, Y, Z)``."""
-        canonical: NDArray[Any] = np.flip(slices, self.flipped).transpose(np.argsort(self.axes))
-        return canonical
-
-
 # As radiologists look at them, and as DICOM slices are stored: the patient's right is on the left of the image, the
 # front (of sagittal slices the head) is up.
-_CUTS: dict[Axis, _Cut] = {
-    "axial": _Cut((2, 1, 0), (1, 2)),
-    "coronal": _Cut((1, 2, 0), (1, 2)),
-    "sagittal": _Cut((0, 2, 1), (1, 2)),
-    "ras": _Cut((0, 1, 2), ()),
-}
+_CUTS: dict[Axis, str] = {"axial": "SPL", "coronal": "AIL", "sagittal": "RIP", "ras": "RAS"}
+"""Direction of the slices → where the axes of ``(D, H, W)`` run to, by the first letters of left, right,
+anterior, posterior, superior and inferior."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,17 +82,15 @@ class NiftiOrigin(Origin):
     def _build_image(self, heatmap: NDArray[np.float32]) -> Any:
         """Return the heatmap as an image of nibabel in the orientation of the file."""
         nibabel = import_reader("nibabel", "nifti", self.name, "a NIfTI file")
-        shape, cut = tuple(int(length) for length in self.header.get_data_shape()[:3]), _CUTS[self.axis]
-        shape = (*shape, 1, 1)[:3]
-        orientation = nibabel.io_orientation(self.affine)
+        stored, cut = nibabel.io_orientation(self.affine), nibabel.orientations.axcodes2ornt(_CUTS[self.axis])
         sizes = np.empty(3, int)
-        sizes[orientation[:, 0].astype(int)] = shape
-        slices = np.zeros(tuple(sizes[list(cut.axes)]), np.float32)
+        turn = nibabel.orientations.ornt_transform(stored, cut)
+        sizes[turn[:, 0].astype(int)] = (*self.header.get_data_shape()[:3], 1, 1)[:3]
+        slices = np.zeros(sizes, np.float32)
         slices[slice(None) if self.index is None else self.index] = heatmap
-        canonical = [[0, 1], [1, 1], [2, 1]]
-        back = nibabel.orientations.ornt_transform(canonical, orientation)
-        volume = nibabel.apply_orientation(cut.undo(slices), back)
-        image = _choose_class(nibabel, self.header)(volume, self.affine, self.header)
+        volume = nibabel.apply_orientation(slices, nibabel.orientations.ornt_transform(cut, stored))
+        kind = nibabel.Nifti2Image if isinstance(self.header, nibabel.Nifti2Header) else nibabel.Nifti1Image
+        image = kind(volume, self.affine, self.header)
         image.set_data_dtype(np.float32)
         image.header["cal_min"], image.header["cal_max"] = 0, 1
         image.header["descrip"] = b"camtool heatmap"
@@ -147,13 +119,15 @@ def read_nifti(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImag
             raise ImageError(f"{name} has an affine that flattens the volume, so its orientation is unknown.")
         stored = _read_volume(header, stream, name, options)
         axis: Axis = options.axis or "axial"
-        slices = _scale(_CUTS[axis].apply(nibabel.apply_orientation(stored, orientation)), header)[..., None]
+        cut = nibabel.orientations.axcodes2ornt(_CUTS[axis])
+        turn = nibabel.orientations.ornt_transform(orientation, cut)
+        slices = _scale(nibabel.apply_orientation(stored, turn), header)[..., None]
         del stored
     contrast, notes = _choose_contrast(header, slices, options)
     index = options.choose_slice(name, len(slices), f"{axis} slices")
     index = 0 if len(slices) == 1 else index
     values = np.ascontiguousarray(slices if index is None else slices[index])
-    spacing = _find_spacing(nibabel, header, affine, axis)[0 if index is None else 1 :]
+    spacing = _find_spacing(nibabel, header, affine, turn)[0 if index is None else 1 :]
     origin = NiftiOrigin(name, values.shape[:-1], spacing, affine, header, axis, index)
     is_scaled = options.window is not None or options.percentiles is not None
     notes = (*notes, *_describe_orientation(header))
@@ -261,18 +235,20 @@ def _describe_orientation(header: Any) -> tuple[MapWarning, ...]:
     return (MapWarning(note, "assumed-orientation"),)
 
 
-def _find_spacing(nibabel: Any, header: Any, affine: NDArray[np.float64], axis: Axis) -> tuple[float, ...]:
-    """Return the distance of neighboring voxels along the axes of the slices in mm; an unknown unit counts as mm."""
+def _find_spacing(nibabel: Any, header: Any, affine: NDArray[np.float64], turn: NDArray[Any]) -> tuple[float, ...]:
+    """Return the distance of neighboring voxels along the axes of the slices in mm; an unknown unit counts as mm.
+
+    Args:
+        nibabel: The module.
+        header: The file's header.
+        affine: Its affine.
+        turn: From the axes of the file to those of the slices, as nibabel writes orientations.
+    """
     # nibabel's get_xyzt_units fails on codes without a meaning.
     millimeters = _MILLIMETERS.get(int(header["xyzt_units"]) & _SPACE_BITS, 1.0)
-    orientation = nibabel.io_orientation(affine)
     sizes = np.empty(3)
-    sizes[orientation[:, 0].astype(int)] = nibabel.affines.voxel_sizes(affine) * millimeters
-    return tuple(float(distance) for distance in sizes[list(_CUTS[axis].axes)])
-
-
-def _choose_class(nibabel: Any, header: Any) -> Any:
-    return nibabel.Nifti2Image if isinstance(header, nibabel.Nifti2Header) else nibabel.Nifti1Image
+    sizes[turn[:, 0].astype(int)] = nibabel.affines.voxel_sizes(affine) * millimeters
+    return tuple(sizes.tolist())
 
 
 def _decompress_start(header: bytes) -> bytes:

@@ -87,7 +87,7 @@ def build_tiff_origin(tags: Mapping[int, Any], name: str, shape: tuple[int, ...]
 
     ``None`` if the file asks to be shown rotated: GeoTIFF has no meaning for that, and a heatmap would be misplaced.
     """
-    if tags.get(ORIENTATION_TAG, 1) != 1:
+    if tags.get(_ORIENTATION, 1) != 1:
         return None
     plain_tags = {tag: _to_plain(tags[tag]) for tag in _TAG_TYPES if tag in tags}
     keys = _parse_keys(plain_tags)
@@ -152,6 +152,7 @@ def _find_transform(
     return a, b, c, d, e, f
 
 
+# Tag numbers of the TIFF 6.0 specification, and of GDAL.
 _DESCRIPTION, _PHOTOMETRIC, _EXTRA_SAMPLES, _SAMPLE_FORMAT, _NODATA = 270, 262, 338, 339, 42113
 _SIGNED = 2
 _ASSOCIATED = 1
@@ -176,7 +177,7 @@ def read_tiff(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage
         ImageError: It is damaged, or its axes or colors are of an unusual kind.
     """
     with name_in_errors(name, "TIFF"):
-        tags = read_first_tags(stream)
+        tags = _read_first_tags(stream)
         bands = count_surplus_bands(tags)
         is_declared = bool(_DECLARED.search(str(tags.get(_DESCRIPTION, ""))))
         is_signed = _SIGNED in np.atleast_1d(tags.get(_SAMPLE_FORMAT, 1))
@@ -238,7 +239,7 @@ def _name_axes(series: Any, name: str, *, are_bands: bool) -> str:
 
 def _describe_series(series: Sequence[Any]) -> tuple[MapWarning, ...]:
     """Return a note on the series behind the first one, e.g. pages of another size, that are no thumbnails or masks."""
-    whole = sum(not each.keyframe.subfiletype & REDUCED for each in series)
+    whole = sum(not each.keyframe.subfiletype & _REDUCED for each in series)
     note = (
         f"The file holds {whole} series of frames or pages and only the first was read; to choose another, pass an "
         "array: tifffile.imread(path, series=1)."
@@ -293,7 +294,7 @@ def _build_file_image(
     photometric = int(tags.get(_PHOTOMETRIC, _BLACK_IS_ZERO))
     is_rgb = photometric in (_RGB, _YCBCR) and sizes.get("C", 1) == 1 and sizes.get("S", 1) >= 3
     values, opacity, is_color = _choose_samples(values, tags, name, options, is_rgb=is_rgb)
-    orientation = tags.get(ORIENTATION_TAG, 1)
+    orientation = tags.get(_ORIENTATION, 1)
     values = np.ascontiguousarray(turn_upright(values, orientation))
     if opacity is not None:
         opacity = np.ascontiguousarray(turn_upright(opacity, orientation))
@@ -333,7 +334,7 @@ def _choose_slices(volume: NDArray[Any], name: str, options: ReadingOptions) -> 
 def _find_opacity(values: NDArray[Any], tags: Mapping[int, Any]) -> NDArray[np.float32] | None:
     """Return the opacity ``(..., H, W, 1)`` in [0, 1] of RGBA values; ``None`` if their fourth sample is none."""
     kinds = np.atleast_1d(tags.get(_EXTRA_SAMPLES, 0))
-    if values.shape[-1] != 4 or int(kinds[0]) not in ALPHA or values.dtype.kind not in "uf":
+    if values.shape[-1] != 4 or int(kinds[0]) not in _ALPHA or values.dtype.kind not in "uf":
         return None
     opacity: NDArray[np.float32] = values[..., 3:].astype(np.float32)
     opacity /= _find_largest(values.dtype)
@@ -384,14 +385,12 @@ _MAGIC = (b"II*\0", b"MM\0*", b"II+\0")
 # The version number of BigTIFF; that of TIFF is 42.
 _BIG = 43
 
-# Tag numbers of the TIFF 6.0 specification.
-_SUBFILE, _PHOTOMETRIC, _DESCRIPTION, _SAMPLES, _EXTRAS = 254, 262, 270, 277, 338
+_SUBFILE, _SAMPLES = 254, 277
 _COLORS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3}
 """The number of samples that make a pixel's color, by photometric interpretation."""
-_RGB = 2
-REDUCED = 0b101
+_REDUCED = 0b101
 """Bits of the kind of a page: bit 0 is a reduced version of another image, bit 2 a transparency mask."""
-ALPHA = {1, 2}
+_ALPHA = {1, 2}
 """Values of ExtraSamples: associated and unassociated alpha."""
 
 _CHANNELS = re.compile(r'^channels=(\d+)|SizeC="(\d+)"', re.MULTILINE)
@@ -405,7 +404,7 @@ def is_tiff(header: bytes) -> bool:
     return header[:4] in _MAGIC
 
 
-def read_first_tags(stream: BinaryIO) -> Mapping[int, Any]:
+def _read_first_tags(stream: BinaryIO) -> Mapping[int, Any]:
     """Return the tags of the first page of a TIFF, and set the stream back to its start.
 
     Raises:
@@ -432,7 +431,7 @@ def count_surplus_bands(tags: Mapping[int, Any]) -> int | None:
     """Return the number of a TIFF's bands if it has more than an image's color and alpha, else None."""
     samples, photometric = int(tags.get(_SAMPLES, 1)), tags.get(_PHOTOMETRIC, 1)
     color = _COLORS.get(photometric, samples)
-    has_alpha = not ALPHA.isdisjoint(_to_tuple(tags.get(_EXTRAS, ())))
+    has_alpha = not _ALPHA.isdisjoint(np.atleast_1d(tags.get(_EXTRA_SAMPLES, ())).tolist())
     # A fourth sample of an RGB image without a declared meaning is padding or an undeclared alpha.
     known = color + (has_alpha or photometric == _RGB)
     if samples > known:
@@ -442,7 +441,7 @@ def count_surplus_bands(tags: Mapping[int, Any]) -> int | None:
 
 def is_reduced_page(image: Image.Image) -> bool:
     """Return True if the current page of an opened TIFF is a thumbnail or a mask of another page."""
-    return bool(get_page_tags(image).get(_SUBFILE, 0) & REDUCED)
+    return bool(get_page_tags(image).get(_SUBFILE, 0) & _REDUCED)
 
 
 def _count_bands_in_description(description: str) -> int | None:
@@ -454,13 +453,9 @@ def _count_bands_in_description(description: str) -> int | None:
     return bands if bands > 1 else None
 
 
-def _to_tuple(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
-
-
 # ------------------------------------------------------------------------------------------------- orientation
 
-ORIENTATION_TAG = 274
+_ORIENTATION = 274
 _ON_SIDE = (5, 6, 7, 8)
 _FLIPPED = {2: (-2,), 3: (-3, -2), 4: (-3,), 6: (-2,), 7: (-3, -2), 8: (-3,)}
 """Orientations that exchange rows and columns, and the axes that run backwards after that."""
@@ -469,7 +464,7 @@ _FLIPPED = {2: (-2,), 3: (-3, -2), 4: (-3,), 6: (-2,), 7: (-3, -2), 8: (-3,)}
 def get_orientation(image: Image.Image) -> Any:
     """Return the orientation of a loaded image, 1 to 8; 1 if the EXIF data has none or is damaged."""
     with Forgive(*DECODER_FAULTS):
-        return image.getexif().get(ORIENTATION_TAG, 1)
+        return image.getexif().get(_ORIENTATION, 1)
     return 1  # the pixels can be read, and image viewers show them
 
 
