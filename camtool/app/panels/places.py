@@ -40,7 +40,7 @@ class PlaceClass:
     """The evidence for one class at one place.
 
     Attributes:
-        index: The class; None for a text.
+        index: The class.
         label: Its name.
         evidence: What the place adds to the score of the class, see :func:`look_at_place`.
     """
@@ -130,14 +130,7 @@ class _CellEvidence:
 
 
 def look_at_place(
-    loaded: Loaded,
-    image: Image.Image,
-    x: float,
-    y: float,
-    target: Any = None,
-    *,
-    texts: Sequence[str] = (),
-    layer: str | None = None,
+    loaded: Loaded, image: Image.Image, x: float, y: float, target: Any = None, *, layer: str | None = None
 ) -> Place:
     """Return which classes and which channels speak at a place of a photo.
 
@@ -148,22 +141,21 @@ def look_at_place(
     linear estimate, and the classes are the ten with the highest scores, and the shown one.
 
     Args:
-        loaded: A classifier, or a model that compares images with texts.
+        loaded: A classifier.
         image: The photo.
         x: Distance of the place from the left edge, in pixels of the photo.
         y: Distance from the top edge.
-        target: The class whose channels are listed; by default the highest. A text for a model that takes texts.
-        texts: Texts that are ranked beside ``target``, for a model that takes texts.
+        target: The class whose channels are listed; by default the highest.
         layer: The layer's dotted name; by default that of an explanation.
 
     Raises:
         TargetError: The place is outside of the photo, or the model does not see it.
         LayerError: The model has no layer with a grid, or the named one has none.
-        ModelError: The model is neither a classifier nor compares images with texts.
+        ModelError: The model is no classifier.
         CamtoolError: Another argument does not fit the model.
     """
     check_point(image, x, y)
-    request = [target, *texts] if loaded.text is not None else [target, camtool.targets.Top(_RANKED_CLASSES)]
+    request = [target, camtool.targets.Top(_RANKED_CLASSES)]
     point = _find_input_point(loaded, image, x, y)
     cells: list[_CellEvidence] = []
 

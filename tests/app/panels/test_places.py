@@ -13,7 +13,6 @@ from camtool.errors import LayerError, ModelError, TargetError
 from camtool.models import Loaded
 from tests.app.panels.models import FlatClassifier, color_segmenter, draw_demo_scene, draw_noise, to_tensor
 from tests.helpers.nets import staged
-from tests.helpers.two_towers import build_hugging_face, encode_texts
 
 
 def test_a_place_on_an_object_speaks_for_its_class(demo: Loaded) -> None:
@@ -85,15 +84,6 @@ def test_classes_of_one_name_are_ranked_one_by_one() -> None:
     loaded = Loaded(FlatClassifier().eval(), to_tensor, ["crane", "crane", "crane"])
     found = look_at_place(loaded, draw_noise(16, 16), 5, 9, 1, layer="features.1")
     assert {one.index for one in found.classes} == {0, 1, 2}
-
-
-def test_texts_are_ranked_by_a_model_that_takes_texts() -> None:
-    clip = Loaded(build_hugging_face(), lambda photo: to_tensor(photo).double(), text=encode_texts)
-    found = look_at_place(clip, draw_noise(24, 24), 20, 3, "a dog", texts=["a cat", "a house"])
-    assert {each.label for each in found.classes} == {"a dog", "a cat", "a house"}
-    assert found.label == "a dog"
-    assert found.cell == (0, 2), "patches of 8 x 8 pixels"
-    assert found.box == pytest.approx((16, 0, 24, 8), abs=0.01)
 
 
 def test_a_place_that_the_model_never_saw_is_refused(demo: Loaded) -> None:
