@@ -100,12 +100,7 @@ def describe_failure(name: str, error: Exception) -> str:
 
 
 def explain_batch(
-    explainer: Explainer[Any],
-    names: Sequence[str],
-    photos: Sequence[PreparedInput | str],
-    target: Any,
-    *,
-    strict: bool = False,
+    explainer: Explainer[Any], photos: Sequence[tuple[str, PreparedInput | str]], target: Any, *, strict: bool = False
 ) -> list[list[Explanation] | str]:
     """Return each photo's explanations, or the reason why there are none.
 
@@ -113,8 +108,7 @@ def explain_batch(
 
     Args:
         explainer: The explainer.
-        names: The name of each photo in messages.
-        photos: The model's input of each photo, or the reason why there is none.
+        photos: The name of each photo in messages, and the model's input, or the reason why there is none.
         target: The target, or a list of targets, of each photo.
         strict: Raise the error of a method that can serve none of the photos.
 
@@ -122,15 +116,12 @@ def explain_batch(
         TargetError: The model has no such class.
         MethodError: The method can serve none of the photos, and ``strict`` is set.
     """
-    results = _explain_readable(explainer, [photo for photo in photos if not isinstance(photo, str)], target)
+    results = _explain_readable(explainer, [photo for _, photo in photos if not isinstance(photo, str)], target)
     refusals = [result for result in results if isinstance(result, MethodError)]
     if strict and refusals and len(refusals) == len(results):
         raise refusals[0]
     remaining = iter(results)
-    return [
-        photo if isinstance(photo, str) else _to_result(name, next(remaining))
-        for name, photo in zip(names, photos, strict=True)
-    ]
+    return [photo if isinstance(photo, str) else _to_result(name, next(remaining)) for name, photo in photos]
 
 
 def _explain_readable(explainer: Explainer[Any], photos: Sequence[PreparedInput], target: Any) -> list[Any]:
@@ -282,13 +273,12 @@ def run_jobs(
         first_explained = _reserve_complete(folder, writer) if pending else None
         if first_explained is not None and start.uses_engine:
             # The first photos in a process decide whether an engine is used. They must be those that decided before.
-            _explain_batch(explainer, [*map(prepare, first_explained.jobs)], target, strict=False)
-        sizes = [len(batch.jobs) for batch in pending]
+            explain_batch(explainer, [prepare(job).named_input for job in first_explained.jobs], target)
         explained = _explain_photos(
             explainer,
             prepared,
             target,
-            sizes,
+            pending,
             any_explained=first_explained is not None,
             has_regions="sufficient" in output.kinds,
             on_batch=on_batch,
@@ -311,20 +301,21 @@ def _reserve_complete(folder: RunFolder, writer: ResultWriter) -> Batch | None:
 
 @dataclass(frozen=True)
 class _Photo:
-    """A photo on its way to the model: prepared, or the reason why it cannot be; and what its file holds."""
+    """A photo on its way to the model: its name and what is prepared, or why it cannot be; and what its file holds."""
 
     job: Job
-    prepared: PreparedInput | str
+    named_input: tuple[str, PreparedInput | str]
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _read_photo(explainer: Explainer[Any], max_side: int | None, job: Job) -> _Photo:
     if not job.is_asked:
-        return _Photo(job, f"{job.source}: it is no longer in PATH")
+        return _Photo(job, ("", f"{job.source}: it is no longer in PATH"))
     # The hash is taken first: if the photo changes meanwhile, the next start sees another hash and explains it again.
     digest = None if isinstance(job.source, str) else hash_photo(job.source)
     facts = {} if digest is None else {"bytes": Path(job.source).stat().st_size, "sha256": digest}
-    return _Photo(job, prepare_photo(explainer, job.source, str(job.source), max_side), facts)
+    name = str(job.source)
+    return _Photo(job, (name, prepare_photo(explainer, job.source, name, max_side)), facts)
 
 
 @dataclass(frozen=True)
@@ -340,7 +331,7 @@ def _explain_photos(
     explainer: Explainer[Any],
     photos: Iterator[_Photo],
     target: Any,
-    sizes: Iterable[int],
+    batches: Sequence[Batch],
     *,
     any_explained: bool,
     has_regions: bool = False,
@@ -352,7 +343,7 @@ def _explain_photos(
         explainer: The explainer.
         photos: The photos of all batches.
         target: What is explained.
-        sizes: The number of photos in each batch.
+        batches: The batches.
         any_explained: Whether the method has served a photo of this run before.
         has_regions: Whether to find the region of each explanation that is sufficient.
         on_batch: As for :func:`run_jobs`.
@@ -360,13 +351,13 @@ def _explain_photos(
     Raises:
         MethodError: The method can serve none of the photos of the first batches.
     """
-    for size in sizes:
-        batch = list(islice(photos, size))
+    for batch in batches:
+        read = list(islice(photos, len(batch.jobs)))
         started = time.perf_counter()
-        results = _explain_batch(explainer, batch, target, strict=not any_explained)
+        results = explain_batch(explainer, [photo.named_input for photo in read], target, strict=not any_explained)
         if on_batch is not None:
-            on_batch([photo.job for photo in batch], time.perf_counter() - started)
-        for photo, result in zip(batch, results, strict=True):
+            on_batch(batch.jobs, time.perf_counter() - started)
+        for photo, result in zip(read, results, strict=True):
             any_explained = any_explained or not isinstance(result, str)
             # Of a photo in which nothing was found there is no model to ask.
             if has_regions and not isinstance(result, str) and result[0].checker is not None:
@@ -381,18 +372,6 @@ def _add_regions(job: Job, explanations: Sequence[Explanation]) -> list[Explanat
         return [replace(explanation, region=explanation.sufficient()) for explanation in explanations]
     except CamtoolError as error:
         return f"{job.source}: {error}"
-
-
-def _explain_batch(
-    explainer: Explainer[Any], photos: Sequence[_Photo], target: Any, *, strict: bool
-) -> list[list[Explanation] | str]:
-    """Return each photo's explanations, or the reason why there are none.
-
-    Raises:
-        MethodError: The method can serve none of the photos, and ``strict`` is set.
-    """
-    names = [str(photo.job.source) for photo in photos]
-    return explain_batch(explainer, names, [photo.prepared for photo in photos], target, strict=strict)
 
 
 # ---------------------------------------------------------------------------------------------------------- records

@@ -139,10 +139,9 @@ class ExplainBatch:
             # Threads hold a batch of their own beyond the one that the model explains.
             prepared = threads.map_ahead(self._prepare_photo, photos, max(self._batch_size, self._readers))
             while batch := list(islice(prepared, self._batch_size)):
-                photos_in_batch, inputs = zip(*batch, strict=True)
-                names = [photo.path for photo in photos_in_batch]
-                results = explain_batch(self._explainer, names, inputs, self._target, strict=strict)
-                yield from zip(photos_in_batch, results, strict=True)
+                named = [(photo.path, prepared_input) for photo, prepared_input in batch]
+                results = explain_batch(self._explainer, named, self._target, strict=strict)
+                yield from zip((photo for photo, _ in batch), results, strict=True)
 
     def _prepare_photo(self, photo: Photo) -> tuple[Photo, PreparedInput | str]:
         """Read and prepare a photo; return it with the reason if that fails."""
