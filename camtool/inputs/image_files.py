@@ -21,12 +21,11 @@ from PIL import Image, UnidentifiedImageError
 
 from camtool.arguments.checks import check_count, check_not_url, is_web_address
 from camtool.arguments.libraries import import_library
-from camtool.errors import ImageError, raise_interrupt
+from camtool.errors import CamtoolError, ImageError, raise_interrupt
 from camtool.geometry.origins import Origin
 from camtool.inputs.decoding_costs import count_jpeg_scans, estimate_memory, get_pixel_bytes
 from camtool.inputs.formats import format_table, tiff
 from camtool.inputs.formats.contrast import Contrast
-from camtool.inputs.formats.decoding import PIL_FAULTS
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import MAX_DRAWN, MAX_PIXELS, ReadingOptions
 from camtool.warning_codes import MapWarning
@@ -402,8 +401,8 @@ def _describe_frames(image: Image.Image) -> tuple[MapWarning, ...]:
             frames = 0 if getattr(image, "is_animated", False) else 1
         else:
             frames = _count_whole_pages(image) if image.format == "TIFF" else getattr(image, "n_frames", 1)
-    except PIL_FAULTS as error:
-        raise_interrupt(error)
+    except Exception as error:  # noqa: BLE001  a decoder may raise anything
+        raise_interrupt(error, ImportError, MemoryError)
         # A later frame is damaged, but the first can be read.
         return ()
     note = (
@@ -443,8 +442,8 @@ def _name_in_errors(name: str, unknown: str = "") -> Iterator[None]:
     except UnidentifiedImageError as error:
         known = ", ".join([*_FORMATS, "HEIC"])
         raise ImageError(f"{name} is no image: its content is none of {known}.{unknown}") from error
-    except PIL_FAULTS as error:
-        raise_interrupt(error, ImageError)
+    except Exception as error:  # a decoder may raise anything
+        raise_interrupt(error, CamtoolError, ImportError, MemoryError)
         raise ImageError(f"{name} is damaged or cut short: {error}.") from error
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import pickletools
-import struct
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -127,21 +126,6 @@ def _read_safetensors(path: Path) -> Any:
         raise ModelError(f"weights {str(path)!r} are not a complete safetensors file: {error}.") from error
 
 
-# Errors that torch's safe unpickler lets through when a file is damaged.
-_UNPICKLER_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    struct.error,
-)
-
-
 def _read_torch(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -151,8 +135,8 @@ def _read_torch(path: Path) -> Any:
             "so it is refused. Save model.state_dict(), best as .safetensors; if you trust it, load it yourself with "
             "torch.load, and pass the model."
         ) from error
-    except _UNPICKLER_ERRORS as error:
-        raise_interrupt(error)
+    except Exception as error:  # torch's safe unpickler lets anything through when a file is damaged
+        raise_interrupt(error, ImportError, MemoryError)
         # The first sentence alone: torch's next one says how to run the code in the file.
         reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".") or type(error).__name__
         raise ModelError(f"weights {str(path)!r} are damaged: {reason}.") from error

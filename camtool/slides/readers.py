@@ -24,7 +24,7 @@ from typing_extensions import Self
 from camtool.arguments.checks import check_not_url
 from camtool.arguments.libraries import import_library
 from camtool.errors import ImageError, raise_interrupt
-from camtool.inputs.formats.decoding import DECODER_FAULTS, hide_log, name_in_errors
+from camtool.inputs.formats.decoding import hide_log, name_in_errors
 
 Pixels: TypeAlias = NDArray[np.uint8]
 
@@ -244,7 +244,7 @@ class OpenSlideReader(SlideReader):
         try:
             factor = self._slide.level_downsamples[level]  # OpenSlide's own, as it divides by it again
             region = self._slide.read_region((round(x * factor), round(y * factor)), level, (width, height))
-        except (self._openslide.OpenSlideError, *DECODER_FAULTS) as error:
+        except Exception as error:
             raise_interrupt(error)
             # After an error OpenSlide refuses every other region.
             self._slide.close()

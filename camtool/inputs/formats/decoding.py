@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 import logging
-import struct
 import threading
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from camtool.arguments.libraries import import_library
-from camtool.errors import ImageError, raise_interrupt
-
-PIL_FAULTS: tuple[type[Exception], ...] = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-    Warning,
-    struct.error,
-    zlib.error,
-)
-"""Exceptions of PIL's decoders on damaged files. A warning is raised if the user turned warnings into errors."""
-
-DECODER_FAULTS: tuple[type[Exception], ...] = (*PIL_FAULTS, AssertionError, MemoryError)
-"""Exceptions of other libraries' decoders on damaged files."""
+from camtool.errors import CamtoolError, ImageError, raise_interrupt
 
 
 @contextmanager
@@ -40,15 +19,9 @@ def name_in_errors(name: str, file_format: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ImageError(f"{name} cannot be decoded: {error}.") from error
-    except DECODER_FAULTS as error:
-        raise_interrupt(error, ImageError)
+    except Exception as error:  # a decoder may raise anything
+        raise_interrupt(error, CamtoolError)
         raise _build_error(name, file_format, error) from error
-    except Exception as error:
-        raise_interrupt(error)
-        # Libraries have error classes of their own that derive from Exception alone.
-        if type(error).__module__.partition(".")[0] in _LIBRARIES:
-            raise _build_error(name, file_format, error) from error
-        raise
 
 
 @contextmanager
@@ -67,9 +40,6 @@ def hide_log(library: str) -> Iterator[list[str]]:
         yield errors
     finally:
         logger.removeFilter(is_shown)
-
-
-_LIBRARIES = ("nibabel", "pydicom", "tifffile", "imagecodecs", "openslide", "av")
 
 
 def _build_error(name: str, file_format: str, error: Exception) -> ImageError:

@@ -26,7 +26,7 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from camtool.errors import Forgive, ImageError
 from camtool.geometry.origins import Origin, fit_to_origin
 from camtool.inputs.formats import contrast as contrasts
-from camtool.inputs.formats.decoding import DECODER_FAULTS, hide_log, name_in_errors
+from camtool.inputs.formats.decoding import hide_log, name_in_errors
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.warning_codes import MapWarning
@@ -463,7 +463,7 @@ _FLIPPED = {2: (-2,), 3: (-3, -2), 4: (-3,), 6: (-2,), 7: (-3, -2), 8: (-3,)}
 
 def get_orientation(image: Image.Image) -> Any:
     """Return the orientation of a loaded image, 1 to 8; 1 if the EXIF data has none or is damaged."""
-    with Forgive(*DECODER_FAULTS):
+    with Forgive(Exception):
         return image.getexif().get(_ORIENTATION, 1)
     return 1  # the pixels can be read, and image viewers show them
 
