@@ -135,9 +135,8 @@ def get_schema() -> Any:
         CamtoolError: pyarrow is not installed.
     """
     pa = import_library("pyarrow")
-    types = {"list<string>": pa.list_(pa.string()), "string": pa.string(), "binary": pa.binary()}
-    types |= {"int32": pa.int32(), "double": pa.float64(), "list<double>": pa.list_(pa.float64()), "bool": pa.bool_()}
-    return pa.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
+    lists = {"list<string>": pa.list_(pa.string()), "list<double>": pa.list_(pa.float64())}
+    return pa.schema([(name, lists.get(kind, kind)) for name, kind in COLUMNS.items()])
 
 
 def to_table(columns: Mapping[str, Any]) -> Any:
