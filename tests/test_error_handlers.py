@@ -24,7 +24,7 @@ AGAIN = "it is raised again, as it is or as an error of the block's caller"
 
 ALLOWED: dict[str, str] = {
     "__main__:_leave_working_directory": QUICK,
-    "app/assistant/folders:_is_kind": THREADS,
+    "app/assistant/tools:_is_kind": THREADS,
     "app/assistant/server:_wrap:call": THREADS,
     "app/page:_Page:_guard:call": THREADS,
     "app/page:_Page:_guard:iterate": THREADS,

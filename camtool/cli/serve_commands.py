@@ -129,11 +129,10 @@ def serve_tools(
     files = _match_weights(names, weights)
     for library in ("mcp", "pydantic"):
         import_library(library, "the tools need the SDK of the protocol", "'camtool[mcp]'")
-    from camtool.app.assistant import folders as reading
     from camtool.app.assistant.server import build_server
-    from camtool.app.assistant.tools import Tools
+    from camtool.app.assistant.tools import ReadableFolders, Tools
 
-    tools = Tools(reading.ReadableFolders(folders), files, model_options.choose_device(device))
+    tools = Tools(ReadableFolders(folders), files, model_options.choose_device(device))
     server = build_server(tools)
     if sys.stdin.isatty():
         terminal.print_notice("Waiting for an assistant, which starts this command itself. Stop it with Ctrl-C.")

@@ -12,11 +12,10 @@ import numpy as np
 from PIL import Image
 
 import camtool
-from camtool.app.panels.outputs import check_point
 from camtool.app.panels.panel import Built, describe_heat, draw_hint, draw_photo, get_subject, read_asset
 
 # At run time, as Gradio evaluates the annotations of event handlers.
-from camtool.app.workbench import COMPUTE, PageContext, Session
+from camtool.app.workbench import COMPUTE, PageContext, Session, check_point
 from camtool.errors import ModelError, NothingFoundError
 from camtool.models import Loaded
 from camtool.rendering import draw_boxes

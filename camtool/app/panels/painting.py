@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
-from camtool.app.panels.outputs import ModelOutput, read_outputs
 from camtool.app.panels.panel import Built, describe_heat, draw_card, draw_hint, draw_photo, get_subject, read_asset
 
 # At run time, as Gradio evaluates the annotations of event handlers.
-from camtool.app.workbench import COMPUTE, PageContext, Session
+from camtool.app.workbench import COMPUTE, PageContext, Session, read_outputs
 from camtool.arguments.checks import check_choice
 from camtool.errors import ImageError, ModelError
 from camtool.models import Loaded
@@ -120,10 +119,14 @@ def repaint(loaded: Loaded, image: Image.Image, mask: NDArray[np.bool_], fill: s
     painted = _check_mask(mask, photo)
     picture = _fill(photo, painted, fill)
     output = read_outputs(loaded, [photo, picture])
-    if output.scores is None or output.probabilities is None or output.scores.ndim != 2:
+    scores, probabilities = output.scores, output.probabilities
+    if scores is None or probabilities is None or scores.ndim != 2:
         raise ModelError("painting shows how the probabilities of classes move, and this model is no classifier.")
-    ranked = output.probabilities.sort(dim=1, descending=True, stable=True).indices[:, :_RANKED_CLASSES].tolist()
-    changes = {index: _read_change(output, index) for index in dict.fromkeys(ranked[0] + ranked[1])}
+    ranked = probabilities.sort(dim=1, descending=True, stable=True).indices[:, :_RANKED_CLASSES].tolist()
+    changes = {
+        one: ClassChange(one, output.get_label(one), *probabilities[:, one].tolist(), *scores[:, one].tolist())
+        for one in dict.fromkeys(ranked[0] + ranked[1])
+    }
     return Repainted(
         picture=picture,
         share=float(painted.mean()),
@@ -160,14 +163,6 @@ def _fill(photo: Image.Image, painted: NDArray[np.bool_], fill: str) -> Image.Im
     small = Image.fromarray((filled * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy())
     large = small.resize(photo.size, Image.Resampling.BILINEAR)
     return Image.fromarray(np.where(painted[..., None], np.asarray(large), np.asarray(photo)))
-
-
-def _read_change(output: ModelOutput, index: int) -> ClassChange:
-    assert output.scores is not None
-    assert output.probabilities is not None
-    before, after = output.probabilities[:, index].tolist()
-    score_before, score_after = output.scores[:, index].tolist()
-    return ClassChange(index, output.get_label(index), before, after, score_before, score_after)
 
 
 # ------------------------------------------------------------------------------------------------------------ page

@@ -13,12 +13,11 @@ from PIL import Image
 from torch import Tensor
 
 import camtool
-from camtool.app.panels.outputs import check_point
 from camtool.app.panels.panel import Built, draw_card, draw_hint, draw_photo, get_subject, read_asset
 from camtool.app.panels.trust import draw_bars
 
 # At run time, as Gradio evaluates the annotations of event handlers.
-from camtool.app.workbench import COMPUTE, PageContext, Session
+from camtool.app.workbench import COMPUTE, PageContext, Session, check_point
 from camtool.errors import ModelError, TargetError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.linear_head import find_linear_head

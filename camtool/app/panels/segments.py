@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from camtool.app.panels.outputs import ModelOutput, check_point, read_outputs
 from camtool.app.panels.panel import Built, draw_hint, draw_photo, get_subject, read_asset
 
 # At run time, as Gradio evaluates the annotations of event handlers.
-from camtool.app.workbench import COMPUTE, PageContext, Session
+from camtool.app.workbench import COMPUTE, ModelOutput, PageContext, Session, check_point, read_outputs
 from camtool.concept_maps.concepts import get_color
 from camtool.errors import ModelError, TargetError
 from camtool.explaining.explainer import Explainer

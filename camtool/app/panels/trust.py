@@ -13,11 +13,10 @@ from PIL import Image
 from torch import Tensor
 
 import camtool
-from camtool.app.panels.outputs import resolve_target
 from camtool.app.panels.panel import Built, draw_card, draw_hint, draw_photo, get_subject
 
 # At run time, as Gradio evaluates the annotations of event handlers.
-from camtool.app.workbench import COMPUTE, PageContext, Session
+from camtool.app.workbench import COMPUTE, PageContext, Session, resolve_target
 from camtool.arguments.messages import format_count
 from camtool.explaining.explanation import Explanation
 from camtool.hooks.folded_model import FoldedModel

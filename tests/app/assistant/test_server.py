@@ -25,9 +25,8 @@ from PIL import Image
 from torch import nn
 
 import camtool
-from camtool.app.assistant.folders import ReadableFolders
 from camtool.app.assistant.server import build_server
-from camtool.app.assistant.tools import Tools
+from camtool.app.assistant.tools import ReadableFolders, Tools
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import ImageError
 from tests.app.assistant.conftest import ask

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from camtool.app.panels.outputs import check_point, find_kind, read_outputs, resolve_target
+from camtool.app.workbench import check_point, find_kind, read_outputs, resolve_target
 from camtool.errors import TargetError
 from camtool.models import Loaded
 from camtool.targets import ClassScore, MatchedDetection
