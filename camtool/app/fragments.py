@@ -1,18 +1,24 @@
-"""Pieces of HTML that the page shows. Every text from outside is escaped here."""
+"""Pieces of HTML that the page and its panels show, and what a panel returns. Texts from outside are escaped here."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from camtool.app.drawing import VIEW_MEANINGS, Look, list_colors
-from camtool.app.workbench import Compared, RankedClass
+from camtool.app.workbench import Compared, PageContext, RankedClass, Session
 from camtool.arguments.messages import format_count
 from camtool.explaining.explanation import Explanation
+from camtool.models import Loaded
 from camtool.rendering import image_writing
 
 
@@ -157,3 +163,83 @@ def _build_card(compared: Compared, pixels: NDArray[np.uint8] | None) -> str:
 
 def _format_probability(probability: float | None) -> str:
     return "" if probability is None else f'<span class="share">{100 * probability:.1f}%</span>'
+
+
+_PHOTO_SIDE, _CARD_SIDE = 1200, 360
+"""Longest sides of pictures on the page, in pixels."""
+
+_ASSETS = Path(__file__).parent / "assets"
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """A panel on the page.
+
+    Attributes:
+        cleared: Component → its value after the model, the image, the class, the method or the layer has changed.
+        refresh: From the session to what the panel shows of a new image at once; None if it waits for the user. It
+            must be fast, one forward pass.
+    """
+
+    cleared: Mapping[Any, Any] = field(default_factory=dict)
+    refresh: Callable[[Session], Mapping[Any, Any]] | None = None
+
+
+def get_subject(context: PageContext, session: Session) -> tuple[Loaded, Image.Image]:
+    """Return the model and the photo that a user looks at.
+
+    Raises:
+        CamtoolError: The model cannot be loaded, or the photo is no longer in memory.
+    """
+    request = session.request
+    return context.workbench.models.get(request.model), context.workbench.get_image(request.image).image
+
+
+def read_asset(name: str) -> str:
+    """Return a script or another text file of the page."""
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def draw_photo(picture: Image.Image, alt: str) -> str:
+    """Return a large picture whose clicks have the coordinates of the photo.
+
+    Args:
+        picture: The picture.
+        alt: What it shows, for screen readers.
+    """
+    width, height = picture.size
+    url = encode_pixels(_reduce(picture, _PHOTO_SIDE))
+    return (
+        f'<div class="ct-photo"><img src="{url}" alt="{escape(alt)}" data-width="{width}" data-height="{height}" '
+        'draggable="false"></div>'
+    )
+
+
+def draw_card(picture: Image.Image, title: str, line: str) -> str:
+    """Return a small picture with a title and a line below it."""
+    return (
+        f'<figure class="ct-card"><img src="{encode_pixels(_reduce(picture, _CARD_SIDE), 85)}" alt="{escape(title)}">'
+        f"<figcaption><b>{escape(title)}</b><span>{escape(line)}</span></figcaption></figure>"
+    )
+
+
+def draw_hint(text: str) -> str:
+    """Return a sentence that says what the user can do here."""
+    return f'<p class="ct-hint">{escape(text)}</p>'
+
+
+def describe_heat(explanation: Explanation, region: Sequence[float] | NDArray[np.bool_], where: str) -> str:
+    """Return one sentence on the share of the heat in a box or a mask of the photo; empty for a map without heat."""
+    share = explanation.heat_in(region)
+    return "" if math.isnan(share) else f"{share:.0%} of the heat of {explanation.label} is {where}."
+
+
+def _reduce(picture: Image.Image, side: int) -> Any:
+    """Return the pixels of a picture, reduced to a longest side of ``side``, or enlarged to about half of it."""
+    longest = max(picture.size)
+    if longest > side:
+        reduced = picture.copy()
+        reduced.thumbnail((side, side))
+        return np.asarray(reduced)
+    times = max(1, side // 2 // longest)
+    return np.asarray(picture).repeat(times, 0).repeat(times, 1)

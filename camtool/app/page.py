@@ -34,8 +34,8 @@ from camtool import rendering
 from camtool.app import fragments
 from camtool.app.actions import FILE_KINDS, Actions, Changed, Shown
 from camtool.app.drawing import VIEWS, Look
+from camtool.app.fragments import Built, read_asset
 from camtool.app.panels import detections, painting, places, segments, texts_and_answers, trust
-from camtool.app.panels.panel import Built, read_asset
 from camtool.app.sentences import to_sentence
 from camtool.app.workbench import COMPUTE, Kind, PageContext, Session, list_methods
 from camtool.arguments.messages import format_count

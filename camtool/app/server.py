@@ -143,8 +143,8 @@ class AppServer:
         _prepare_environment(disk.folder, is_behind_proxy=bool(self._settings.names))
         import_library("gradio", "the page needs Gradio", "'camtool[app]'")
         middleware = import_library("starlette.middleware", "the page needs Gradio", "'camtool[app]'")
+        from camtool.app.fragments import read_asset
         from camtool.app.page import build_page, build_theme
-        from camtool.app.panels.panel import read_asset
 
         self._blocks = build_page(Actions(self._build_workbench(), self._build_page_settings(disk)))
         self._blocks.queue(max_size=_MAX_WAITING, default_concurrency_limit=4, api_open=False)

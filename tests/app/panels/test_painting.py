@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 import camtool
+from camtool.app.fragments import describe_heat
 from camtool.app.panels.painting import read_mask, repaint
-from camtool.app.panels.panel import describe_heat
 from camtool.errors import CamtoolError, ImageError, ModelError
 from camtool.models import Loaded
 from tests.app.panels.models import Counted, box_model, color_segmenter, draw_demo_scene, draw_noise, to_tensor
