@@ -30,6 +30,7 @@ from camtool.geometry.plain_transforms import find_plain_transform
 from camtool.inputs.image_files import ImageSource, read_image
 from camtool.models import Loaded, to_loaded
 from camtool.rendering.colormaps import get_default_alpha, get_palette
+from camtool.runs.report.page import hash_source
 from camtool.warning_codes import WARNING_KINDS
 
 VERSION = "1.30.0"
@@ -310,13 +311,10 @@ def _wrap_runtime(code: str) -> str:
 
 def _write_policy(script: str, style: str, *, is_single: bool) -> str:
     """Return a Content-Security-Policy that allows this script and style, and the files beside the page, alone."""
-    script_hash, style_hash = (
-        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style)
-    )
     rules = [
         "default-src 'none'",
-        f"script-src 'sha256-{script_hash}' 'wasm-unsafe-eval'",
-        f"style-src 'sha256-{style_hash}'",
+        f"script-src {hash_source(script)} 'wasm-unsafe-eval'",
+        f"style-src {hash_source(style)}",
         "worker-src blob:",
         "img-src blob: data:",
         "connect-src 'none'" if is_single else "connect-src 'self'",

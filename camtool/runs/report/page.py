@@ -332,15 +332,16 @@ def _build_policy(script: str, style: str) -> str:
         "default-src": "'none'",
         # "file:" for browsers in which 'self' is not the disk; "data:" for the icon of the tab.
         "img-src": "'self' file: data:",
-        "script-src": _hash(script),
-        "style-src": _hash(style),
+        "script-src": hash_source(script),
+        "style-src": hash_source(style),
         "base-uri": "'none'",
         "form-action": "'none'",
     }
     return "; ".join(f"{name} {value}" for name, value in allowed.items())
 
 
-def _hash(text: str) -> str:
+def hash_source(text: str) -> str:
+    """Return the source of a content security policy that allows this script or style."""
     return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,11 +41,9 @@ def read_run_folder(folder: Path, *, max_rows: int = MAX_ROWS) -> ReportContents
         max_rows: The number of explanations, and of failures, to read at most.
 
     Raises:
-        CamtoolError: The folder holds no results of a run.
+        CamtoolError: A file is no regular one, or a line is too long.
         OSError: A file cannot be read.
     """
-    if not any((folder / name).is_file() for name in (MANIFEST, FAILURES)):
-        raise CamtoolError(f"{str(folder)!r} holds no {MANIFEST}; give the output folder of camtool run.")
     rows, count, damaged = _read_lines(folder / MANIFEST, lambda fields: build_row(fields, folder), max_rows)
     failures, _, damaged_failures = _read_lines(folder / FAILURES, _build_failure, max_rows)
     notices = [describe_limit(count, max_rows)] if count > max_rows else []
@@ -250,15 +249,9 @@ def _open_shard(path: Path) -> Iterator[Any]:
 
 
 def _iterate_rows(file: Any, count: int) -> Iterator[Mapping[str, Any]]:
-    """Yield up to ``count`` rows of a file, and hold a part of them in memory."""
-    if count <= 0:
-        return
-    for batch in file.iter_batches(batch_size=min(_ROWS_AT_A_TIME, count)):
-        for fields in batch.to_pylist()[:count]:
-            count -= 1
-            yield fields
-        if count <= 0:
-            return
+    """Return up to ``count`` rows of a file, of which a part is in memory at a time."""
+    batches = file.iter_batches(batch_size=min(_ROWS_AT_A_TIME, max(1, count)))
+    return islice((fields for batch in batches for fields in batch.to_pylist()), max(0, count))
 
 
 def _build_row(fields: Mapping[str, Any], shard: Path) -> ReportRow:
