@@ -305,7 +305,7 @@ def concepts(
         probabilities = compute_probabilities(loaded.model, inputs[0].tensor[None], used, H)
     names = loaded.labels if labels is None else read_by_position(labels)
     notes = dict.fromkeys(note for image in inputs for note in image.notes)
-    maps, places = _build_maps(W, [grid.shape[1:] for grid in grids], centers)
+    maps, centers_of_maps = _build_maps(W, [grid.shape[1:] for grid in grids], centers)
     return Concepts(
         maps=maps,
         vectors=H.float().cpu().numpy(),
@@ -315,7 +315,7 @@ def concepts(
         inputs=inputs,
         layer=used.name,
         warnings=(*notes, *_find_warnings(points, used.name)),
-        centers=tuple(places),
+        centers=tuple(centers_of_maps),
     )
 
 
@@ -334,7 +334,7 @@ def _collect_activations(
     layers: list[Layer] = []
     grids: list[Tensor] = []
     centers: list[CellCenters | None] = []
-    known: dict[object, LayerPlace] = {}
+    places_by_layer: dict[object, LayerPlace] = {}
     for batch in group_into_batches(inputs, batch_size):
         tensor = torch.stack([image.tensor for image in batch])
         (used,) = find_layers(model, tensor, names)
@@ -345,7 +345,7 @@ def _collect_activations(
         if placement == "stretch":
             centers += [None] * len(batch)
         else:
-            centers += _find_centers(model, tensor, used, known)
+            centers += _find_centers(model, tensor, used, places_by_layer)
         # The layer is chosen once: a batch of another image size must not choose another.
         names = [used.name]
         layers.append(used)
@@ -353,7 +353,7 @@ def _collect_activations(
 
 
 def _find_centers(
-    model: nn.Module, batch: Tensor, layer: Layer, known: dict[object, LayerPlace]
+    model: nn.Module, batch: Tensor, layer: Layer, places_by_layer: dict[object, LayerPlace]
 ) -> list[CellCenters | None]:
     """Return the centers of a layer's cells for each image of a batch.
 
@@ -361,13 +361,13 @@ def _find_centers(
         model: The model.
         batch: The images.
         layer: The layer.
-        known: Places by what they depend on. If the content of each image decides, each is asked for its own.
+        places_by_layer: Places by what they depend on. If the content of each image decides, each is asked for its own.
     """
     key = tuple(batch.shape[1:]), layer  # an adaptive pooling has one grid for images of all sizes
-    if key not in known:
-        known[key] = find_place(model, batch, layer)
-    if not known[key].by_content:
-        return [known[key].centers] * len(batch)
+    if key not in places_by_layer:
+        places_by_layer[key] = find_place(model, batch, layer)
+    if not places_by_layer[key].by_content:
+        return [places_by_layer[key].centers] * len(batch)
     return [find_place(model, batch[row : row + 1], layer).centers for row in range(len(batch))]
 
 

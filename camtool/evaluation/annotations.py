@@ -204,11 +204,11 @@ def find_classes(
         )
     folders = [photo.relative_to(root).parts[0] for photo in photos]
     names, tables = sorted({*folders}), _index_names(labels)
-    known = {name: index for name in names if (index := _find_folder(name, tables)) is not None}
-    unknown = [name for name in names if name not in known]
+    by_name = {name: index for name in names if (index := _find_folder(name, tables)) is not None}
+    unknown = [name for name in names if name not in by_name]
     if unknown:
         _check_order(unknown[0], names, labels, root, class_count)
-    return [names.index(name) if unknown else known[name] for name in folders]
+    return [names.index(name) if unknown else by_name[name] for name in folders]
 
 
 def _check_order(
@@ -255,7 +255,7 @@ def find_targets(
     several = [isinstance(label, (list, tuple, set, frozenset)) for label in labels]
     targets = []
     for label, is_set in zip(labels, several, strict=True):
-        own = {_find_index(one, names, tables) for one in (label if is_set else (label,))}
+        own = {_find_index(each, names, tables) for each in (label if is_set else (label,))}
         targets.append(tuple(sorted(own)))
     return targets, any(several)
 
@@ -311,7 +311,7 @@ def read_columns(images: Sequence[Any] | Tensor, metadata: Any) -> dict[str, lis
         MetricError: A column has another length.
     """
     tags = [read_tags(Path(image)) if isinstance(image, (str, os.PathLike)) else {} for image in images]
-    columns = {name: [one.get(name) for one in tags] for name in TAGS if any(name in one for one in tags)}
+    columns = {name: [row.get(name) for row in tags] for name in TAGS if any(name in row for row in tags)}
     return {**columns, **_read_metadata(metadata, len(images))}
 
 
@@ -335,8 +335,8 @@ def match_regions(name: str, regions: Any, count: int) -> list[tuple[str, Any]]:
     if is_one:
         return [(name, regions)] * count
     if not hasattr(regions, "__len__") or len(regions) != count:
-        came = f"{len(regions)}" if hasattr(regions, "__len__") else type(regions).__name__
-        raise MetricError(f"{name} must be one region, or one for each of the {count} images; got {came}.")
+        given = f"{len(regions)}" if hasattr(regions, "__len__") else type(regions).__name__
+        raise MetricError(f"{name} must be one region, or one for each of the {count} images; got {given}.")
     return [(f"{name}[{index}]", region) for index, region in enumerate(regions)]
 
 

@@ -49,11 +49,11 @@ def list_candidates(methods: Sequence[str] | str, layers: Sequence[str] | None) 
         MethodError: A name is unknown, what came is no name, or there is none.
     """
     _check_names("methods", methods)
-    places = [""] if layers is None else [layers] if isinstance(layers, str) else layers
-    _check_names("layers", places)
+    chosen = [""] if layers is None else [layers] if isinstance(layers, str) else layers
+    _check_names("layers", chosen)
     names = {name: find_method(name).ignores_layer for name in _list_methods(methods)}
     candidates = [
-        Candidate(name, "" if ignores_layer else layer) for name, ignores_layer in names.items() for layer in places
+        Candidate(name, "" if ignores_layer else layer) for name, ignores_layer in names.items() for layer in chosen
     ]
     return list(dict.fromkeys(candidates))
 
@@ -122,8 +122,8 @@ def _read_options(metrics: Any) -> Mapping[str, Any]:
 
 def _check_metric(name: str, options: Any, *, has_truth: bool) -> None:
     if name not in METRICS:
-        known = ", ".join(METRICS)
-        raise MetricError(f"metrics: {name!r} is unknown.{suggest_names(name, METRICS)} The metrics are {known}.")
+        names = ", ".join(METRICS)
+        raise MetricError(f"metrics: {name!r} is unknown.{suggest_names(name, METRICS)} The metrics are {names}.")
     if not isinstance(options, Mapping):
         raise MetricError(f"metrics[{name!r}] must be a dictionary of options, got {options!r}; {{}} for none.")
     METRICS[name].check_options(options)

@@ -267,7 +267,7 @@ def _choose_images(classes: Tensor, probabilities: Tensor) -> list[int]:
     """Return the rows of the most certain images: one of each class first, then the others."""
     certain = [row for row in probabilities.argsort(descending=True).tolist() if probabilities[row] >= _CONFIDENT]
     labels = [int(classes[row]) for row in certain]
-    first = [row for place, row in enumerate(certain) if labels[place] not in labels[:place]]
+    first = [row for index, row in enumerate(certain) if labels[index] not in labels[:index]]
     return [*first, *(row for row in certain if row not in first)][:_MOSAICS]
 
 
@@ -426,7 +426,7 @@ def _list_candidates(subject: Subject, labeled: LabeledBatch) -> Iterator[Candid
 def _list_layers(model: nn.Module, image: Tensor) -> list[str]:
     """Return the deepest layer of each of the grids that are finer than that of the default layer."""
     candidates = find_candidates(model, image)
-    chosen = next((place for place, candidate in enumerate(candidates) if candidate.chosen), len(candidates))
+    chosen = next((index for index, candidate in enumerate(candidates) if candidate.chosen), len(candidates))
     deepest = {candidate.stride: candidate.name for candidate in candidates[:chosen]}
     if chosen < len(candidates):
         deepest.pop(candidates[chosen].stride, None)
@@ -455,18 +455,18 @@ def _list_equal(possible: Sequence[Tried], best: Tried) -> list[Tried]:
     equal = [trial for trial in possible if not _is_worse(trial.quality, best.quality)]
     if best.localization is None:
         return equal
-    sharpest = max(equal, key=lambda one: float(_get_localization(one).mean()))
+    sharpest = max(equal, key=lambda tried: float(_get_localization(tried).mean()))
     return [trial for trial in equal if not _is_worse(_get_localization(trial), _get_localization(sharpest))]
 
 
-def _get_localization(one: Tried) -> NDArray[np.float64]:
-    assert one.localization is not None  # of all candidates or of none
-    return one.localization
+def _get_localization(tried: Tried) -> NDArray[np.float64]:
+    assert tried.localization is not None  # of all candidates or of none
+    return tried.localization
 
 
-def _is_worse(one: NDArray[np.float64], best: NDArray[np.float64]) -> bool:
+def _is_worse(values: NDArray[np.float64], best: NDArray[np.float64]) -> bool:
     """Return True if the mean paired difference is more than one standard error."""
-    difference = best - one
+    difference = best - values
     error = difference.std(ddof=1) / np.sqrt(len(difference)) if len(difference) > 1 else 0.0
     return bool(difference.mean() > error)
 
@@ -475,11 +475,11 @@ def _is_dominated(trial: Tried, tried: Sequence[Tried]) -> bool:
     return any(_dominates(other, trial) for other in tried)
 
 
-def _dominates(one: Tried, other: Tried) -> bool:
+def _dominates(first: Tried, second: Tried) -> bool:
     """Return True if one is at least as good in everything, and better in something."""
-    pairs = [(one.faithfulness.mean(), other.faithfulness.mean()), (-one.milliseconds, -other.milliseconds)]
-    if one.localization is not None and other.localization is not None:
-        pairs.append((one.localization.mean(), other.localization.mean()))
+    pairs = [(first.faithfulness.mean(), second.faithfulness.mean()), (-first.milliseconds, -second.milliseconds)]
+    if first.localization is not None and second.localization is not None:
+        pairs.append((first.localization.mean(), second.localization.mean()))
     return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
 
 
@@ -517,5 +517,5 @@ def _describe_deletion(choice: Tried, reference: Tried) -> str:
 def _describe_localization(choice: Tried, reference: Tried) -> str:
     if choice.localization is None or reference.localization is None:
         return "localization was not measured, as mosaics take four classes that the model is sure of"
-    place = "the object" if choice.has_truth else "the right image of mosaics"
-    return f"{choice.localization.mean():.0%} of the heat is on {place} ({reference.localization.mean():.0%})"
+    located = "the object" if choice.has_truth else "the right image of mosaics"
+    return f"{choice.localization.mean():.0%} of the heat is on {located} ({reference.localization.mean():.0%})"

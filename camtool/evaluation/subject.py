@@ -115,8 +115,8 @@ def check_image_list(images: Any) -> None:
     if isinstance(images, (str, os.PathLike)):
         raise MetricError(f"images must be a list, got {os.fspath(images)!r}; give the files of a folder one by one.")
     if isinstance(images, (Tensor, np.ndarray)) and images.ndim in (0, 2, 3):  # one axis: e.g. paths
-        came = f"{add_article(type(images).__name__)} {tuple(images.shape)}, which may be one image"
-        raise MetricError(f"images must be a list, got {came}; give [image], or list(images) of several gray ones.")
+        given = f"{add_article(type(images).__name__)} {tuple(images.shape)}, which may be one image"
+        raise MetricError(f"images must be a list, got {given}; give [image], or list(images) of several gray ones.")
     if isinstance(images, (bytes, set, frozenset, Mapping, Dataset, DataLoader)) or not hasattr(images, "__len__"):
         kinds = {DataLoader: "images, labels = next(iter(loader))", Dataset: "[image for image, _ in dataset]"}
         kinds |= {Mapping: "list(images.values())", **dict.fromkeys((bytes, Image.Image, FileImage), "[image]")}

@@ -227,12 +227,12 @@ def _choose_layers(model: nn.Module, layers: Any, calls: Sequence[TracedCall]) -
     """
     asked = to_list(layers)
     names = select_layers(model, layers)
-    ran = {id(call.module): place for place, call in enumerate(calls)}
-    places = {name: ran.get(id(find_module(model, name))) for name in names}
+    ran = {id(call.module): call_index for call_index, call in enumerate(calls)}
+    calls_by_name = {name: ran.get(id(find_module(model, name))) for name in names}
     for name in asked:
-        if isinstance(name, str) and name in places and places[name] is None:
+        if isinstance(name, str) and name in calls_by_name and calls_by_name[name] is None:
             raise LayerError(f"layer {name!r} did not run in this forward pass; choose a layer that runs.")
-    ordered = sorted((place, name) for name, place in places.items() if place is not None)
+    ordered = sorted((call_index, name) for name, call_index in calls_by_name.items() if call_index is not None)
     if not ordered:
         raise LayerError(f"layers={layers!r}: none of these layers ran in this forward pass.")
     return [name for _, name in ordered]

@@ -366,8 +366,8 @@ def _flatten(explanations: Any) -> list[Explanation]:
     leaves = list(iterate_leaves(explanations))
     other = next((leaf for leaf in leaves if not isinstance(leaf, Explanation)), None)
     if not leaves or other is not None:
-        came = "nothing" if other is None else type(other).__name__
-        raise CamtoolError(f"explanations holds {came}; pass results of camtool.explain.")
+        given = "nothing" if other is None else type(other).__name__
+        raise CamtoolError(f"explanations holds {given}; pass results of camtool.explain.")
     return leaves
 
 

@@ -242,24 +242,24 @@ class _PanelGrid:
             )
 
     def _draw_signals(self, figure: PaperFigure, top: float) -> None:
-        for place, (values, number) in enumerate(zip(self.panel.values, self.panel.numbers, strict=True)):
-            left, below, wide, high = self._get_box(place)
+        for index, (values, number) in enumerate(zip(self.panel.values, self.panel.numbers, strict=True)):
+            left, below, wide, high = self._get_box(index)
             axes = load_canvas().add_axes(figure, (left, top + below, wide, high))
             load_canvas().draw_curve(axes, values, self.panel.limits)
             load_canvas().write_title(axes, str(number), TEXT_SIZE, color=load_canvas().MUTED)
-            if place == min(self.columns, len(self.panel.values)) - 1:
+            if index == min(self.columns, len(self.panel.values)) - 1:
                 load_canvas().draw_scale(axes, self.panel.limits, TEXT_SIZE, self.panel.ends)
 
     def _draw_planes(self, figure: PaperFigure, top: float) -> None:
         sheet = load_canvas().add_image_axes(figure, (0, top, self.width, self.height))
-        for place, (values, number) in enumerate(zip(self.panel.values, self.panel.numbers, strict=True)):
-            box = self._get_box(place)
+        for index, (values, number) in enumerate(zip(self.panel.values, self.panel.numbers, strict=True)):
+            box = self._get_box(index)
             load_canvas().draw_plane(sheet, values, self.panel.limits, self.panel.colormap, box)
             load_canvas().write_above_box(sheet, box, str(number), TEXT_SIZE, color=load_canvas().MUTED)
 
-    def _get_box(self, place: int) -> Box:
+    def _get_box(self, index: int) -> Box:
         """Return the box of a map, from the top left of all maps."""
-        row, column = divmod(place, self.columns)
+        row, column = divmod(index, self.columns)
         return (
             column * (self.map_width + self.panel.gap),
             LINE_HEIGHT + row * (LINE_HEIGHT + self.map_height + _GAP),

@@ -146,10 +146,10 @@ def _choose_device_of_offloaded(model: nn.Module, device: torch.device | str | N
             "model is on the meta device and has no weights; build it on the CPU, or load its weights with "
             "model.to_empty(device='cpu') and model.load_state_dict(state)."
         )
-    places = (getattr(getattr(module, "_hf_hook", None), "execution_device", None) for module in modules)
-    place = device if device is not None else next((known for known in places if known is not None), "cpu")
+    devices = (getattr(getattr(module, "_hf_hook", None), "execution_device", None) for module in modules)
+    chosen = device if device is not None else next((each for each in devices if each is not None), "cpu")
     # accelerate writes the number of a GPU.
-    return torch.device("cuda", place) if isinstance(place, int) else parse_device(place)
+    return torch.device("cuda", chosen) if isinstance(chosen, int) else parse_device(chosen)
 
 
 def _loads_weights(module: nn.Module) -> bool:

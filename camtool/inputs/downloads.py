@@ -165,12 +165,12 @@ class _Deadline:
             OSError: The host cannot be reached in time.
         """
         failure: OSError = TimeoutError("timed out")
-        for *_others, place in socket.getaddrinfo(*address, 0, socket.SOCK_STREAM)[:_MOST_ADDRESSES]:
+        for *_others, endpoint in socket.getaddrinfo(*address, 0, socket.SOCK_STREAM)[:_MOST_ADDRESSES]:
             left = min(timeout, self._end - time.monotonic())
             if left <= 0:
                 break
             try:
-                connection = socket.create_connection((str(place[0]), int(place[1])), left)
+                connection = socket.create_connection((str(endpoint[0]), int(endpoint[1])), left)
             except OSError as error:
                 raise_interrupt(error)
                 failure = error

@@ -440,8 +440,8 @@ def _name_in_errors(name: str, unknown: str = "") -> Iterator[None]:
         advice = "Save it again with fewer pixels, or give a PIL image."
         raise ImageError(f"{name} is too large to be decoded safely: {str(error).rstrip('.')}. {advice}") from error
     except UnidentifiedImageError as error:
-        known = ", ".join([*_FORMATS, "HEIC"])
-        raise ImageError(f"{name} is no image: its content is none of {known}.{unknown}") from error
+        formats = ", ".join([*_FORMATS, "HEIC"])
+        raise ImageError(f"{name} is no image: its content is none of {formats}.{unknown}") from error
     except Exception as error:  # a decoder may raise anything
         raise_interrupt(error, CamtoolError, ImportError, MemoryError)
         raise ImageError(f"{name} is damaged or cut short: {error}.") from error
@@ -454,7 +454,7 @@ def _list_formats(header: bytes, name: str) -> list[str]:
     if header[4:8] != b"ftyp" or _HEIC_BRANDS.isdisjoint(brands):
         Image.init()
         # AVIF came with Pillow 11.3.
-        return [known for known in _FORMATS if known in Image.OPEN]
+        return [each for each in _FORMATS if each in Image.OPEN]
     need = f"{name} is a HEIC image, which needs"
     import_library("pillow_heif", need, "'camtool[heic]'", ImageError).register_heif_opener()
     return ["HEIF"]

@@ -155,9 +155,9 @@ class InputPreparer:
             ImageError: The entry is a list or a batch.
         """
         if isinstance(source, (list, tuple)) or self.is_batch(source):
-            came = f"a batch {tuple(source.shape)}" if hasattr(source, "shape") else "a list"
+            given = f"a batch {tuple(source.shape)}" if hasattr(source, "shape") else "a list"
             raise ImageError(
-                f"img: an entry of the list is {came}; each entry is one image. For a model with several inputs, give "
+                f"img: an entry of the list is {given}; each entry is one image. For a model with several inputs, give "
                 "camtool.Inputs(first, second)."
             )
         return self.prepare(source)
@@ -302,8 +302,8 @@ class InputPreparer:
             ImageError: It is no floating tensor of this shape.
         """
         if not isinstance(batch, Tensor) or batch.ndim != SPATIAL_AXES["image"] + 2 or not batch.is_floating_point():
-            came = f"{batch.dtype} {tuple(batch.shape)}" if isinstance(batch, Tensor) else type(batch).__name__
-            raise ImageError(f"images: a floating tensor (N, C, H, W), as the model gets it, is needed; {came} came.")
+            given = f"{batch.dtype} {tuple(batch.shape)}" if isinstance(batch, Tensor) else type(batch).__name__
+            raise ImageError(f"images: a floating tensor (N, C, H, W), as the model gets it, is needed; {given} came.")
         return self._to_model(batch)
 
     @property
@@ -315,10 +315,10 @@ class InputPreparer:
 
     def _get_image_transform(self) -> tuple[Transform, tuple[MapWarning, ...]]:
         """Return the transform for images, the user's or the model's own, and notes on it for the user."""
-        known = self._transform or self._own_transform
-        if known is None:
+        transform = self._transform or self._own_transform
+        if transform is None:
             return self._assume_transform()
-        return known, known.notes if isinstance(known, Preprocessing) else ()
+        return transform, transform.notes if isinstance(transform, Preprocessing) else ()
 
     @cached_property
     def _own_transform(self) -> Transform | None:
@@ -443,7 +443,7 @@ class InputPreparer:
         return InputBatch(items, {image: entries[image], **entries}, call_index, score), is_batch
 
     def _prepare_items(self, image: Any, batch: Tensor, kind: DataKind) -> list[PreparedInput]:
-        return [image] if isinstance(image, PreparedInput) else [self._prepare_tensor(one, kind) for one in batch]
+        return [image] if isinstance(image, PreparedInput) else [self._prepare_tensor(each, kind) for each in batch]
 
     def select_image_input(
         self, inputs: Inputs, layers: Sequence[str] | None, call_index: int | None, score: UserScore | None = None
@@ -564,6 +564,6 @@ def _check_transformed(output: Any, transform: Transform) -> Tensor:
     if isinstance(tensor, Tensor) and tensor.ndim == 4 and len(tensor) == 1:
         tensor = tensor[0]
     if not isinstance(tensor, Tensor) or tensor.ndim != 3:
-        came = f"a tensor of shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(output).__name__
-        raise ImageError(f"transform {type(transform).__name__} returned {came}; it must return a tensor (C, h, w).")
+        got = f"a tensor of shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(output).__name__
+        raise ImageError(f"transform {type(transform).__name__} returned {got}; it must return a tensor (C, h, w).")
     return tensor

@@ -199,7 +199,7 @@ def _score_alone(
     def select(tensor: Tensor) -> Tensor:
         return tensor[index : index + 1] if tensor.ndim and len(tensor) == count else tensor
 
-    alone = {key: one if key in shared else nested_tensors.map_tensors(one, select) for key, one in entries.items()}
+    alone = {key: arg if key in shared else nested_tensors.map_tensors(arg, select) for key, arg in entries.items()}
     scores = _score(model, alone)
     return scores if scores is not None and len(scores) == 1 else None
 

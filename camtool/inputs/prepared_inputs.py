@@ -139,8 +139,8 @@ def _find_whole(tensors: Sequence[Tensor]) -> Tensor | None:
     memory = get_storage_id(first)
     if memory is None or step < first.numel() or any(tensor.requires_grad for tensor in tensors):
         return None
-    for place, tensor in enumerate(tensors):
-        offset = first.storage_offset() + place * step
+    for index, tensor in enumerate(tensors):
+        offset = first.storage_offset() + index * step
         if (get_storage_id(tensor), tensor.storage_offset(), tensor.stride()) != (memory, offset, first.stride()):
             return None
     return first.as_strided((len(tensors), *first.shape), (step, *first.stride()))
@@ -442,8 +442,8 @@ def _apply(transform: Transform, given: Tensor, file_image: FileImage) -> Tensor
         ) from error
     tensor = torch.from_numpy(output) if isinstance(output, np.ndarray) else output
     if not isinstance(tensor, Tensor) or tensor.ndim != given.ndim or not tensor.is_floating_point():
-        came = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(output).__name__
-        raise ImageError(f"transform made {came} of the float tensor {shape}; it must return floats (C, *size).")
+        returned = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(output).__name__
+        raise ImageError(f"transform made {returned} of the float tensor {shape}; it must return floats (C, *size).")
     return tensor
 
 

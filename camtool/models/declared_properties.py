@@ -58,8 +58,8 @@ def read_input_size(model: nn.Module) -> tuple[int, int] | None:
     whole = _get_whole(model)
     if isinstance(whole, FunctionModel):  # it is not run to find out
         return whole.input_size
-    known = _ask_sources(lambda source: source.find_input_size(whole))
-    return known or remember_for_model(whole, "input size", lambda: _infer_input_size(whole))
+    declared = _ask_sources(lambda source: source.find_input_size(whole))
+    return declared or remember_for_model(whole, "input size", lambda: _infer_input_size(whole))
 
 
 def count_input_channels(model: nn.Module) -> int:
@@ -90,8 +90,8 @@ def resolve_labels(model: nn.Module, given: Sequence[str] | None, classes: int |
         TargetError: The number of given names is not the number of classes.
     """
     if given is None:
-        known = None if classes is None else _ask_sources(lambda source: source.find_labels(model))
-        return known if known is not None and len(known) == classes else None
+        declared = None if classes is None else _ask_sources(lambda source: source.find_labels(model))
+        return declared if declared is not None and len(declared) == classes else None
     return _match_labels(given, classes)
 
 

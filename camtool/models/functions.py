@@ -74,11 +74,11 @@ class FunctionModel(nn.Module):
         if not self.cache:
             answers = [answer for part in given.split(self.batch) for answer in self._ask(part)]
             return map_tensors(_join(answers), lambda tensor: tensor.to(images.device))
-        places = {key: place for place, key in reversed([*enumerate(map(_hash, given))])}
-        missing = [key for key in places if key not in self._answers]
+        indices = {key: index for index, key in reversed([*enumerate(map(_hash, given))])}
+        missing = [key for key in indices if key not in self._answers]
         for start in range(0, len(missing), self.batch):
             keys = missing[start : start + self.batch]
-            self._answers.update(zip(keys, self._ask(given[[places[key] for key in keys]]), strict=True))
+            self._answers.update(zip(keys, self._ask(given[[indices[key] for key in keys]]), strict=True))
         output = _join([self._answers[key] for key in map(_hash, given)])
         return map_tensors(output, lambda tensor: tensor.to(images.device))
 
@@ -131,9 +131,9 @@ class FunctionModel(nn.Module):
             ) from error
         answers = _split(output, len(images))
         if answers is None:
-            came = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise FunctionError(
-                f"{self.name} returned {came} for {format_count(len(images), 'image')}; it must return scores (N, K), "
+                f"{self.name} returned {got} for {format_count(len(images), 'image')}; it must return scores (N, K), "
                 "a row for each image, or what a detector returns for each."
             )
         return answers
@@ -193,7 +193,7 @@ def _get_rows(entries: list[Any], count: int) -> list[Tensor] | None:
     Raises:
         FunctionError: They may as well be several outputs for all images.
     """
-    if len(entries) != count or not all(isinstance(one, Tensor) and one.shape == entries[0].shape for one in entries):
+    if len(entries) != count or not all(isinstance(row, Tensor) and row.shape == entries[0].shape for row in entries):
         return None
     shape = tuple(entries[0].shape)
     if count > 1 and len(shape) > 1 and shape[0] == count:

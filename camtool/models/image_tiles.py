@@ -251,14 +251,14 @@ def _read_marked_grid(ids: list[int], runs: Sequence[Tensor], count: int) -> Gri
 
 
 def _arrange_by_thumbnail(
-    place: int, tiles: Tensor, thumbnail: Tensor, text: _Text, model: nn.Module, inputs: Mapping[str, Any]
+    start: int, tiles: Tensor, thumbnail: Tensor, text: _Text, model: nn.Module, inputs: Mapping[str, Any]
 ) -> _Arrangement:
     """Arrange the tiles of InternVL or the crops of Gemma 3 ("pan and scan"), whose text tells no rows and columns.
 
     ``place`` is that of the thumbnail: 0 if it is the first of them in the text, -1 if it is the last.
     """
     cells = _split_evenly(text.positions, len(tiles) + 1)
-    of_thumbnail = cells.pop(place)
+    of_thumbnail = cells.pop(start)
     return _arrange_equal_tiles(tiles, torch.stack(cells), of_thumbnail, _require_arrangement(tiles, thumbnail))
 
 
@@ -305,9 +305,9 @@ def _reduce(images: Tensor) -> Tensor:
 
 
 def _correlate(first: Tensor, second: Tensor) -> float:
-    one, other = first - first.mean(), second - second.mean()
-    scale = float(one.norm() * other.norm())
-    return float((one * other).sum()) / scale if scale else 0.0
+    a, b = first - first.mean(), second - second.mean()
+    scale = float(a.norm() * b.norm())
+    return float((a * b).sum()) / scale if scale else 0.0
 
 
 # ----------------------------------------------------------------------- families that drop the padding of joined tiles
@@ -353,8 +353,8 @@ def _pack_coordinates(inner: Any, inputs: Mapping[str, Any], grid: Grid, count: 
     for name in ("vision_feature_select_strategy", "vision_aspect_ratio"):
         if getattr(inner.config, name, None) is not None:
             options[name] = inputs.get(name, getattr(inner.config, name))
-    known = inspect.signature(inner.pack_image_features).parameters
-    options = {name: value for name, value in options.items() if name in known}
+    parameters = inspect.signature(inner.pack_image_features).parameters
+    options = {name: value for name, value in options.items() if name in parameters}
     packed: Tensor = inner.pack_image_features([features], inputs["image_sizes"].cpu(), **options)[0][0]
     return packed
 

@@ -208,10 +208,10 @@ def _check_weights(weights: object) -> None:
 def _check_calls(name: str | Callable[[Tensor], Any], calls: Mapping[str, Any]) -> None:
     """Check that the keywords of calls fit a function, a file of another runtime, or another model."""
     of_files = ("batch", "layout", "output", "gradients")
-    known = ("limit", "batch", "cache") if is_function(name) else of_files if MODEL_FILES.is_file(str(name)) else ()
+    options = ("limit", "batch", "cache") if is_function(name) else of_files if MODEL_FILES.is_file(str(name)) else ()
     for keyword in calls:
-        if keyword not in known:
-            listed = f"has {', '.join(known)}" if known else "is loaded without any"
+        if keyword not in options:
+            listed = f"has {', '.join(options)}" if options else "is loaded without any"
             raise ModelError(
                 f"{keyword}= is no setting of model {name!r}, which {listed}; limit=, batch= and cache= are for "
                 "functions, batch=, layout=, output= and gradients= for files of other runtimes."
@@ -328,9 +328,9 @@ def _find_source(name: str) -> tuple[Source, str]:
     has_prefix = bool(colon) and _has_known_prefix(name)
     plain = rest if has_prefix else name
     check_not_url("model", plain, ModelError)
-    known = _find_known_source(first if has_prefix else None, plain)
-    if known is not None:
-        return known, plain
+    known_source = _find_known_source(first if has_prefix else None, plain)
+    if known_source is not None:
+        return known_source, plain
     if colon and not has_prefix:
         return FACTORY, name
     if PurePath(plain).suffix.lower() in (".safetensors", ".pt", ".pth"):

@@ -202,15 +202,15 @@ class StatedPreprocessing:
         Raises:
             ModelError: The values contradict each other or the model's transform.
         """
-        known, size = None if base is None else find_statistics(base), self.size
-        order = self.channels or _choose_channels(known)
+        statistics, size = None if base is None else find_statistics(base), self.size
+        order = self.channels or _choose_channels(statistics)
         if base is not None and size is None:
             if self.fit is None:
-                return _renormalize(base, known, self.mean, self.std, order)
+                return _renormalize(base, statistics, self.mean, self.std, order)
             size = _find_made_size(base)
         stated = _state_statistics(self.mean, self.std, order)
-        notes = _describe_assumed(size, default_size, has_statistics=bool(stated or known))
-        mean, std = stated or _convert_statistics(known or _IMAGENET, order)
+        notes = _describe_assumed(size, default_size, has_statistics=bool(stated or statistics))
+        mean, std = stated or _convert_statistics(statistics or _IMAGENET, order)
         return Preprocessing(size or default_size, tuple(mean), tuple(std), order, notes, self.fit or "crop")
 
     def complete(self, loaded: Loaded) -> Loaded:
@@ -284,20 +284,20 @@ def _find_made_size(base: Transform) -> tuple[int, int]:
 
 def _renormalize(
     base: Transform,
-    known: tuple[Sequence[float], Sequence[float]] | None,
+    statistics: tuple[Sequence[float], Sequence[float]] | None,
     mean: Sequence[float] | None,
     std: Sequence[float] | None,
     order: Channels,
 ) -> Transform:
-    if known is None:
+    if statistics is None:
         raise ModelError(
             "the model has a preprocessing of its own, whose normalization is unknown, so mean, std and channels "
             "cannot change it; give the size too (--size), or a whole transform (--transform)."
         )
-    if len(known[0]) == 1 and order != "gray":
+    if len(statistics[0]) == 1 and order != "gray":
         raise ModelError(f"channels {order!r}: the model's own preprocessing makes gray inputs; give the size too.")
-    mean, std = _state_statistics(mean, std, order) or _convert_statistics(known, order)
-    if len(known[0]) == 1:
+    mean, std = _state_statistics(mean, std, order) or _convert_statistics(statistics, order)
+    if len(statistics[0]) == 1:
         order = "rgb"  # nothing is left to convert
     return Renormalized(base, tuple(mean), tuple(std), order)
 
@@ -340,17 +340,17 @@ def scale_statistics(mean: Sequence[float], std: Sequence[float]) -> tuple[list[
     return [number / 255 for number in mean], [number / 255 for number in std]
 
 
-def _choose_channels(known: tuple[Sequence[float], Sequence[float]] | None) -> Channels:
-    return "gray" if known and len(known[0]) == 1 else "rgb"
+def _choose_channels(statistics: tuple[Sequence[float], Sequence[float]] | None) -> Channels:
+    return "gray" if statistics and len(statistics[0]) == 1 else "rgb"
 
 
 def _convert_statistics(
-    known: tuple[Sequence[float], Sequence[float]], order: Channels
+    statistics: tuple[Sequence[float], Sequence[float]], order: Channels
 ) -> tuple[Sequence[float], Sequence[float]]:
     """Return RGB statistics for another order of channels; for gray their means, as for the default transform."""
-    if len(known[0]) == _count_channels(order):
-        return known if order != "bgr" else (known[0][::-1], known[1][::-1])
-    mean, std = (sum(numbers) / len(numbers) for numbers in known)
+    if len(statistics[0]) == _count_channels(order):
+        return statistics if order != "bgr" else (statistics[0][::-1], statistics[1][::-1])
+    mean, std = (sum(numbers) / len(numbers) for numbers in statistics)
     count = _count_channels(order)
     return [mean] * count, [std] * count
 
@@ -511,8 +511,8 @@ def _agree(first: Transform, second: Transform) -> bool:
     """Return True if two transforms make inputs of one size and one normalization of the same photos."""
     for size in _COMPARED_PHOTOS:
         photo = Image.linear_gradient("L").resize(size).convert("RGB")
-        one, other = (torch.as_tensor(unwrap_image(transform(photo))) for transform in (first, second))
+        mine, theirs = (torch.as_tensor(unwrap_image(transform(photo))) for transform in (first, second))
         # Their resampling may differ by a few levels.
-        if one.shape != other.shape or (one - other).abs().max() > 0.1:
+        if mine.shape != theirs.shape or (mine - theirs).abs().max() > 0.1:
             return False
     return True

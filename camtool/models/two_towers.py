@@ -125,8 +125,8 @@ def _get_embeddings(output: Any) -> Tensor:
     """
     embeddings = output if isinstance(output, Tensor) else getattr(output, "pooler_output", None)
     if not isinstance(embeddings, Tensor) or embeddings.ndim != 2:
-        came = tuple(embeddings.shape) if isinstance(embeddings, Tensor) else type(output).__name__
+        got = tuple(embeddings.shape) if isinstance(embeddings, Tensor) else type(output).__name__
         raise ModelError(
-            f"the model's embeddings came as {came}, not as a tensor (N, D); wrap the model so that it returns those."
+            f"the model's embeddings came as {got}, not as a tensor (N, D); wrap the model so that it returns those."
         )
     return embeddings

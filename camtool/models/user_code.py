@@ -29,8 +29,8 @@ def load_transform(name: str) -> Transform:
         is_factory = (inspect.isfunction(function) or inspect.isclass(function)) and _accepts(function, 0)
         made = function() if is_factory else function
     if inspect.isclass(made) or not callable(made):
-        came = f"the class {made.__name__}, which needs arguments" if inspect.isclass(made) else type(made).__name__
-        raise ModelError(f"transform {name!r} gives {came}; it must be a function from a PIL image to a tensor.")
+        given = f"the class {made.__name__}, which needs arguments" if inspect.isclass(made) else type(made).__name__
+        raise ModelError(f"transform {name!r} gives {given}; it must be a function from a PIL image to a tensor.")
     if not _accepts(made, 1):
         arguments = inspect.signature(made)
         raise ModelError(f"transform {name!r} cannot be called with one PIL image; its arguments are {arguments}.")
@@ -66,9 +66,9 @@ def _import_function(argument: str, module_name: str, attribute: str) -> Callabl
     function = getattr(module, attribute, None)
     if not callable(function):
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        place = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
+        origin = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
         hint = suggest_names(attribute, functions)
-        raise ModelError(f"{argument} {name!r}: {module_name}{place} has no function {attribute!r}.{hint}")
+        raise ModelError(f"{argument} {name!r}: {module_name}{origin} has no function {attribute!r}.{hint}")
     return function  # type: ignore[no-any-return]
 
 

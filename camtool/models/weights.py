@@ -107,8 +107,8 @@ def match_names(
         names: The names in the model, which keep a prefix that they have.
     """
     matched, removed = dict(state), ""
-    known = [prefix for prefix in _WRAPPERS if not any(name.startswith(prefix) for name in names)]
-    while prefix := next((candidate for candidate in known if all(name.startswith(candidate) for name in matched)), ""):
+    extra = [prefix for prefix in _WRAPPERS if not any(name.startswith(prefix) for name in names)]
+    while prefix := next((candidate for candidate in extra if all(name.startswith(candidate) for name in matched)), ""):
         matched, removed = {name[len(prefix) :]: tensor for name, tensor in matched.items()}, removed + prefix
     if removed:
         text = f"weights {str(path)!r}: the prefix {removed!r} of the names is left out."

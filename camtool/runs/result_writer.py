@@ -130,7 +130,7 @@ class ResultWriter:
         self, job: Job, explanations: Sequence[Explanation], true_class: TrueClass | None
     ) -> list[ManifestLine]:
         names = file_names.make_distinct(
-            [file_names.name_result(job.stem.name, one.method, one.label, one.index) for one in explanations]
+            [file_names.name_result(job.stem.name, each.method, each.label, each.index) for each in explanations]
         )
         return [
             self._write_explanation(job, explanation, job.stem.with_name(name), true_class)

@@ -76,12 +76,12 @@ def build_checked(kind: type[_Built], values: Mapping[str, Any]) -> _Built:
         ValueError: A value is missing, or of another type than the field is annotated with.
     """
     checks = _get_checks(kind)  # type: ignore[arg-type]  # mypy takes a class of any type for unhashable
-    known = {name: value for name, value in values.items() if name in checks}
-    for name, value in known.items():
+    checked = {name: value for name, value in values.items() if name in checks}
+    for name, value in checked.items():
         if not checks[name](value):
             raise ValueError(f"its {name!r} is of type {type(value).__name__}, or holds a value of another type")
     try:
-        return kind(**known)
+        return kind(**checked)
     except TypeError as error:
         raise ValueError(str(error).partition(") ")[2] or str(error)) from error
 

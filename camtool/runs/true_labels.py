@@ -134,9 +134,9 @@ def read_metadata(path: Path, plan: Plan) -> dict[str, list[str | None]]:
         columns_found = f"the columns {', '.join(map(repr, names))}" if rows else "no rows"
         raise CamtoolError(f"{place} has {columns_found}; it needs a column 'image' with paths or names of photos.")
     by_photo = _join_rows(plan, rows, names[image], place)
-    known = [by_photo.get(job.source, {}) for job in plan.jobs]
+    rows_of_jobs = [by_photo.get(job.source, {}) for job in plan.jobs]
     columns = [name for name in names if name not in (names[image], _LABEL, _INDEX)]
-    return {column: [row.get(column) or None for row in known] for column in columns}
+    return {column: [row.get(column) or None for row in rows_of_jobs] for column in columns}
 
 
 def _join_rows(

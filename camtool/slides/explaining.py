@@ -111,11 +111,11 @@ def _check_target(target_class: Any, model: Any) -> None:
     if target_class is not None and not targets.asks_for_several(target_class):
         return
     labels = to_loaded(model).labels
-    known = "" if not labels else f" The model's classes are: {', '.join(labels[:_LABELS_SHOWN])}"
-    known += ", ..." if labels and len(labels) > _LABELS_SHOWN else "." if known else ""
+    classes = "" if not labels else f" The model's classes are: {', '.join(labels[:_LABELS_SHOWN])}"
+    classes += ", ..." if labels and len(labels) > _LABELS_SHOWN else "." if classes else ""
     raise TargetError(
         "target_class: name one class, as heat of different classes cannot be on the same scale. For several, call "
-        f"explain_slide once for each.{known}"
+        f"explain_slide once for each.{classes}"
     )
 
 

@@ -93,12 +93,12 @@ class VideoWriter:
 
     def _list_colors(self, colorspace: str, color_range: str) -> dict[str, int]:
         """Return the colors of the source under these names, as far as its file names them."""
-        known = {}
+        colors = {}
         if self._facts.colorspace != _UNKNOWN_COLORS:
-            known[colorspace] = self._facts.colorspace
+            colors[colorspace] = self._facts.colorspace
         if self._facts.color_range:
-            known[color_range] = self._facts.color_range
-        return known
+            colors[color_range] = self._facts.color_range
+        return colors
 
     def _encode(self, picture: Any) -> None:
         for packet in self._stream.encode(picture):
@@ -340,17 +340,17 @@ class MapStore:
 
     def add(self, values: Map) -> int:
         """Add a map; return its number."""
-        place = self._file.seek(0, 2)
+        offset = self._file.seek(0, 2)
         self._file.write(np.ascontiguousarray(values, np.float32).tobytes())
-        self._places.append((place, values.shape))
+        self._places.append((offset, values.shape))
         low, high = self.limits
         self.limits = min(low, float(values.min())), max(high, float(values.max()))
         return len(self._places) - 1
 
     def get(self, number: int) -> Map:
         """Return a map by its number."""
-        place, shape = self._places[number]
-        self._file.seek(place)
+        offset, shape = self._places[number]
+        self._file.seek(offset)
         count = int(np.prod(shape))
         values: Map = np.frombuffer(self._file.read(4 * count), np.float32).reshape(shape).copy()
         return values

@@ -420,9 +420,9 @@ class ReadableFolders:
                 raise ImageError(f"{kind} {name!r} is in more than one folder; name {names}.")
             if found:
                 return found[0]
-        known = [self.get_name(photo) for photo in self.list_photos()]
+        photo_names = [self.get_name(photo) for photo in self.list_photos()]
         reason = "does not exist" if kind == "folder" else "does not exist, or has no suffix of an image"
-        raise ImageError(f"{kind} {name!r} {reason}.{suggest_names(name, known)} The tool photos lists all.")
+        raise ImageError(f"{kind} {name!r} {reason}.{suggest_names(name, photo_names)} The tool photos lists all.")
 
     def _check_readable(self, inside: Sequence[Path], name: str, kind: str) -> None:
         """Check that one of the paths that a name means inside of the folders is there, and not hidden."""

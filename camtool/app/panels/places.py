@@ -204,12 +204,12 @@ def _read_cell(evidence: Evidence, point: tuple[float, float]) -> _CellEvidence:
     )
 
 
-def _find_cell(centers: CellCenters | None, axis: int, place: float, cells: int, pixels: int) -> int:
+def _find_cell(centers: CellCenters | None, axis: int, position: float, cells: int, pixels: int) -> int:
     """Return the cell of one axis whose center is nearest to a place in the input."""
     if centers is None:
-        return min(int(place * cells / pixels), cells - 1)
+        return min(int(position * cells / pixels), cells - 1)
     along = centers.axes[axis]
-    return min(max(round((place - along.offset) / along.stride), 0), cells - 1)
+    return min(max(round((position - along.offset) / along.stride), 0), cells - 1)
 
 
 # ---------------------------------------------------------------------------------------------------------- results

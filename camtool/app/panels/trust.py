@@ -45,7 +45,7 @@ def iterate_curves(
     """Yield the curves of deletion and insertion of a map as they grow, then those of random maps.
 
     The values are those of the metrics ``"deletion"`` and ``"insertion"``, with their default removals, and their
-    measured chance level. A target without a probability, e.g. a detection, is followed by its score.
+    steps chance level. A target without a probability, e.g. a detection, is followed by its score.
 
     Args:
         loaded: The model.
@@ -59,19 +59,19 @@ def iterate_curves(
     images, maps = _prepare_maps(loaded, image, explanation)
     score, score_name = _build_score(loaded, image, target, images)
     shown = {name: Curve(name) for name in CURVES}
-    known: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in CURVES}
+    steps: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in CURVES}
     jobs = [(heat, name) for heat in maps for name in CURVES]
     for number, (heat, name) in enumerate(jobs):
         removal, insert = METRICS[name].options["removal"], CURVES[name]
         for points in iterate_curve(
             score, images, heat, steps=_STEPS, removal=removal, insert=insert, chunk=_POINTS_AT_ONCE
         ):
-            if not known[name]:  # the map itself, not a random one
+            if not steps[name]:  # the map itself, not a random one
                 shown[name] = _draw_so_far(name, *points)
             progress = (number + points[1].shape[1] / (_STEPS + 1)) / len(jobs)
             yield TrustCurves(progress, shown["deletion"], shown["insertion"], score_name)
-        known[name].append(points)
-    yield TrustCurves(1.0, _finish("deletion", known["deletion"]), _finish("insertion", known["insertion"]), score_name)
+        steps[name].append(points)
+    yield TrustCurves(1.0, _finish("deletion", steps["deletion"]), _finish("insertion", steps["insertion"]), score_name)
 
 
 def _prepare_maps(loaded: Loaded, image: Image.Image, explanation: Explanation) -> tuple[Tensor, list[Tensor]]:
@@ -101,11 +101,11 @@ def _draw_so_far(name: str, fractions: Tensor, scores: Tensor) -> Curve:
     return Curve(name, _to_numbers(fractions), _to_numbers(scores[0]))
 
 
-def _finish(name: str, known: Sequence[tuple[Tensor, Tensor]]) -> Curve:
+def _finish(name: str, steps: Sequence[tuple[Tensor, Tensor]]) -> Curve:
     """Return the curve of the map, the first one, with the mean of the curves of random maps."""
-    fractions, scores = known[0]
-    areas = [float(torch.trapezoid(curve[0], fractions)) for _, curve in known]
-    others = [curve[0] for _, curve in known[1:]]
+    fractions, scores = steps[0]
+    areas = [float(torch.trapezoid(curve[0], fractions)) for _, curve in steps]
+    others = [curve[0] for _, curve in steps[1:]]
     return replace(
         _draw_so_far(name, fractions, scores),
         random=_to_numbers(torch.stack(others).mean(0)),

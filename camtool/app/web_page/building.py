@@ -175,9 +175,9 @@ def halve_weights(path: Path) -> None:
 
     before, model = _run(path), onnx.load(path)
     weights = [
-        one
-        for one in model.graph.initializer
-        if one.data_type == TensorProto.FLOAT and np.prod(one.dims) >= _LEAST_HALVED
+        each
+        for each in model.graph.initializer
+        if each.data_type == TensorProto.FLOAT and np.prod(each.dims) >= _LEAST_HALVED
     ]
     nodes = []
     for weight in weights:
@@ -190,8 +190,8 @@ def halve_weights(path: Path) -> None:
     del model.graph.node[:]
     model.graph.node.extend([*nodes, *others])
     onnx.save(model, path)
-    for one, other in zip(_run(path), before, strict=True):
-        difference, peak = float(np.abs(one - other).max()), float(np.abs(other).max())
+    for each, exact in zip(_run(path), before, strict=True):
+        difference, peak = float(np.abs(each - exact).max()), float(np.abs(exact).max())
         if not difference <= _HALF_TOLERANCE * peak:
             raise CamtoolError(f"half: results differ by {difference:.2g} where the largest is {peak:.2g}.")
 

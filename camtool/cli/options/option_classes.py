@@ -71,12 +71,12 @@ COMPLETIONS: dict[str, Callable[..., list[str]]] = {"method": complete_method, "
 _MAX_BYTES = 2**20
 
 
-def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
+def read_config(path: Path, names: Collection[str]) -> dict[str, Any]:
     """Return the entries of a YAML file by name, with ``-`` instead of ``_``; those without a value are left out.
 
     Args:
         path: The file. Paths in it are relative to the working directory, as on the command line.
-        known: The names that exist, e.g. ``"batch-size"``.
+        names: The names that exist, e.g. ``"batch-size"``.
 
     Raises:
         CamtoolError: The file cannot be read, is no mapping, has a name twice, or one that does not exist.
@@ -99,9 +99,9 @@ def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
         raise CamtoolError(f"--config {path} holds a {type(content).__name__}; write lines such as 'model: demo'.")
     entries = {str(name).replace("_", "-"): value for name, value in content.items()}
     for name in entries:
-        if name not in known:
+        if name not in names:
             raise CamtoolError(
-                f"--config {path}: there is no option {name!r}.{suggest_names(name, known)} The names are those of the "
+                f"--config {path}: there is no option {name!r}.{suggest_names(name, names)} The names are those of the "
                 "command line, without the dashes in front."
             )
     return {name: value for name, value in entries.items() if value is not None}

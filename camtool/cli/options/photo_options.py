@@ -239,8 +239,8 @@ def _read_folders(plan: Plan, loaded: Loaded, class_count: int | None) -> tuple[
     if loaded.labels is None and not all(map(str.isdecimal, names)):
         loaded = replace(loaded, labels=names)
     labels = [f"class {index}" for index in range(max(classes) + 1)] if loaded.labels is None else loaded.labels
-    known = {index: TrueClass(index, labels[index]) for index in {*classes}}
-    by_photo = {job.source: known[index] for job, index in zip(plan.jobs, classes, strict=True)}
+    by_index = {index: TrueClass(index, labels[index]) for index in {*classes}}
+    by_photo = {job.source: by_index[index] for job, index in zip(plan.jobs, classes, strict=True)}
     return TrueClasses(root, by_photo, 0), loaded
 
 

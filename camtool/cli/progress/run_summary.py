@@ -280,10 +280,10 @@ def print_failures(count: int, reasons: Sequence[str]) -> None:
 
 def print_accuracy(right: int, wrong: int, *, only_wrong: bool) -> None:
     """Print how many photos are classified right, and that they have no results if only the others have."""
-    known = right + wrong
-    if known:
+    total = right + wrong
+    if total:
         print_line(
-            f"Accuracy [bold]{format_percent(right / known, 1)}[/]: {right:,} of {format_count(known, 'photo')} right."
+            f"Accuracy [bold]{format_percent(right / total, 1)}[/]: {right:,} of {format_count(total, 'photo')} right."
         )
     else:
         print_line("Accuracy is unknown: the model predicts no class, or no photo has a label.")

@@ -300,9 +300,9 @@ class _Follower:
         explained = self._photos - self._failures
         rate = f" ([bold]{self._photos / seconds:.1f}[/] a second)" if self._photos else ""
         print_line(f"[bold green]{format_count(explained, 'photo')} explained[/] in {seconds:.1f} s{rate}.")
-        known = f" ({earlier} from an earlier start)" if earlier else ""
+        of_earlier = f" ({earlier} from an earlier start)" if earlier else ""
         shards = format_count(earlier + self._finished, "shard")
-        print_line(f"{shards} of Parquet{known} in [bold]{escape(self._run.folder.name)}[/]")
+        print_line(f"{shards} of Parquet{of_earlier} in [bold]{escape(self._run.folder.name)}[/]")
 
     def _build_json_summary(self, seconds: float, *, interrupted: bool) -> dict[str, Any]:
         return {

@@ -191,12 +191,12 @@ def _build_options(command: Any, values: Mapping[str, Any]) -> Iterator[str]:
         CamtoolError: The command has no such option, as the run was made by another version of camtool.
     """
     # The description of a run holds no others. They could name an output folder or a file of further options.
-    known = {option.name: option for option in command.params if option.name not in run_options.WITHOUT_EFFECT}
+    by_name = {option.name: option for option in command.params if option.name not in run_options.WITHOUT_EFFECT}
     for name, value in values.items():
-        if name not in known:
+        if name not in by_name:
             raise CamtoolError(f"this version of camtool has no option --{name.replace('_', '-')}, which the run used.")
-        if known[name].param_type_name != "argument" and value is not None:
-            yield from _write_option(known[name], value)
+        if by_name[name].param_type_name != "argument" and value is not None:
+            yield from _write_option(by_name[name], value)
 
 
 def _write_option(option: Any, value: Any) -> list[str]:

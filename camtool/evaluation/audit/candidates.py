@@ -271,8 +271,8 @@ class RegionCandidate(CueCandidate):
             return other.is_same_cue(self, images, indices)
         shares = []
         for image in map(images.prepare, indices):
-            one, two = self.locate(images, image), other.locate(images, image)
-            shares.append(float((one & two).sum() / torch.minimum(one.sum(), two.sum()).clamp_min(1)))
+            own, theirs = self.locate(images, image), other.locate(images, image)
+            shares.append(float((own & theirs).sum() / torch.minimum(own.sum(), theirs.sum()).clamp_min(1)))
         return float(np.mean(shares)) >= _SAME_CUE
 
     def measure_outside(self, images: AuditImages, indices: Sequence[int]) -> float | None:

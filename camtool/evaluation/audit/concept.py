@@ -203,8 +203,8 @@ def _search(discovery: Discovery, layer: str, samples: Tensor) -> list[ConceptCa
             return []
     ranked.sort(reverse=True)
     for count in range(min(few, len(ranked) - 1), 0, -1):
-        if all(one.is_clear and one.z >= _CLEARLY * ranked[count].z for one in ranked[:count]):
-            return [_build_candidate(discovery, space, one) for one in ranked[:count]]
+        if all(clear.is_clear and clear.z >= _CLEARLY * ranked[count].z for clear in ranked[:count]):
+            return [_build_candidate(discovery, space, clear) for clear in ranked[:count]]
     return []
 
 
@@ -240,9 +240,9 @@ def _choose_layers(discovery: Discovery) -> dict[str, int]:
         if min(activations.shape[1:]) >= _LEAST_GRID and max(activations.shape[1:]) <= _MOST_GRID
     }
     names = [name for name, activations in grids.items() if _measure_negative_share(activations) <= _MOST_NEGATIVE]
-    places = np.linspace(0, len(names) - 1, min(_LAYERS, len(names))).round().astype(int)
+    chosen = np.linspace(0, len(names) - 1, min(_LAYERS, len(names))).round().astype(int)
     layers, tensor = dict[str, int](), discovery.images.prepare(index).tensor[None]
-    for name in (names[place] for place in places):
+    for name in (names[at] for at in chosen):
         with suppress(CamtoolError):  # e.g. tokens that have no places on the image
             layers[name] = discovery.images.read_activations(tensor, name).shape[1]
     return layers
@@ -268,8 +268,8 @@ def _sample(discovery: Discovery, layers: Mapping[str, int]) -> dict[str, Tensor
 
 def _draw_directions(points: Tensor, seed: int) -> Tensor:
     """Return differences of the activations ``(P, C)`` of random pairs of positions, of length 1: ``(M, C)``."""
-    one, other = np.random.default_rng(seed).integers(len(points), size=(2, 1000))
-    differences = points[one] - points[other]
+    first, second = np.random.default_rng(seed).integers(len(points), size=(2, 1000))
+    differences = points[first] - points[second]
     return normalize(differences[differences.any(1)], dim=1)
 
 

@@ -315,7 +315,7 @@ class AuditImages:
             CamtoolError: No layer has such a grid.
         """
         candidates = find_candidates(self.subject.model, self.prepare(index).tensor[None])
-        grids = {one.name: one.layout.grid for one in candidates if one.layout is not None}
+        grids = {layer_info.name: layer_info.layout.grid for layer_info in candidates if layer_info.layout is not None}
         sides = {name: min(grid) for name, grid in grids.items() if len(grid) == 2 and max(grid) <= most}
         finest = max(sides.values(), default=0)
         if finest < _LEAST_GRID:

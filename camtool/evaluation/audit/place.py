@@ -74,7 +74,7 @@ class PlaceCandidate(RegionCandidate):
             step = np.clip(goal - np.rint([rows.mean(), columns.mean()]).astype(int), low, high).tolist()
             shifted.append(np.roll(self.cells, step, (0, 1)))
         # In the place of the candidate it would be no false one.
-        cells = min(shifted, key=lambda one: int((one & self.cells).sum()))
+        cells = min(shifted, key=lambda moved: int((moved & self.cells).sum()))
         return PlaceCandidate(self.target, describe_place(cells), self.promise, cells)
 
     @property
@@ -128,7 +128,7 @@ class PositionCandidate(CueCandidate):
     ) -> list[Tensor]:
         """Move what is hot in the image to the center of another one, and the other images as far."""
         step = self.goals[int(random.integers(len(self.goals)))] - compute_center(record.heat)
-        inputs = [images.prepare(one.index).tensor for one in (record, *others)]
+        inputs = [images.prepare(each.index).tensor for each in (record, *others)]
         return [torch.stack([image, _move(image, step)]) for image in inputs]
 
     def remove(self, change: Change) -> None:

@@ -92,11 +92,11 @@ class PropertyCandidate(CueCandidate):
     ) -> list[Tensor] | None:
         """Shift photos of the class, and of other classes, as far as the means are apart: a change may hurt any."""
         pairs = []
-        for one in (record, *others):
-            changed = self._shift(images, one.index, self.of_others - self.of_class)
+        for each in (record, *others):
+            changed = self._shift(images, each.index, self.of_others - self.of_class)
             if changed is None:
                 return None
-            pairs.append(torch.stack([images.prepare(one.index).tensor, changed]))
+            pairs.append(torch.stack([images.prepare(each.index).tensor, changed]))
         return pairs
 
     def remove(self, change: Change) -> Tensor | None:
@@ -238,7 +238,7 @@ def find_pixels(photo: NDArray[np.uint8], side: int) -> NDArray[np.bool_]:
     of_hue = (hue - starts[:, None, None]) % 360 < _WIDTH
     of_chroma = [(low <= chroma) & (chroma < high) for low, high in _CHROMA]
     grays = [(low <= lightness) & (lightness < high) & (chroma < _GRAY) for _, low, high in _GRAYS]
-    return np.concatenate([*(of_hue & one for one in of_chroma), np.stack(grays)])
+    return np.concatenate([*(of_hue & band for band in of_chroma), np.stack(grays)])
 
 
 def _list_near(number: int) -> list[int]:
@@ -250,9 +250,9 @@ def _list_near(number: int) -> list[int]:
 
 
 def _name(number: int) -> str:
-    level, place = divmod(number, _HUES)
+    level, hue = divmod(number, _HUES)
     if level == len(_CHROMA):
-        return f"{_GRAYS[place][0]} parts"
-    middle = (place * _STEP + _WIDTH / 2) % 360
+        return f"{_GRAYS[hue][0]} parts"
+    middle = (hue * _STEP + _WIDTH / 2) % 360
     word = next(name for most, name in _NAMES if middle < most)
     return f"{'pale ' if level == 0 else ''}{word} parts"

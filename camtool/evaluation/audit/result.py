@@ -229,7 +229,7 @@ class Audit:
         keys = [finding.key for finding in self.findings]
         if key not in keys:
             raise MetricError(f"key: the audit has no finding {key!r}.{suggest_names(key, keys)}")
-        marked = (replace(one, verdict=verdict) if one.key == key else one for one in self.findings)
+        marked = (replace(each, verdict=verdict) if each.key == key else each for each in self.findings)
         return replace(self, findings=tuple(marked))
 
     def to_json(self) -> str:
@@ -280,9 +280,9 @@ class Audit:
         files = {JSON_NAME: self.to_json(), MARKDOWN_NAME: self.to_markdown()}
         page.check_results(folder, [*files])
         check_inside(folder, Path(VERDICTS_NAME))
-        known = {**read_verdicts(folder / VERDICTS_NAME), **verdicts}
-        others = {VERDICTS_NAME: json.dumps(known, indent=1) + "\n"} if verdicts else {}
-        others[page.PAGE_NAME] = page.render_audit(json.loads(files[JSON_NAME]), read_pictures(folder), known)
+        all_verdicts = {**read_verdicts(folder / VERDICTS_NAME), **verdicts}
+        others = {VERDICTS_NAME: json.dumps(all_verdicts, indent=1) + "\n"} if verdicts else {}
+        others[page.PAGE_NAME] = page.render_audit(json.loads(files[JSON_NAME]), read_pictures(folder), all_verdicts)
         return write_files(folder, files, others)
 
 
@@ -330,21 +330,21 @@ def read_audit(path: str | os.PathLike[str]) -> Audit:
         raise MetricError(f"audit: {path} does not exist; give the folder of an audit, or its audit.json.")
     try:
         content = parse_object(read_regular(path))
-        known: dict[str, Any] = {one.name: content[one.name] for one in fields(Audit) if one.name != "folder"}
+        values: dict[str, Any] = {each.name: content[each.name] for each in fields(Audit) if each.name != "folder"}
         for kind in ("findings", "rejected", "decoys"):
-            known[kind] = tuple(map(_read_finding, known[kind]))
-        audit = Audit(**_to_tuples(known))
+            values[kind] = tuple(map(_read_finding, values[kind]))
+        audit = Audit(**_to_tuples(values))
         audit.to_markdown()  # fails where a value has another type
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise_interrupt(error)
         raise MetricError(f"audit: {path} cannot be read: {error}; give an audit.json that an audit wrote.") from error
     verdicts = read_verdicts(path.parent / VERDICTS_NAME)
-    findings = tuple(replace(one, verdict=verdicts.get(one.key, one.verdict)) for one in audit.findings)
+    findings = tuple(replace(each, verdict=verdicts.get(each.key, each.verdict)) for each in audit.findings)
     return replace(audit, findings=findings, folder=path.parent)
 
 
 def _read_finding(record: Mapping[str, Any]) -> Finding:
-    values = {one.name: record[one.name] for one in fields(Finding)}
+    values = {each.name: record[each.name] for each in fields(Finding)}
     for name in ("removal", "transplant"):
         if values[name] is not None:
             pairs = {key: Interval(*_read_numbers(values[name][key])) for key in ("answers", "probability")}

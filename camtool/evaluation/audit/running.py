@@ -181,7 +181,7 @@ def audit(
     grouping, inputs = group and columns[group], probe.hash_first_inputs()
     settings = controls, method, seed, batch_size, engine, targets, has_sets, grouping, inputs
     default = None if folder is None else folder / VERDICTS_NAME
-    known = read_verdicts(default if verdicts is None else Path(verdicts), is_required=verdicts is not None)
+    user_verdicts = read_verdicts(default if verdicts is None else Path(verdicts), is_required=verdicts is not None)
     with hold_folder(folder):
         run = _Run(
             state=State(subject, sources, settings, folder, probe.score_first_inputs()),
@@ -196,7 +196,7 @@ def audit(
             group=group,
             folder=folder,
             kinds=chosen,
-            verdicts=known,
+            verdicts=user_verdicts,
         )
         run.notes += notes
         result = run.run()
@@ -380,7 +380,7 @@ class _Run(Run):
     def _measure_all(self, candidates: Sequence[CueCandidate]) -> None:
         """Keep how strongly each image has each candidate: image by image, as candidates need the same activations."""
         for bench in {*self.benches.values()}:
-            names = {name_strengths(one): one for one in candidates if self.benches[one.target] is bench}
+            names = {name_strengths(each): each for each in candidates if self.benches[each.target] is bench}
             missing = {name: list[float]() for name in names if self.state.get(name) is None}
             for record in follow_each(bench.records, Stage("Measuring candidates", "image")) if missing else ():
                 for name, strengths in missing.items():
@@ -483,10 +483,10 @@ class _Run(Run):
         """Return one finding for each cue: the clearest, which names the others."""
         joined = list[tuple[Outcome, Finding]]()
         for outcome, finding in sorted(confirmed, key=lambda pair: (pair[0].p, -len(pair[0].present))):
-            for place, (other, first) in enumerate(joined):
+            for index, (other, first) in enumerate(joined):
                 if _is_same_cue(self.images, other, outcome):
                     name = f"{finding.name} ({finding.kind}, {finding.present} images)"
-                    joined[place] = other, replace(first, also=(*first.also, name))
+                    joined[index] = other, replace(first, also=(*first.also, name))
                     break
             else:
                 joined.append((outcome, finding))
@@ -593,12 +593,12 @@ def _measure_accuracy(records: Sequence[ImageRecord]) -> float:
     return float(np.mean([record.answer == record.target for record in records])) if records else np.nan
 
 
-def _is_same_cue(images: AuditImages, one: Outcome, other: Outcome) -> bool:
+def _is_same_cue(images: AuditImages, this: Outcome, other: Outcome) -> bool:
     """Return True for candidates of a class that most of the same images have, in regions that overlap."""
-    both = sorted({*one.present} & {*other.present})
-    if one.candidate.target != other.candidate.target or 2 * len(both) < min(len(one.present), len(other.present)):
+    both = sorted({*this.present} & {*other.present})
+    if this.candidate.target != other.candidate.target or 2 * len(both) < min(len(this.present), len(other.present)):
         return False
-    return bool(both) and one.candidate.is_same_cue(other.candidate, images, both[:_COMPARED])
+    return bool(both) and this.candidate.is_same_cue(other.candidate, images, both[:_COMPARED])
 
 
 def _choose_kinds(names: Sequence[str] | None) -> dict[str, Kind]:

@@ -119,8 +119,8 @@ def group_images(
             parents[image] = image = parents[parents[image]]
         return image
 
-    for one, other in (*_find_near_pairs(hashes), *_list_equal(column or ()), *_list_bursts(times or ())):
-        first, second = sorted((find(one), find(other)))
+    for image, like in (*_find_near_pairs(hashes), *_list_equal(column or ()), *_list_bursts(times or ())):
+        first, second = sorted((find(image), find(like)))
         parents[second] = first
     return [find(image) for image in range(len(hashes))]
 
@@ -133,10 +133,10 @@ def _list_equal(column: Sequence[Hashable]) -> list[tuple[int, int]]:
 
 def _list_bursts(times: Sequence[tuple[str, float] | None]) -> list[tuple[int, int]]:
     """Return the pairs of images that one camera took one after the other, at nearly the same time."""
-    known = sorted((*time, image) for image, time in enumerate(times) if time is not None)
+    timed = sorted((*time, image) for image, time in enumerate(times) if time is not None)
     return [
-        (one, other)
-        for (camera, start, one), (other_camera, end, other) in pairwise(known)
+        (earlier, later)
+        for (camera, start, earlier), (other_camera, end, later) in pairwise(timed)
         if camera == other_camera and end - start <= _BURST_SECONDS
     ]
 

@@ -124,13 +124,13 @@ class State:
     ) -> None:
         stamps, model = [_stamp(source) for source in sources], subject.model
         tensors = [*model.parameters(), *model.buffers()]
-        known = repr(model), hash_weights(model), camtool.__version__, settings, stamps
+        inputs_of_all = repr(model), hash_weights(model), camtool.__version__, settings, stamps
         if folder is not None:
             check_inside(folder, Path(_STATE_NAME))
         self._store = Checkpoint(None if folder is None else folder / _STATE_NAME)
         self._unwritten = dict[str, dict[str, Any]]()
         for variant in count():
-            self._prefix = hash_tensors(tensors, *known, variant)
+            self._prefix = hash_tensors(tensors, *inputs_of_all, variant)
             before = self.get("logits")
             if not isinstance(before, list):
                 self._unwritten = {f"{self._prefix} logits": {"values": [*logits]}}
@@ -154,10 +154,10 @@ class State:
 
     def remember(self, key: str, compute: Callable[[], list[float]]) -> list[float]:
         """Return the numbers under a key, which are computed if there are none."""
-        known = self.get(key)
-        if not isinstance(known, list):
-            self.add(key, known := compute())
-        return known
+        value = self.get(key)
+        if not isinstance(value, list):
+            self.add(key, value := compute())
+        return value
 
 
 def _stamp(source: Any) -> object:
@@ -228,35 +228,35 @@ class Run:
         Raises:
             MetricError: No image can be read.
         """
-        known = {index: self.state.get(f"image {index}") for index in range(len(self.images))}
-        missing, batch_size = [index for index, values in known.items() if values is None], self.images.batch_size
+        recorded = {index: self.state.get(f"image {index}") for index in range(len(self.images))}
+        missing, batch_size = [index for index, values in recorded.items() if values is None], self.images.batch_size
         with closing(follow_loop(len(missing), Stage("Explaining", "image", batch_size))) as counter:
             waiting = 0
             for index, record in iterate(missing):
-                known[index] = values = record if isinstance(record, str) else pack(record)
+                recorded[index] = values = record if isinstance(record, str) else pack(record)
                 self.state.add(f"image {index}", values)
                 waiting += 1
                 if (index + 1) % batch_size == 0 or index == missing[-1]:
                     # One step for each batch, or the first images would seem to take no time.
                     counter.update(waiting)
                     waiting = 0
-        return self._choose_readable(known)
+        return self._choose_readable(recorded)
 
-    def _choose_readable(self, known: Mapping[int, list[float] | str | None]) -> dict[int, list[float]]:
+    def _choose_readable(self, recorded: Mapping[int, list[float] | str | None]) -> dict[int, list[float]]:
         """Return the numbers of the images that could be read; the others, with a reason as text, are noted.
 
         Raises:
             MetricError: There are none.
         """
-        unread = {index: reason for index, reason in known.items() if isinstance(reason, str)}
+        unread = {index: reason for index, reason in recorded.items() if isinstance(reason, str)}
         self.unread = len(unread)
         self.not_tested += [
             reason if (name := self.images.name(index)) in reason else f"{name}: {reason}"
             for index, reason in unread.items()
         ]
-        readable = {index: values for index, values in known.items() if isinstance(values, list)}
+        readable = {index: values for index, values in recorded.items() if isinstance(values, list)}
         if not readable:
-            raise MetricError(f"images: none of {len(known)} can be read. {next(iter(unread.values()), '')}")
+            raise MetricError(f"images: none of {len(recorded)} can be read. {next(iter(unread.values()), '')}")
         return readable
 
     def split(self, records: Sequence[_R], joined: str, column: Sequence[Hashable] | None = None) -> list[Half[_R]]:

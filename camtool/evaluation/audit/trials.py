@@ -333,8 +333,8 @@ class Bench:
         name, results, groups = "removal" if is_removal else "transplant", list[NDArray[np.float64]](), list[int]()
         # Each image has a partner of its own as far as there are enough: a partner of many would make them dependent.
         order = np.random.default_rng(hash_parts(self.seed, candidate.key, name)).permutation(partners)
-        for place, row in enumerate(rows):
-            index, partner = self.records[row].index, self.records[int(order[place % len(order)])].index
+        for turn, row in enumerate(rows):
+            index, partner = self.records[row].index, self.records[int(order[turn % len(order)])].index
             number = hash_parts(self.seed, candidate.key, name, index)
 
             def run(index: int = index, partner: int = partner, number: int = number, row: int = row) -> list[float]:

@@ -196,8 +196,8 @@ def _describe_method(name: str, description: Mapping[str, Any]) -> dict[str, Any
 
 def _describe_warning(code: str, count: int) -> dict[str, Any]:
     kind = WARNING_KINDS.get(code)
-    known = {name: getattr(kind, name, "") for name in ("severity", "condition", "remedy")}
-    return {"code": code, "explanations": count, **known}
+    fields_of_kind = {name: getattr(kind, name, "") for name in ("severity", "condition", "remedy")}
+    return {"code": code, "explanations": count, **fields_of_kind}
 
 
 # ------------------------------------------------------------------------------------------------------ measurements
@@ -221,12 +221,12 @@ def _measure_area(region: str) -> tuple[str, float | None]:
     """Return the name of a region of ``--region``, and the share of a photo that it covers; None if photos differ."""
     name, is_named, value = region.partition("=")
     try:
-        place = PhotoRegion.parse(value if is_named else region)
+        photo_region = PhotoRegion.parse(value if is_named else region)
     except CamtoolError:  # a folder of masks
         return name, None
-    x0, y0, x1, y1 = place.box
+    x0, y0, x1, y1 = photo_region.box
     area = (x1 - x0) * (y1 - y0) / 10_000
-    return name, (1 - area if place.is_outside else area) if place.in_percent else None
+    return name, (1 - area if photo_region.is_outside else area) if photo_region.in_percent else None
 
 
 def _compute_mean(values: Sequence[float]) -> Interval:

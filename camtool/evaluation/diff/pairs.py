@@ -285,8 +285,8 @@ def find_common_box(old: Geometry, new: Geometry) -> Box:
         top, left, bottom, right = geometry.box
         height, width = geometry.photo
         edges.append([*(sorted((top / height, bottom / height))), *sorted((left / width, right / width))])
-    top, left = (max(0.0, *(side[place] for side in edges)) for place in (0, 2))
-    bottom, right = (min(1.0, *(side[place] for side in edges)) for place in (1, 3))
+    top, left = (max(0.0, *(side[side_index] for side in edges)) for side_index in (0, 2))
+    bottom, right = (min(1.0, *(side[side_index] for side in edges)) for side_index in (1, 3))
     if bottom <= top or right <= left:
         raise ImageError("the two models see no common part of this image; give them transforms that overlap.")
     return top, left, bottom, right

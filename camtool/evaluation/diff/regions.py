@@ -254,7 +254,7 @@ class PairBench:
         stacked = np.stack([result[:, :, :fills] for result in results], 3)
         deviations = np.mean([record.deviations for record in self.records], 0)
         outcomes = [self._compare(outcome, stacked[:, :, fill], groups, deviations) for fill in range(fills)]
-        return max(outcomes, key=lambda one: (one.p, -abs(one.difference.mean) if one.difference else 0))
+        return max(outcomes, key=lambda each: (each.p, -abs(each.difference.mean) if each.difference else 0))
 
     def _compare(
         self,

@@ -250,9 +250,9 @@ class _Run:
         return self.times[candidate]
 
     def _collect(self, key: str, candidate: Candidate, metrics: Iterable[str], count: int) -> None:
-        known = self.store[self._name(key, candidate)]
-        self.layers.setdefault(candidate, known["layer"])
-        self.times.setdefault(candidate, known["ms"])
+        stored = self.store[self._name(key, candidate)]
+        self.layers.setdefault(candidate, stored["layer"])
+        self.times.setdefault(candidate, stored["ms"])
         for name in metrics:
             result = self.store[self._name(key, candidate, name)]
             if "error" in result:
@@ -283,8 +283,8 @@ class _Run:
             candidate, reason = next(iter(self.refused.items()))
             raise MetricError(f"methods: none can explain this model. {candidate}: {reason}")
         sign = -METRICS[metrics[0]].sign
-        values = {one: {name: np.asarray(self.values[one, name]) for name in metrics} for one in measured}
-        rows = [EvaluationRow(str(one), one.method, self.layers[one], self.times[one], values[one]) for one in measured]
+        values = {key: {name: np.asarray(self.values[key, name]) for name in metrics} for key in measured}
+        rows = [EvaluationRow(str(key), key.method, self.layers[key], self.times[key], values[key]) for key in measured]
         rows.sort(key=lambda row: np.nan_to_num(sign * bootstrap_mean(row.values[metrics[0]]).mean, nan=np.inf))
         refused = {str(candidate): reason for candidate, reason in self.refused.items()}
         notes = (*self.notes, *self.trials.find_warnings())
@@ -396,7 +396,7 @@ _CHECKS |= {"values": build_check(list[float]), "error": build_check(str)}
 
 
 def _read(path: Path) -> dict[str, Any]:
-    known, is_empty = {}, True
+    stored, is_empty = {}, True
     for line in filter(bytes.strip, iterate_lines(path)):
         is_empty = False
         try:
@@ -405,10 +405,10 @@ def _read(path: Path) -> dict[str, Any]:
             continue
         if not _is_entry(entry):
             raise MetricError(f"checkpoint: {path} is not a checkpoint of camtool, or is damaged; give another file.")
-        known[entry["key"]] = entry["value"]
-    if not is_empty and not known:
+        stored[entry["key"]] = entry["value"]
+    if not is_empty and not stored:
         raise MetricError(f"checkpoint: {path} is not a checkpoint of camtool; give another file.")
-    return known
+    return stored
 
 
 def _is_entry(entry: Any) -> bool:

@@ -204,8 +204,8 @@ class Evaluation:
                 stream.write(tables[suffix]().encode())
             return path
         if suffix not in _FIGURE_SUFFIXES:
-            known = ", ".join([*tables, *_FIGURE_SUFFIXES])
-            raise MetricError(f"path {str(path)!r}: the suffix must be one of {known}; a folder is named without one.")
+            kinds = ", ".join([*tables, *_FIGURE_SUFFIXES])
+            raise MetricError(f"path {str(path)!r}: the suffix must be one of {kinds}; a folder is named without one.")
         return save(self.figure(), path)
 
     def __repr__(self) -> str:
@@ -231,11 +231,11 @@ class Evaluation:
     def _find_best(self, metric: str) -> str:
         """Return the name of the row, not ``random``, that is measurably better than all others; "" if none is."""
         sign = METRICS[metric].sign
-        known = {row: sign * row.values[metric] for row in self.rows if np.isfinite(row.values[metric]).any()}
-        best = max((row for row in known if row.method != "random"), key=lambda row: _average(known[row]), default=None)
-        if best is None or len(known) == 1:
+        rated = {row: sign * row.values[metric] for row in self.rows if np.isfinite(row.values[metric]).any()}
+        best = max((row for row in rated if row.method != "random"), key=lambda row: _average(rated[row]), default=None)
+        if best is None or len(rated) == 1:
             return ""
-        is_best = all(row is best or _is_positive(known[best] - known[row], self.seed) for row in known)
+        is_best = all(row is best or _is_positive(rated[best] - rated[row], self.seed) for row in rated)
         return best.name if is_best else ""
 
     def _list_cells(self, bold: str) -> list[list[str]]:
@@ -264,12 +264,12 @@ def encode_json(content: Any) -> str:
 
 def bootstrap_mean(values: NDArray[np.float64], seed: int = 0) -> Interval:
     """Return the mean of the finite numbers, and its 95 % percentile bootstrap interval if there are two or more."""
-    known = values[np.isfinite(values)]
-    if len(known) < 2:
-        return Interval(float(known[0]) if len(known) else np.nan, np.nan, np.nan)
-    drawn = np.random.default_rng(seed).integers(0, len(known), (_DRAWS, len(known)))
-    low, high = np.quantile(known[drawn].mean(1), (0.025, 0.975))
-    return Interval(float(known.mean()), float(low), float(high))
+    finite = values[np.isfinite(values)]
+    if len(finite) < 2:
+        return Interval(float(finite[0]) if len(finite) else np.nan, np.nan, np.nan)
+    drawn = np.random.default_rng(seed).integers(0, len(finite), (_DRAWS, len(finite)))
+    low, high = np.quantile(finite[drawn].mean(1), (0.025, 0.975))
+    return Interval(float(finite.mean()), float(low), float(high))
 
 
 def _average(values: NDArray[np.float64]) -> float:
@@ -376,9 +376,9 @@ def _draw_panel(
 
 def _find_limits(intervals: NDArray[np.floating[Any]]) -> tuple[float, float]:
     """Return the ends of an axis that holds all intervals, with some space on both sides."""
-    known = intervals[np.isfinite(intervals)]
-    if not len(known):
+    finite = intervals[np.isfinite(intervals)]
+    if not len(finite):
         return 0.0, 1.0
-    low, high = float(known.min()), float(known.max())
+    low, high = float(finite.min()), float(finite.max())
     space = _PADDING * (high - low) or 0.1
     return low - space, high + space

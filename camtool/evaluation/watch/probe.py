@@ -313,14 +313,14 @@ class Probe:
         """
         random, images = np.random.default_rng(seed), self._inputs
         height, width = images.shape[-2:]
-        places = np.ix_(np.arange(height) * GRID // height, np.arange(width) * GRID // width)
-        mask = torch.from_numpy(cells[places])
+        pixel_cells = np.ix_(np.arange(height) * GRID // height, np.arange(width) * GRID // width)
+        mask = torch.from_numpy(cells[pixel_cells])
         inside, others = np.flatnonzero(self.is_of(target)), np.flatnonzero(~self.is_of(target))
         count = min(len(inside), len(others))
         masks = [torch.roll(mask, shift, (0, 1)) for shift in draw_shifts(mask, _CONTROLS, random)]
         fills, chosen = images[random.choice(others, len(inside))], random.permutation(others)[:count]
         sources = [images[random.permutation(inside)[:count]], images[np.roll(chosen, 1)]]
-        changed = [torch.where(one.to(images.device), fills, images[inside]) for one in masks]
+        changed = [torch.where(each.to(images.device), fills, images[inside]) for each in masks]
         changed += [torch.where(mask.to(images.device), source, images[chosen]) for source in sources]
         probabilities = self._score(torch.cat(changed)).softmax(1)[:, target]
         covered, pasted = probabilities.split([len(masks) * len(inside), 2 * count])

@@ -50,8 +50,8 @@ def holds_dicom(path: Path) -> bool:
 def are_of_one_series(first: Path, second: Path) -> bool:
     """Return True if two DICOM files are slices of one series; False if they do not say so, or cannot be read."""
     with Forgive(ImageError, OSError):
-        one, other = (_read_place(path, ReadingOptions()) for path in (first, second))
-        return one.series == other.series and one.size == other.size
+        here, there = (_read_place(path, ReadingOptions()) for path in (first, second))
+        return here.series == there.series and here.size == there.size
     return False
 
 
@@ -69,9 +69,9 @@ def read_series(folder: Path, options: ReadingOptions) -> FileImage:
     slices = [_read_place(path, options) for path in list_dicom_files(folder) if path.name != "DICOMDIR"]
     _check_alike(name, slices)
     normal = np.cross(slices[0].cosines[:3], slices[0].cosines[3:])
-    places = np.array([float(dicom_slice.position @ normal) for dicom_slice in slices])
-    order = np.argsort(places, kind="stable")
-    gaps = np.diff(places[order])
+    positions = np.array([float(dicom_slice.position @ normal) for dicom_slice in slices])
+    order = np.argsort(positions, kind="stable")
+    gaps = np.diff(positions[order])
     _check_gaps(name, [slices[index] for index in order], gaps)
     chosen = options.choose_slice(name, len(slices))
     wanted = [slices[index] for index in (order if chosen is None else order[chosen : chosen + 1])]

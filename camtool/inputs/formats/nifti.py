@@ -100,7 +100,7 @@ class NiftiOrigin(Origin):
 def is_nifti(header: bytes) -> bool:
     """Return True if a file that starts with these bytes is a NIfTI file, also a compressed one."""
     start = _decompress_start(header) if header.startswith(_GZIP) else header
-    return any(start[place : place + 4] in magics for place, magics in _MAGICS.items())
+    return any(start[offset : offset + 4] in magics for offset, magics in _MAGICS.items())
 
 
 def read_nifti(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage:
@@ -137,10 +137,10 @@ def read_nifti(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImag
 def _read_header(nibabel: Any, stream: BinaryIO, name: str, options: ReadingOptions) -> Any:
     """Return the header as nibabel reads it, after a check of the size that it announces."""
     start = _decompress_start(stream.read(1 << 16)) if _is_compressed(stream) else stream.read(_HEADER_BYTES)
-    place = next(place for place, magics in _MAGICS.items() if start[place : place + 4] in magics)
-    if start[place : place + 4] != _MAGICS[place][0]:
+    offset = next(offset for offset, magics in _MAGICS.items() if start[offset : offset + 4] in magics)
+    if start[offset : offset + 4] != _MAGICS[offset][0]:
         raise ImageError(f"{name} is one of a pair of NIfTI files (.hdr and .img); save the volume as one .nii file.")
-    kind = nibabel.Nifti2Header if place == _NIFTI_2 else nibabel.Nifti1Header
+    kind = nibabel.Nifti2Header if offset == _NIFTI_2 else nibabel.Nifti1Header
     header = kind(start[: kind.template_dtype.itemsize])
     shape, dtype = header.get_data_shape(), header.get_data_dtype()
     if len(shape) > 4 and max(shape[4:]) > 1:

@@ -105,11 +105,11 @@ class ReadingOptions:
             return options
         if options is not None and not isinstance(options, Mapping):
             raise ImageError(f"reading={options!r} must be a dictionary, e.g. {{'bands': (4, 3, 2)}}.")
-        known = [field.name for field in fields(cls)]
+        names = [field.name for field in fields(cls)]
         for name in options or {}:
-            if name not in known:
-                hint = suggest_names(name, known)
-                raise ImageError(f"reading option {name!r} is unknown. Known options: {', '.join(known)}.{hint}")
+            if name not in names:
+                hint = suggest_names(name, names)
+                raise ImageError(f"reading option {name!r} is unknown. Known options: {', '.join(names)}.{hint}")
         return cls(**(options or {}))
 
     def list_given(self) -> list[str]:

@@ -433,8 +433,8 @@ def count_surplus_bands(tags: Mapping[int, Any]) -> int | None:
     color = _COLORS.get(photometric, samples)
     has_alpha = not _ALPHA.isdisjoint(np.atleast_1d(tags.get(_EXTRA_SAMPLES, ())).tolist())
     # A fourth sample of an RGB image without a declared meaning is padding or an undeclared alpha.
-    known = color + (has_alpha or photometric == _RGB)
-    if samples > known:
+    used = color + (has_alpha or photometric == _RGB)
+    if samples > used:
         return samples
     return _count_bands_in_description(str(tags.get(_DESCRIPTION, ""))) if samples == 1 else None
 

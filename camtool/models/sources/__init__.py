@@ -41,6 +41,6 @@ def register_source(source: Source) -> None:
     Raises:
         ModelError: Another source has its prefix.
     """
-    if source.prefix is not None and any(known.prefix == source.prefix for known in SOURCES):
+    if source.prefix is not None and any(other.prefix == source.prefix for other in SOURCES):
         raise ModelError(f"prefix {source.prefix!r} is already that of another source of models; choose another.")
     SOURCES.insert(0, source)

@@ -102,9 +102,9 @@ def _check_files_beside(path: Path) -> None:
         siblings = [path.with_suffix(".bin")]
     others = [sibling for sibling in siblings if not (sibling.is_file() or sibling.is_dir()) and sibling.exists()]
     content = path.read_bytes() if others else b""
-    for one in others:
-        if one == path.with_suffix(".bin") or one.name.encode() in content:
-            raise ModelError(f"model {str(path)!r}: {str(one)!r}, which it needs, is a pipe or a device; give a file.")
+    for each in others:
+        if each == path.with_suffix(".bin") or each.name.encode() in content:
+            raise ModelError(f"model {str(path)!r}: {str(each)!r}, which it needs, is a pipe or a device; give a file.")
 
 
 def _convert(model: FileModel) -> nn.Module:

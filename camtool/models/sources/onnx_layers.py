@@ -224,8 +224,8 @@ class OnnxModel(FileModel):
         whole, computed = self._graph.graph, needed - {*held}
 
         def declare(name: str) -> onnx.ValueInfoProto:
-            known = next((value for value in [*whole.input, *whole.output] if value.name == name), None)
-            return known or onnx.helper.make_tensor_value_info(name, self._types[name].elem_type, None)
+            declared = next((value for value in [*whole.input, *whole.output] if value.name == name), None)
+            return declared or onnx.helper.make_tensor_value_info(name, self._types[name].elem_type, None)
 
         graph = onnx.helper.make_graph(
             [node for node in whole.node if computed.intersection(node.output)],

@@ -109,10 +109,10 @@ def _split_name(name: str, *, needs_tag: bool) -> tuple[str, str]:
         raise ModelError(f"model 'open_clip:{name}' is unknown.{suggest_names(base, open_clip.list_models())}")
     tags = open_clip.list_pretrained_tags_by_model(base)
     if (needs_tag or tag) and tag not in tags:
-        known = (
+        candidates = (
             f"add a tag of weights: {', '.join(f'{base}/{option}' for option in tags)}" if tags else "it has no weights"
         )
-        raise ModelError(f"model 'open_clip:{name}': {known}.{suggest_names(tag, tags)}")
+        raise ModelError(f"model 'open_clip:{name}': {candidates}.{suggest_names(tag, tags)}")
     return base, tag
 
 

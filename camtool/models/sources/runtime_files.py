@@ -125,10 +125,10 @@ class OpenVinoProgram(Program):
 
     def run(self, arrays: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> list[NDArray[Any]]:
         """Return the outputs of some names, for the inputs by name."""
-        places = [port.name for port in self.outputs]
+        port_names = [port.name for port in self.outputs]
         with self._lock:
             results = self._compiled([arrays[port.name] for port in self.inputs])
-            return [np.array(results[places.index(name)]) for name in outputs]
+            return [np.array(results[port_names.index(name)]) for name in outputs]
 
 
 class TfLiteProgram(Program):

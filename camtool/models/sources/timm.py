@@ -154,8 +154,8 @@ def _check_name(name: str) -> None:
         raise ModelError(f"model 'timm:{name}' is unknown to timm {timm.__version__}.{hint}")
     tags = [full_name.partition(".")[2] for full_name in timm.list_pretrained(f"{base}.*")]
     if tag and tag not in tags:
-        known = f"timm's weights for {base} are {', '.join(tags)}" if tags else f"timm has no weights for {base}"
-        raise ModelError(f"model 'timm:{name}': {known}.{suggest_names(tag, tags)}")
+        available = f"timm's weights for {base} are {', '.join(tags)}" if tags else f"timm has no weights for {base}"
+        raise ModelError(f"model 'timm:{name}': {available}.{suggest_names(tag, tags)}")
 
 
 def _download(name: str) -> nn.Module:

@@ -357,10 +357,10 @@ def _write_overlays(
 ) -> list[str]:
     """Write the overlay of each explanation of a photo; return the paths relative to the folder."""
     kind = SAVE_KINDS["overlay"]
-    place, _, name = stem.rpartition("/")
+    subfolder, _, name = stem.rpartition("/")
     suffix = kind.choose_suffix(pictures.format)
     wanted = [file_names.name_result(name, shown.method, shown.label, shown.index) for shown in explanations]
-    paths = [f"{place}/{file_name}.{suffix}" for file_name in file_names.make_distinct(wanted)]
+    paths = [f"{subfolder}/{file_name}.{suffix}" for file_name in file_names.make_distinct(wanted)]
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / f"overlay.{suffix}"
         for explanation, path in zip(explanations, paths, strict=True):

@@ -217,8 +217,8 @@ def _choose_image_column(fitting: Sequence[str], asked: str | None) -> str | Non
     """Return the column that the user named, the one with a usual name, or the only one; None if there is none."""
     if asked is not None:
         return asked if asked in fitting else None
-    known = [column for column in _IMAGE_COLUMNS if column in fitting]
-    candidates = known[:1] or fitting
+    usual = [column for column in _IMAGE_COLUMNS if column in fitting]
+    candidates = usual[:1] or fitting
     return candidates[0] if len(candidates) == 1 else None
 
 
@@ -358,9 +358,9 @@ def divide_inputs(
     Raises:
         ImageError: A Parquet file cannot be read, or has no column with images.
     """
-    known = true_classes or {}
+    classes = true_classes or {}
     photos = [
-        Photo(str(job.source), inputs.remote.get(str(job.source)), true_class=known.get(job.source))
+        Photo(str(job.source), inputs.remote.get(str(job.source)), true_class=classes.get(job.source))
         for job in inputs.files.jobs
     ]
     starts = range(0, len(photos), shard_size)

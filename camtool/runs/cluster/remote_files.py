@@ -193,8 +193,8 @@ class OutputFolder:
             CamtoolError: No library knows the scheme.
         """
         if is_uri(out):
-            place = locate(out)
-            return cls(place.filesystem, place.path.rstrip("/"), place.name.rstrip("/"))
+            remote = locate(out)
+            return cls(remote.filesystem, remote.path.rstrip("/"), remote.name.rstrip("/"))
         return cls(get_local_filesystem(), str(Path(out).absolute()), out)
 
     def create(self) -> None:

@@ -101,7 +101,7 @@ def _describe_place(explanation: Explanation) -> list[float] | None:
         return None
     centers = explanation.centers or CellCenters.stretch(explanation.raw.shape, geometry.size)
     # The centers may be in pixels of a larger input, of which the layer saw a reduced one.
-    scales = [pixels / known for pixels, known in zip(geometry.size, centers.size, strict=True)]
+    scales = [pixels / input_pixels for pixels, input_pixels in zip(geometry.size, centers.size, strict=True)]
     axes = [(scale * axis.offset, scale * axis.stride) for scale, axis in zip(scales, centers.axes, strict=True)]
     return [float(number) for number in (*geometry.box, *geometry.size, *axes[0], *axes[1])]
 

@@ -142,8 +142,8 @@ def _read_list(fields: Mapping[str, Any], name: str) -> list[Any]:
 def _read_warnings(fields: Mapping[str, Any]) -> tuple[RowWarning, ...]:
     """Return the warnings, with their codes if there is one for each."""
     texts, codes = _read_list(fields, "warnings"), _read_list(fields, "warning_codes")
-    known = codes if len(codes) == len(texts) else [None] * len(texts)
-    return tuple(RowWarning(str(text), code if code is None else str(code)) for text, code in zip(texts, known))  # noqa: B905
+    given = codes if len(codes) == len(texts) else [None] * len(texts)
+    return tuple(RowWarning(str(text), code if code is None else str(code)) for text, code in zip(texts, given))  # noqa: B905
 
 
 def _read_numbers(fields: Mapping[str, Any], name: str, count: int) -> tuple[float, ...] | None:

@@ -161,7 +161,7 @@ def _locate(name: str, base: Path) -> Iterator[tuple[str, Path]]:
     if parts[0] == _OWN:
         return
     for count in range(1, len(parts) + 1):
-        place = base.joinpath(*parts[:count])
-        for file in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+        path = base.joinpath(*parts[:count])
+        for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
             if file.is_file():
                 yield ".".join(parts[:count]), file

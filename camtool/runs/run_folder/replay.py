@@ -183,21 +183,21 @@ def _iterate_texts(value: Any) -> Iterator[str]:
         yield from (text for entry in value for text in _iterate_texts(entry))
 
 
-def _find_image(asked: str, known: Sequence[str]) -> str:
+def _find_image(asked: str, images: Sequence[str]) -> str:
     """Return the recorded path of a photo.
 
     Raises:
         ImageError: None, or several, end like this.
     """
     parts = Path(asked).parts
-    same = [image for image in known if image == asked or resolve(Path(image)) == resolve(Path(asked))]
-    ending = [image for image in known if Path(image).parts[-len(parts) :] == parts]
+    same = [image for image in images if image == asked or resolve(Path(image)) == resolve(Path(asked))]
+    ending = [image for image in images if Path(image).parts[-len(parts) :] == parts]
     names = same[:1] or ending
     if len(names) == 1:
         return names[0]
     if names:
         raise ImageError(f"image {asked!r} is one of {len(names)} photos of the run, e.g. {names[0]} and {names[1]}.")
-    raise ImageError(f"image {asked!r} is no photo of the run.{suggest_names(asked, known)}")
+    raise ImageError(f"image {asked!r} is no photo of the run.{suggest_names(asked, images)}")
 
 
 def _describe_photos(record: PhotoRecord, stored: Sequence[PhotoRecord], changed: set[str]) -> list[str]:

@@ -44,8 +44,8 @@ def plan_new_photos(jobs: Sequence[Job], recorded: Sequence[PhotoRecord], batch_
     Batches that were begun never get another photo. The results of a new photo are named so that they overwrite none
     of a recorded one.
     """
-    known = {record.image for record in recorded}
-    new = [job for job in jobs if str(job.source) not in known]
+    done = {record.image for record in recorded}
+    new = [job for job in jobs if str(job.source) not in done]
     stems = _choose_stems(new, [record.stem for record in recorded])
     first = recorded[-1].batch + 1 if recorded else 0
     return [

@@ -277,20 +277,20 @@ class FindingPictures:
         """Yield a pair for each image: as it is, with the region outlined, and changed."""
         images, candidate = self.bench.images, self.candidate
         change = candidate.remove if is_removal else candidate.transplant
-        for place, record in enumerate(records if partners else (), 1):
+        for number, record in enumerate(records if partners else (), 1):
             image = images.prepare(record.index)
             variants = change(Change(images, record.index, partners[0].index, 1, np.random.default_rng(0)))
             if variants is None or variants.shape[-3:] != image.tensor.shape:  # e.g. activations, which have no picture
                 if is_removal:
-                    yield self._show(record, f"{name}-{place}", is_outlined=True)
+                    yield self._show(record, f"{name}-{number}", is_outlined=True)
                 continue
             changed = variants.reshape(-1, *image.tensor.shape)[0]  # by the first fill, before the controls
             outline = self._locate(image if is_removal else images.prepare(partners[0].index))
             yield {
                 **self._name(record),
                 "files": [
-                    self._write(f"{name}-{place}", image, image.tensor, outline if is_removal else None),
-                    self._write(f"{name}-{place}-after", image, changed, None if is_removal else outline),
+                    self._write(f"{name}-{number}", image, image.tensor, outline if is_removal else None),
+                    self._write(f"{name}-{number}-after", image, changed, None if is_removal else outline),
                 ],
                 "answers": self._answer(f"{name.partition('-')[2]} {record.index}", image.tensor, changed),
             }
