@@ -40,7 +40,7 @@ _DATE_TAG, _EXIF_BLOCK, _CAMERA_TAGS = 36867, 34665, (271, 272)
 
 
 class Record(Protocol):
-    """What the split reads of an image."""
+    """Properties of an image that the split into halves depends on."""
 
     @property
     def index(self) -> int:

@@ -37,7 +37,7 @@ NAMES = ("tensorboard", "wandb", "mlflow")
 
 
 class WrittenLook(NamedTuple):
-    """What is kept of a look: its step, numbers by name, a picture, and what it says in words."""
+    """The record of a look: its step, numbers by name, a picture, and sentences."""
 
     step: int
     scalars: Mapping[str, float]

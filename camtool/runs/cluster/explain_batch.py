@@ -198,7 +198,7 @@ _MAX_REASONS = 5
 
 @dataclass(frozen=True)
 class ShardOutcome:
-    """What a worker reports of a shard.
+    """Report of a worker on a shard.
 
     Attributes:
         name: The name of the shard's file.
