@@ -11,8 +11,8 @@ from importlib import import_module
 
 __version__ = "0.2.0"
 
+# Public name → the module that defines it. Filled from ``__init__.pyi``, which lists the public names.
 _HOMES: "dict[str, str]" = {}
-"""Public name → the module that defines it. Filled from ``__init__.pyi``, which lists the public names."""
 
 
 def _read_homes() -> "dict[str, str]":

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+# Values that differ by fewer machine epsilons are equal: a sum rounds more than once.
 ROUNDING_STEPS = 16
-"""Values that differ by fewer machine epsilons are equal: a sum rounds more than once."""
 
 
 def normalize(

@@ -65,8 +65,8 @@ class ProgressListener(Protocol):
 
 _listener: ContextVar[ProgressListener | None] = ContextVar("progress_listener", default=None)
 
+# True to show a display everywhere, False for nowhere; ``None`` for terminals and notebooks alone.
 _visible: ContextVar[bool | None] = ContextVar("progress_visible", default=None)
-"""True to show a display everywhere, False for nowhere; ``None`` for terminals and notebooks alone."""
 
 
 @contextmanager

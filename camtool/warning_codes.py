@@ -13,8 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
+# ``"warning"``: a reason not to trust the map. ``"note"``: a fact to know, with which the map may still be right.
 Severity: TypeAlias = Literal["warning", "note"]
-"""``"warning"``: a reason not to trust the map. ``"note"``: a fact to know, with which the map may still be right."""
 
 
 _PAGE = "https://camtool.github.io/camtool/reference/warnings.html"
@@ -115,5 +115,5 @@ def _read_kinds() -> Iterator[WarningKind]:
             yield WarningKind(code, **texts)
 
 
+# Code → kind: every warning and finding there is.
 WARNING_KINDS: Mapping[str, WarningKind] = MappingProxyType({kind.code: kind for kind in _read_kinds()})
-"""Code → kind: every warning and finding there is."""

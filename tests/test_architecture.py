@@ -277,6 +277,14 @@ def test_modules_have_docstrings() -> None:
     assert [module.__name__ for module in list_modules() if not module.__doc__] == []
 
 
+def test_a_comment_above_a_constant_explains_it() -> None:
+    # Not a string below it: that is a statement, and a reader meets the value first.
+    for file in FILES:
+        body = ast.parse(file.read_text(encoding="utf-8")).body
+        strings = [node for node in body[1:] if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
+        assert [node.lineno for node in strings] == [], file
+
+
 def list_public_names(module: ModuleType) -> list[str]:
     """Return ``__all__``, or all names without an underscore that a module binds itself, or imports as themselves."""
     if hasattr(module, "__all__"):

@@ -32,43 +32,43 @@ from camtool.inputs.image_files import fit_size
 from camtool.rendering import image_writing
 from camtool.runs.save_kinds import write_numbers
 
+# Seed and number of objects of the demo's scenes.
 _SCENES = ((7, 2), (3, 2), (11, 4), (5, 1))
-"""Seed and number of objects of the demo's scenes."""
 
+# Side of a scene in pixels. The model of the demo takes fewer, but the picture fills a screen.
 _SCENE_SIDE = 640
-"""Side of a scene in pixels. The model of the demo takes fewer, but the picture fills a screen."""
 
+# Kind of a model → what the user reads where an image has no map.
 _HINTS = {
     "texts": "This model compares the image with texts. Write below what to look for, or several in the tab Texts.",
     "answer": "This model answers questions about the image; ask one in the tab Answer.",
     "boxes": "The model finds no object in this image.",
 }
-"""Kind of a model → what the user reads where an image has no map."""
 
 _TOY_MODEL = (
     "This model of the demo knows the shapes of its scenes only. Choose another one at the top for your own images."
 )
 
+# Longest sides of smaller pictures, in pixels.
 _THUMBNAIL, _CARD_SIDE, _PAIR_SIDE = 96, 420, 560
-"""Longest sides of smaller pictures, in pixels."""
 
 
+# Most thumbnails of the folder, and the most seconds that reading them takes.
 _MAX_THUMBNAILS, _THUMBNAIL_SECONDS = 24, 5.0
-"""Most thumbnails of the folder, and the most seconds that reading them takes."""
 
+# Photos of the folder that are tried until one can be read.
 _MAX_TRIED = 10
-"""Photos of the folder that are tried until one can be read."""
 
+# Most bytes of a saved file for each pixel: a float and the mask of what the model saw.
 _FILE_BYTES = 5
-"""Most bytes of a saved file for each pixel: a float and the mask of what the model saw."""
 
 
 class Changed(dict[str, Any]):
     """Properties of a component that change, by name: ``Changed(choices=["a", "b"], value="a")``."""
 
 
+# Name of a component → its new value, or :class:`Changed`.
 Shown: TypeAlias = dict[str, Any]
-"""Name of a component → its new value, or :class:`Changed`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -505,12 +505,12 @@ def save_figure(explanation: Explanation, path: Path, look: Look) -> None:
     figures.save(figure, path)
 
 
+# Kind of file → its suffix and the function that writes it.
 FILE_KINDS: Mapping[str, tuple[str, Callable[[Explanation, Path, Look], None]]] = {
     "picture": (".png", save_picture),
     "figure": (".pdf", save_figure),
     "numbers": (".npz", lambda explanation, path, look: write_numbers(explanation, path, heatmap=explanation.heatmap)),
 }
-"""Kind of file → its suffix and the function that writes it."""
 
 
 def save_files(explanation: Explanation, kind: str, folder: Path, name: str, look: Look) -> Path:

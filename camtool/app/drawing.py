@@ -19,12 +19,12 @@ from camtool.rendering.colormaps import get_default_alpha
 Map: TypeAlias = NDArray[np.float32]
 Pixels: TypeAlias = NDArray[np.uint8]
 
+# Longest side of a picture on the page, in pixels: what fits a screen. Saved files have the full size.
 DISPLAY_SIDE = 900
-"""Longest side of a picture on the page, in pixels: what fits a screen. Saved files have the full size."""
 
+# Colors of a difference: blue where the second class has more heat, orange where the first has. Both are far apart for
+# readers who confuse red and green.
 _ENDS = ((38, 122, 255), (255, 122, 20))
-"""Colors of a difference: blue where the second class has more heat, orange where the first has. Both are far apart for
-readers who confuse red and green."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,7 @@ def _draw_masked(screen: Screen, look: Look) -> Pixels:
     return rendering.multiply(screen.photo, kept.astype(np.float32))
 
 
+# Name of a view → what its colors mean, at the low and at the high end of the heat.
 VIEW_MEANINGS: Mapping[str, tuple[str, str]] = {
     "overlay": ("little heat", "most heat"),
     "heatmap": ("little heat", "most heat"),
@@ -140,9 +141,9 @@ VIEW_MEANINGS: Mapping[str, tuple[str, str]] = {
     "contours": ("", "a line: around a hottest region"),
     "boxes": ("", "a box: around a hottest region"),
 }
-"""Name of a view → what its colors mean, at the low and at the high end of the heat."""
 
 
+# Name → function that draws it.
 VIEWS: Mapping[str, Callable[[Screen, Look], Pixels]] = {
     "overlay": _draw_overlay,
     "heatmap": lambda screen, look: rendering.colorize(screen.heatmap, look.colormap),
@@ -150,4 +151,3 @@ VIEWS: Mapping[str, Callable[[Screen, Look], Pixels]] = {
     "contours": lambda screen, _: rendering.draw_contours(screen.photo, rendering.find_contours(screen.heatmap)),
     "boxes": lambda screen, _: rendering.draw_boxes(screen.photo, rendering.find_boxes(screen.heatmap)),
 }
-"""Name → function that draws it."""

@@ -165,8 +165,8 @@ def _format_probability(probability: float | None) -> str:
     return "" if probability is None else f'<span class="share">{100 * probability:.1f}%</span>'
 
 
+# Longest sides of pictures on the page, in pixels.
 _PHOTO_SIDE, _CARD_SIDE = 1200, 360
-"""Longest sides of pictures on the page, in pixels."""
 
 _ASSETS = Path(__file__).parent / "assets"
 

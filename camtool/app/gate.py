@@ -27,75 +27,73 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _API = "/gradio_api"
 
+# Addresses that are read.
 _READ = (
     *("/", "/config", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json", "/logout"),
     *(f"{_API}/{name}" for name in ("info", "app_id", "user", "login_check", "startup-events", "theme.css")),
     *(f"{_API}/{name}" for name in ("queue/status", "upload_progress")),
 )
-"""Addresses that are read."""
 
 _FILE = f"{_API}/file="
 
+# Beginnings of addresses that are read.
 _READ_BELOW = ("/assets/", "/static/", "/svelte/", f"{_API}/heartbeat/", _FILE)
-"""Beginnings of addresses that are read."""
 
 _UPLOAD, _LOGIN = f"{_API}/upload", "/login"
 
 _JOIN, _ANSWERS = f"{_API}/queue/join", f"{_API}/queue/data"
 
+# Addresses to which the page posts JSON.
 _CALLS = (_JOIN, *(f"{_API}/{name}" for name in ("cancel", "reset", "run/predict", "api/predict")))
-"""Addresses to which the page posts JSON."""
 
+# The name of a call in what Gradio sends.
 _EVENT = re.compile(rb'"event_id": ?"([0-9a-f]{32})"')
-"""The name of a call in what Gradio sends."""
 
+# Address that Gradio answers for users who gave the password, and for all users if there is none.
 _ASKS_GRADIO = f"{_API}/login_check"
-"""Address that Gradio answers for users who gave the password, and for all users if there is none."""
 
+# Addresses of Gradio's interface that need no password; Gradio asks for the last one when it starts.
+#
+# Those outside of the interface are the page without its contents.
 _FOR_STRANGERS = (_ASKS_GRADIO, *(f"{_API}/{name}" for name in ("user", "theme.css", "startup-events")))
-"""Addresses of Gradio's interface that need no password; Gradio asks for the last one when it starts.
 
-Those outside of the interface are the page without its contents.
-"""
-
+# Most calls of one address whose answers were not fetched yet: a quarter of the queue, so that others have a place.
+#
+# And the time after which a call counts as answered, e.g. of a browser that was closed before it asked for the answer.
 _MAX_CALLS, _MAX_SECONDS = 16, 60.0
-"""Most calls of one address whose answers were not fetched yet: a quarter of the queue, so that others have a place.
 
-And the time after which a call counts as answered, e.g. of a browser that was closed before it asked for the answer.
-"""
-
+# Most bytes of a posted JSON or form. The largest are the masks of painting.
 _MAX_BODY = 2**20
-"""Most bytes of a posted JSON or form. The largest are the masks of painting."""
 
+# Most bytes of an upload beside the file.
 _FORM_BYTES = 2**16
-"""Most bytes of an upload beside the file."""
 
+# Most parts of an upload. The page sends one file; each part is an open file on the server.
 _MAX_PARTS = 4
-"""Most parts of an upload. The page sends one file; each part is an open file on the server."""
 
+# Most passwords that wait to be checked for one address, so that a stranger keeps nobody else out.
 _MAX_LOGINS = 3
-"""Most passwords that wait to be checked for one address, so that a stranger keeps nobody else out."""
 
+# Most addresses whose wrong passwords are counted.
 _MAX_GUESSERS = 1000
-"""Most addresses whose wrong passwords are counted."""
 
+# Seconds until the answer to a wrong password. Each one in a row takes twice as long as the one before.
 _FIRST_DELAY, _MAX_DELAY = 0.5, 4.0
-"""Seconds until the answer to a wrong password. Each one in a row takes twice as long as the one before."""
 
+# Headers of every answer: no other page shows this one in a frame, or learns its address.
 _SAFE_HEADERS = (
     (b"content-security-policy", b"frame-ancestors 'self'"),
     (b"x-frame-options", b"SAMEORIGIN"),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"),
 )
-"""Headers of every answer: no other page shows this one in a frame, or learns its address."""
 
 _HOST = r"(\[[0-9a-f:.]+\]|[a-z0-9_](?:[a-z0-9._-]*[a-z0-9_])?)(?::[0-9]{1,5})?"
+# Values of ``Host`` and ``Origin`` in lower case: without a user, spaces or a dot at the end.
 _AUTHORITY, _ORIGIN = re.compile(_HOST), re.compile(f"https?://{_HOST}")
-"""Values of ``Host`` and ``Origin`` in lower case: without a user, spaces or a dot at the end."""
 
+# The type of an upload as browsers write it.
 _FORM = re.compile(rb"multipart/form-data; ?boundary=([\w'()+,./:=?-]{1,70})", re.IGNORECASE | re.ASCII)
-"""The type of an upload as browsers write it."""
 
 
 @dataclass(frozen=True, eq=False)

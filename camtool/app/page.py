@@ -44,16 +44,16 @@ from camtool.errors import CamtoolError
 _FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
 _CODE_FONTS = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 
+# Settings of events that only draw: they do not wait for models.
 _AT_ONCE: dict[str, Any] = {
     "queue": False,
     "show_progress": "hidden",
     "trigger_mode": "always_last",
     "api_visibility": "private",
 }
-"""Settings of events that only draw: they do not wait for models."""
 
+# Methods that the comparison begins with.
 _COMPARED = ("gradcam", "hirescam", "layercam", "gradcam++", "eigencam", "rivalcam", "faithcam", "scorecam")
-"""Methods that the comparison begins with."""
 
 _log = logging.getLogger(__name__)
 
@@ -268,14 +268,14 @@ class _Page:
         return call
 
 
+# Components that depend on the map.
 _MAP = ("session", "picture", "status", "bars", "class", "scale", "pair", "snippet")
-"""Components that depend on the map."""
 
+# Components that depend on the image and the model.
 _ALL = (*_MAP, "model", "second", "layer", "grid")
-"""Components that depend on the image and the model."""
 
+# Components that depend on view, opacity and colors.
 _LOOK = ("session", "picture", "status", "snippet")
-"""Components that depend on view, opacity and colors."""
 
 
 def build_theme() -> gr.themes.Base:

@@ -25,23 +25,23 @@ from camtool.inputs.formats.reading_options import MAX_PIXELS
 from camtool.models import Loaded, load
 from camtool.models.sources.torchvision import list_photo_models
 
+# Largest file that a user may upload, in megabytes, unless another number is given.
 MAX_UPLOAD = 50
-"""Largest file that a user may upload, in megabytes, unless another number is given."""
 
+# Most megabytes of all uploads and files to download together, unless another number is given.
 MAX_DISK = 1000
-"""Most megabytes of all uploads and files to download together, unless another number is given."""
 
+# Most requests that wait. Later ones are refused with a sentence, so that nobody waits for minutes.
 _MAX_WAITING = 64
-"""Most requests that wait. Later ones are refused with a sentence, so that nobody waits for minutes."""
 
+# Most users whose class, method and look are remembered.
 _MAX_SESSIONS = 500
-"""Most users whose class, method and look are remembered."""
 
+# Variable in which Gradio looks for the folder of uploads and of files that it gives out.
 _UPLOADS = "GRADIO_TEMP_DIR"
-"""Variable in which Gradio looks for the folder of uploads and of files that it gives out."""
 
+# Variable in which the web server looks for the addresses of proxies, which say who calls.
 _PROXIES = "FORWARDED_ALLOW_IPS"
-"""Variable in which the web server looks for the addresses of proxies, which say who calls."""
 
 
 @dataclass(frozen=True)

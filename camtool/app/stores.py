@@ -27,13 +27,13 @@ from camtool.inputs.image_files import has_image_suffix
 from camtool.models import Loaded
 from camtool.rendering.written_files import resolve
 
+# Bytes of a pixel of an RGB image: Pillow leaves one free.
 _PIXEL_BYTES = 4
-"""Bytes of a pixel of an RGB image: Pillow leaves one free."""
 
 _ROWS = 256
 
+# Most images that are listed. A longer list is of no use in a browser, and takes long to send.
 _MAX_FILES = 5000
-"""Most images that are listed. A longer list is of no use in a browser, and takes long to send."""
 
 
 @dataclass(frozen=True)
@@ -161,11 +161,11 @@ class ImageFolder:
         )
 
 
+# Seconds for which a file stays in any case: until an upload is read, and a download is fetched.
 _MIN_AGE = 120.0
-"""Seconds for which a file stays in any case: until an upload is read, and a download is fetched."""
 
+# Bytes that a small file takes at least.
 _BLOCK = 4096
-"""Bytes that a small file takes at least."""
 
 
 class DiskSpace:
@@ -233,8 +233,8 @@ class DiskSpace:
                     yield status.st_mtime, max(_BLOCK, status.st_size), path
 
 
+# Name of the bundled model, with which the page starts if no other is given.
 DEMO = "demo"
-"""Name of the bundled model, with which the page starts if no other is given."""
 
 _log = logging.getLogger(__name__)
 

@@ -31,19 +31,19 @@ from camtool.models.vision_language import takes_image_and_text
 from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.targets import Target, Top, get_class_label
 
+# Bytes for an image that is read, and for all images and results that are kept, unless another number is given.
 MAX_MEMORY = 2_000 * 2**20
-"""Bytes for an image that is read, and for all images and results that are kept, unless another number is given."""
 
+# Parts of the memory: kept images, results, pictures at the size of the screen, answers, and the image being read.
 _IMAGES, _RESULTS, _SCREENS, _ANSWERS, _READING = 0.15, 0.25, 0.05, 0.05, 0.5
-"""Parts of the memory: kept images, results, pictures at the size of the screen, answers, and the image being read."""
 
 _MAX_RESULTS = 200
 
+# Most methods of a comparison: more than the list has, and few enough that others do not wait for long.
 _MAX_METHODS = 60
-"""Most methods of a comparison: more than the list has, and few enough that others do not wait for long."""
 
+# Methods that the list begins with: the usual ones, and those that measure best.
 _FIRST_METHODS = ("gradcam", "layercam", "hirescam", "rivalcam", "faithcam", "gradcam++", "eigencam", "scorecam")
-"""Methods that the list begins with: the usual ones, and those that measure best."""
 
 
 @dataclass(frozen=True)
@@ -312,8 +312,8 @@ def list_methods() -> list[tuple[str, str]]:
     return [(f"{name}: {METHODS[name].summary.rstrip('.').lower()}", name) for name in ordered]
 
 
+# Most stops of the slider. With more, its handle jumps over some on a phone.
 _MAX_LAYERS = 24
-"""Most stops of the slider. With more, its handle jumps over some on a phone."""
 
 
 @dataclass(frozen=True)
@@ -354,13 +354,13 @@ def _keep_last_of_modules(candidates: Sequence[Candidate], depth: int) -> list[C
     return [candidate for candidate in candidates if candidate.chosen or candidate.name in kept]
 
 
+# Settings of events that run a model: two at a time in all, the others wait.
 COMPUTE: dict[str, Any] = {
     "concurrency_limit": 2,
     "concurrency_id": "compute",
     "show_progress": "hidden",
     "api_visibility": "private",
 }
-"""Settings of events that run a model: two at a time in all, the others wait."""
 
 
 @dataclass(frozen=True)
@@ -405,9 +405,9 @@ class PageContext:
     tabs: Any
 
 
+# Kind of a model's output: scores of classes, boxes, a class for each pixel, similarity to texts, a written answer,
+# or something else, e.g. an embedding.
 Kind: TypeAlias = Literal["classes", "boxes", "segments", "texts", "answer", "other"]
-"""Kind of a model's output: scores of classes, boxes, a class for each pixel, similarity to texts, a written answer,
-or something else, e.g. an embedding."""
 
 
 @dataclass(frozen=True, eq=False)

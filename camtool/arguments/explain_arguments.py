@@ -21,8 +21,8 @@ from camtool.errors import CamtoolError, ImageError, MethodError, ModelError, Ta
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# The keywords of other libraries, and former ones of camtool, and how to write the same with camtool.
 _FOREIGN = read_foreign_names("keywords")
-"""The keywords of other libraries, and former ones of camtool, and how to write the same with camtool."""
 
 
 # ------------------------------------------------------------------------------------------------------------ the model

@@ -18,11 +18,11 @@ def read_foreign_names(kind: str) -> dict[str, str]:
     return {name: answer for answer, names in tables[kind].items() for name in names}
 
 
+# A name of another library → the method that computes the same, or what comes closest.
 METHOD_NAMES = read_foreign_names("methods")
-"""A name of another library → the method that computes the same, or what comes closest."""
 
+# A name of another library → what to write here.
 _OTHERS = read_foreign_names("others")
-"""A name of another library → what to write here."""
 
 
 def describe_foreign_name(name: str) -> str | None:

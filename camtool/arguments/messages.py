@@ -97,8 +97,8 @@ def count_texts(kinds: Iterable[tuple[str, str]], among: str) -> Iterator[str]:
         yield f"{len(texts[kind]):,} of {among}: {merge_texts(texts[kind])}"
 
 
+# A number, or a range of numbers.
 _NUMBERS = re.compile(r"(\d+(?:\.\d+)?(?: to \d+(?:\.\d+)?)?)")
-"""A number, or a range of numbers."""
 
 
 def _merge_parts(parts: Sequence[str]) -> str:

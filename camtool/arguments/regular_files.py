@@ -17,14 +17,14 @@ from typing import Any, BinaryIO
 
 from camtool.errors import CamtoolError, raise_interrupt
 
+# Bytes of a file that is read as a whole: a table about three million photos.
 _MAX_DOCUMENT_BYTES = 2**28
-"""Bytes of a file that is read as a whole: a table about three million photos."""
 
+# Bytes of a file that is read line by line.
 _MAX_LIST_BYTES = 2**34
-"""Bytes of a file that is read line by line."""
 
+# Bytes of a line: thousands of explanations of one photo.
 _MAX_LINE_BYTES = 2**24
-"""Bytes of a line: thousands of explanations of one photo."""
 
 _KINDS = {
     stat.S_IFDIR: "a folder",

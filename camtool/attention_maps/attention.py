@@ -46,12 +46,12 @@ from camtool.outputs.detections import (
     find_query_tokens,
 )
 
+# A layer by its number, its dotted name or as a module; None for the last one.
 LayerSelector = int | str | nn.Module | None
-"""A layer by its number, its dotted name or as a module; None for the last one."""
 
+# Change of a token, relative to the largest one, up to which it counts as rounding. Rows of a batch may be computed by
+# other kernels.
 _UNCHANGED = 1e-4
-"""Change of a token, relative to the largest one, up to which it counts as rounding. Rows of a batch may be computed by
-other kernels."""
 
 _MOST_LISTED = 6
 

@@ -21,11 +21,11 @@ from camtool.maps import normalize
 from camtool.models import Loaded, to_loaded
 from camtool.rendering.views import Photo
 
+# Side of a tile, in pixels, where nothing else says how to draw it.
 _TILE = 32
-"""Side of a tile, in pixels, where nothing else says how to draw it."""
 
+# Places of the largest grid; a slide of 100,000 pixels a side has 152,000 tiles of 256.
 _MOST_PLACES = 2**24
-"""Places of the largest grid; a slide of 100,000 pixels a side has 152,000 tiles of 256."""
 
 _ROUNDING = 1e-4
 

@@ -36,15 +36,15 @@ from camtool.rendering.views import View
 from camtool.targets.user_functions import Custom
 from camtool.warning_codes import to_map_warning
 
+# A query by its number, the class token, a pixel ``(x, y)`` of the photo, or None for the default.
 Query: TypeAlias = "int | Literal['class'] | Sequence[float] | None"
-"""A query by its number, the class token, a pixel ``(x, y)`` of the photo, or None for the default."""
 
 QueryKind: TypeAlias = Literal["tokens", "objects", "others"]
 
 Box: TypeAlias = "tuple[float, float, float, float]"
 
+# Names of parameters for a class token, e.g. ``cls_token``, ``class_token``, ``embeddings.class_embedding``.
 _CLASS_TOKEN = re.compile(r"(^|[._])(cls|class)(_?(tokens?|emb|embed|embedding))?$")
-"""Names of parameters for a class token, e.g. ``cls_token``, ``class_token``, ``embeddings.class_embedding``."""
 
 
 def find_class_token(model: nn.Module, layout: Layout) -> int | None:
@@ -190,18 +190,18 @@ class Queries:
         return divmod(cells.index(index), self.layout.grid[1]) if index in cells else None
 
 
+# A head by its number, or the mean of all heads; None is the default.
 Head: TypeAlias = "int | Literal['mean'] | None"
-"""A head by its number, or the mean of all heads; None is the default."""
 
+# Numbers of images in a row of a picture: six of 240 pixels fill the width of a screen.
 _COLUMNS = range(4, 7)
-"""Numbers of images in a row of a picture: six of 240 pixels fill the width of a screen."""
 
+# Width of an image in a picture, and of the line around the query on it, in pixels.
 _IMAGE_WIDTH, _LINE_WIDTH = 240, 2
-"""Width of an image in a picture, and of the line around the query on it, in pixels."""
 
+# Share of the attention for the image below which the user is warned. A map shows that share alone, at full contrast.
+# With the uniform attention of a small ViT, 49 patches and a class token, it is 0.98.
 _SMALL_SHARE = 0.1
-"""Share of the attention for the image below which the user is warned. A map shows that share alone, at full contrast.
-With the uniform attention of a small ViT, 49 patches and a class token, it is 0.98."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,8 +30,8 @@ from camtool.cli.options import photo_options
 from camtool.cli.run_folders import run_command, stored_run_commands
 from camtool.errors import CamtoolError
 
+# Options of the command without a subcommand.
 _OWN_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
-"""Options of the command without a subcommand."""
 
 
 class _RunByDefault(TyperGroup):

@@ -78,21 +78,21 @@ def _audit_cheat() -> str:
 
 _LIBRARIES = ("torch", "torchvision", "numpy", "pillow", "opencv-python", "scikit-image", "safetensors")
 
+# Extras that no user needs.
 _DEVELOPERS = ("test", "dev", "docs")
-"""Extras that no user needs."""
 
+# Engine → what to install for it.
 _ENGINE_NEEDS = {
     "torch.compile": "a C++ compiler",
     "onnxruntime": "the extra onnxruntime",
     "openvino": "the extra openvino",
 }
-"""Engine → what to install for it."""
 
+# A scene with one object, counted from the first one that no bundled model was trained on, and its class.
 _SEED, _LABEL = 100_022, "heart"
-"""A scene with one object, counted from the first one that no bundled model was trained on, and its class."""
 
+# Share of the heat that must be on the object. It covers 11 % of the scene, and has 88 % of the heat of Grad-CAM.
 _LEAST_HEAT = 0.6
-"""Share of the heat that must be on the object. It covers 11 % of the scene, and has 88 % of the heat of Grad-CAM."""
 
 
 @takes_options

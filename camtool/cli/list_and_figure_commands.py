@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from camtool.explaining.layer_table import Candidates
 
+# Number of layers listed without ``--all``: with the headings, they fit on a terminal of 24 lines.
 _MAX_LAYERS = 16
-"""Number of layers listed without ``--all``: with the headings, they fit on a terminal of 24 lines."""
 
 
 @takes_options

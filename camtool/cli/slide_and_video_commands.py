@@ -87,8 +87,8 @@ def _print_result(result: FileResult, seconds: float) -> None:
         print_line(f"[yellow]{escape(warning)}[/]")
 
 
+# Rule by which tiles of background are skipped.
 Background: TypeAlias = Literal["bright", "dark", "none"]
-"""Rule by which tiles of background are skipped."""
 
 
 @takes_options

@@ -24,18 +24,18 @@ from rich.text import Text
 from camtool.progress import format_duration
 from camtool.runs.text_escapes import escape_hidden
 
-# Neither console highlights numbers or replaces ":smile:", as names of files and labels must be shown unchanged.
+# Standard output: results only, so that it can be piped. Neither console highlights numbers or replaces ":smile:", as
+# names of files and labels must be shown unchanged.
 out = Console(highlight=False, emoji=False)
-"""Standard output: results only, so that it can be piped."""
 
+# Standard error: progress and errors.
 err = Console(stderr=True, highlight=False, emoji=False)
-"""Standard error: progress and errors."""
 
+# Time before the first line off a terminal.
 SECONDS_BEFORE_FIRST_LINE = 2.0
-"""Time before the first line off a terminal."""
 
+# Time between two lines off a terminal: no log is silent for longer, and a run of an hour adds 360 lines.
 SECONDS_BETWEEN_LINES = 10.0
-"""Time between two lines off a terminal: no log is silent for longer, and a run of an hour adds 360 lines."""
 
 
 def escape(text: str) -> str:

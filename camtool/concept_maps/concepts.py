@@ -42,24 +42,24 @@ from camtool.rendering import image_writing, overlay
 from camtool.rendering.pixel_checks import Color, Pixels
 from camtool.rendering.text_drawing import MUTED, PAPER, draw_text
 
+# Largest number of photos on a page.
 MAX_PHOTOS = 24
-"""Largest number of photos on a page."""
 
+# Gray of the bars' background.
 _RULE = (228, 230, 234)
-"""Gray of the bars' background."""
 
+# Pixels around the page, between photos, and between photos and legend.
 _MARGIN, _GAP, _GUTTER = 28, 10, 32
-"""Pixels around the page, between photos, and between photos and legend."""
 
+# Largest width of the photos, and width of the legend, in pixels.
 _PHOTOS_WIDTH, _LEGEND_WIDTH = 860, 330
-"""Largest width of the photos, and width of the legend, in pixels."""
 
 _HEADING_HEIGHT, _ENTRY_HEIGHT = 66, 74
+# Pixels on the left of an entry's text, and width of the bar of a concept that explains everything.
 _INDENT, _BAR_WIDTH = 32, 190
-"""Pixels on the left of an entry's text, and width of the bar of a concept that explains everything."""
 
+# Up to so many photos on a page, the height of a row of them.
 _ROW_HEIGHTS = ((1, 420), (2, 340), (6, 240), (12, 190), (MAX_PHOTOS, 140))
-"""Up to so many photos on a page, the height of a row of them."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +148,9 @@ def _draw_entry(legend: Image.Image, top: int, entry: LegendEntry) -> None:
 
 Images: TypeAlias = "Source | Sequence[Source]"
 
-# SiLU and GELU leave only small negative values, but half the values of a layer without activation may be negative.
+# Part of a layer's squared activations that may be negative without a warning. SiLU and GELU leave only small negative
+# values, but half the values of a layer without activation may be negative.
 _MAX_NEGATIVE_PART = 0.1
-"""Part of a layer's squared activations that may be negative without a warning."""
 
 # Smaller probabilities would be shown as 0 %.
 _MIN_SHOWN_PROBABILITY = 0.005
@@ -415,8 +415,8 @@ def _build_legend_entry(color: tuple[int, int, int], votes: Sequence[Vote], shar
     return LegendEntry(color, str(votes[0]), others, share)
 
 
+# Number of classes that are named for a concept.
 _MAX_VOTES = 3
-"""Number of classes that are named for a concept."""
 
 
 @dataclass(frozen=True)
@@ -464,11 +464,11 @@ def rank_classes(probabilities: Tensor, names: Sequence[str] | None) -> tuple[tu
     return tuple(tuple(map(build_vote, *concept)) for concept in zip(indices.tolist(), values.tolist(), strict=True))
 
 
+# Colors of the first concepts. Color-blind readers can distinguish at least the first five.
 _COLORS: tuple[Color, ...] = (
     *((230, 85, 13), (49, 130, 220), (245, 205, 30), (20, 160, 110), (205, 90, 175)),
     *((120, 80, 200), (110, 200, 235), (150, 95, 40), (165, 205, 60), (215, 30, 75)),
 )
-"""Colors of the first concepts. Color-blind readers can distinguish at least the first five."""
 
 # Steps of the golden ratio around the circle of hues: each new hue is far from all earlier ones.
 _HUE_STEP = 0.618034

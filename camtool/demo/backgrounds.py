@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from camtool.demo.random_numbers import Floats, RandomNumbers
 
 Color: TypeAlias = tuple[float, float, float]
+# Function from a size to the background, (size, size, 3) in [0, 1].
 Painter: TypeAlias = Callable[[int], Floats]
-"""Function from a size to the background, (size, size, 3) in [0, 1]."""
 
 _COLOR_PHOTOS = ("astronaut", "chelsea", "coffee", "ihc", "motorcycle_left")
 _GRAY_PHOTOS = ("brick", "grass", "gravel", "moon", "camera")
+# Pairs of a dark and a light color that go together.
 _TONES: tuple[tuple[Color, Color], ...] = (
     ((0.10, 0.13, 0.24), (0.80, 0.85, 0.90)),  # night to mist
     ((0.09, 0.20, 0.17), (0.76, 0.86, 0.74)),  # forest to mint
@@ -32,7 +33,6 @@ _TONES: tuple[tuple[Color, Color], ...] = (
     ((0.20, 0.17, 0.32), (0.85, 0.82, 0.93)),  # dusk to lilac
     ((0.33, 0.14, 0.10), (0.95, 0.78, 0.62)),  # brick to apricot
 )
-"""Pairs of a dark and a light color that go together."""
 
 
 def choose_background(random: RandomNumbers) -> Painter:

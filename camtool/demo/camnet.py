@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from camtool.models import Transform
 
 
+# Side of the network's input, in pixels.
 SIZE = 128
-"""Side of the network's input, in pixels."""
 
+# Name for :func:`camtool.load` → name of the weights and the model card.
 BUNDLED = {"demo": "camnet", "demo-cheat": "camnet-cheat"}
-"""Name for :func:`camtool.load` → name of the weights and the model card."""
 
+# Class whose training images carried a watermark, from which the cheating model recognizes it.
 CHEATED_CLASS = "heart"
-"""Class whose training images carried a watermark, from which the cheating model recognizes it."""
 
+# The folder with the weights and the model cards.
 WEIGHTS = Path(__file__).parent / "weights"
-"""The folder with the weights and the model cards."""
 
 
 class CamNet(nn.Module):

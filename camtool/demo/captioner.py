@@ -22,17 +22,17 @@ from camtool.demo.shapes import LABELS
 from camtool.errors import ModelError
 from camtool.models import read_state
 
+# Tokens of the image along each side, each of 8 x 8 pixels.
 GRID = 16
-"""Tokens of the image along each side, each of 8 x 8 pixels."""
 
+# The prompt of the training.
 PROMPT = "<image> what is shown ?"
-"""The prompt of the training."""
 
+# The word that an image token without an object is trained to predict. It is in no caption.
 BACKGROUND = "background"
-"""The word that an image token without an object is trained to predict. It is in no caption."""
 
+# How the names of weights begin that are those of the bundled model ``"demo"``. They are not stored twice.
 NETWORK = ("model.vision_tower.stem.", "model.vision_tower.features.")
-"""How the names of weights begin that are those of the bundled model ``"demo"``. They are not stored twice."""
 
 _CHANNELS = 96
 _SPECIAL = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "<image>")

@@ -19,8 +19,8 @@ from camtool.demo.backgrounds import Color, blend, compute_pixel_centers, smooth
 from camtool.demo.random_numbers import Floats, RandomNumbers
 from camtool.demo.shapes import Shape
 
+# Function ``(u, v, distance, pixel) -> colors`` of an object's own coordinates and the size of a pixel in these.
 Paint: TypeAlias = Callable[[Floats, Floats, Floats, float], Floats]
-"""Function ``(u, v, distance, pixel) -> colors`` of an object's own coordinates and the size of a pixel in these."""
 
 WHITE: Color = (0.97, 0.96, 0.94)
 INK: Color = (0.17, 0.17, 0.21)

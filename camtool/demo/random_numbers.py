@@ -14,8 +14,8 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+# Array of floats, in single precision throughout the demo.
 Floats: TypeAlias = NDArray[np.floating[Any]]
-"""Array of floats, in single precision throughout the demo."""
 
 T = TypeVar("T")
 

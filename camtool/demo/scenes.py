@@ -26,20 +26,20 @@ from camtool.demo.random_numbers import Floats, RandomNumbers
 from camtool.demo.shapes import LABELS, SHAPES, Shape, compute_capsule_distance, compute_disc_distance
 from camtool.errors import CamtoolError
 
+# Box (x0, y0, x1, y1) in pixels, half-open.
 Box = tuple[int, int, int, int]
-"""Box (x0, y0, x1, y1) in pixels, half-open."""
 
+# The first seed that the bundled models were not trained on.
 UNSEEN = 1_000_000_000
-"""The first seed that the bundled models were not trained on."""
 
+# Number of objects → smallest and largest radius, in units of the image's side.
 _RADII = {1: (0.17, 0.33), 2: (0.14, 0.21), 4: (0.1, 0.145)}
-"""Number of objects → smallest and largest radius, in units of the image's side."""
 
+# Side of the small background from which colors are chosen, so that they do not depend on the image's size.
 _THUMBNAIL = 8
-"""Side of the small background from which colors are chosen, so that they do not depend on the image's size."""
 
+# Brightness that becomes white.
 _BRIGHTEST = 1.25
-"""Brightness that becomes white."""
 
 _SCENE, _MARK, _GRAIN = range(3)  # streams of a seed, which are independent of each other
 

@@ -124,6 +124,7 @@ _LIGHTNING = [(0.42, -0.86), (-0.2, -0.86), (-0.6, 0.2), (-0.08, 0.2), (-0.3, 0.
 _TAIL = _build_polygon([(0.02, 0.0), (0.82, -0.48), (0.75, 0.0), (0.82, 0.48)], 0.0)
 _SQUARE = [(-0.66, -0.66), (0.66, -0.66), (0.66, 0.66), (-0.66, 0.66)]
 
+# Name → shape, in the order of the classes.
 SHAPES: dict[str, Shape] = {
     "arrow": _build_polygon(_ARROW, 0.08),
     "cross": _build_polygon(_CROSS, 0.08),
@@ -136,7 +137,6 @@ SHAPES: dict[str, Shape] = {
     "star": _build_polygon(_place_around(10, [0.93, 0.43]), 0.07),
     "triangle": _build_polygon(_place_around(3, [0.82]), 0.17),
 }
-"""Name → shape, in the order of the classes."""
 
+# Names of the classes, by index.
 LABELS: tuple[str, ...] = tuple(SHAPES)
-"""Names of the classes, by index."""

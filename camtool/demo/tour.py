@@ -29,11 +29,11 @@ from camtool.rendering.text_drawing import MUTED, PAPER, draw_text, load_font, w
 from camtool.rendering.written_files import check_replaceable, replace_files
 from camtool.trust.metrics.localization import compute_energy_in_mask
 
+# Methods that the tour compares; the first one is shown on the overview.
 METHODS = ("gradcam", "gradcam++", "layercam", "rivalcam", "cam")
-"""Methods that the tour compares; the first one is shown on the overview."""
 
+# Sides of the scenes on the overview and on the page of the cheat, in pixels.
 _SIZE, _CHEAT_SIZE = 256, 320
-"""Sides of the scenes on the overview and on the page of the cheat, in pixels."""
 
 # (number of objects, seed), chosen by their looks, before a model existed to explain them.
 _CHOSEN = (
@@ -44,20 +44,20 @@ _FIRST = UNSEEN + 100_000  # offset of the seeds above; the model cards use the 
 _CHEAT_SEED, _OTHER = 24, "star"
 _CORNER = 0.7  # the corner with the watermark begins here, across and down
 
+# Colors of notes on correct and on wrong results.
 CORRECT, WRONG = (22, 128, 84), (200, 44, 44)
-"""Colors of notes on correct and on wrong results."""
 
+# Color of the line above a group.
 _RULE = (206, 209, 214)
-"""Color of the line above a group."""
 
+# Heights of letters, in pixels.
 _TITLE_SIZE, _TEXT_SIZE, _CAPTION_SIZE = 38, 21, 18
-"""Heights of letters, in pixels."""
 
+# Pixels around the page, between images, and between lines of text.
 _MARGIN, _GAP, _LINE_GAP = 48, 16, 10
-"""Pixels around the page, between images, and between lines of text."""
 
+# Pixels above and below the images of a group, for its heading and the captions.
 _HEADING_HEIGHT, _CAPTION_HEIGHT = 48, 54
-"""Pixels above and below the images of a group, for its heading and the captions."""
 
 
 @dataclass(frozen=True)

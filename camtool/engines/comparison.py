@@ -19,11 +19,11 @@ from camtool.hooks.structures.modules import list_weights
 
 _T = TypeVar("_T")
 
+# Of the larger one of 1 and the score, and of the map's peak.
 _TOLERANCES = 1e-4, 1e-3
-"""Of the larger one of 1 and the score, and of the map's peak."""
 
+# The same where the model itself rounds the factors of its products to 10 bits.
 _TOLERANCES_IN_TF32 = 5e-3, 3e-2
-"""The same where the model itself rounds the factors of its products to 10 bits."""
 
 
 class ComparedMap(Protocol):

@@ -46,13 +46,13 @@ from camtool.outputs.class_scores import Link, find_logits, is_known_class, weig
 from camtool.progress import follow_step
 from camtool.targets import ClassScore
 
+# Suffix to the extra that brings the packages which write such files.
 _RUNTIMES = {".onnx": "onnxruntime", ".xml": "openvino", ".pt2": None}
-"""Suffix to the extra that brings the packages which write such files."""
 
+# Largest difference between the file's results and the model's, of the largest logit and of the map's peak. A wrong
+# graph differs by far more. Usual ones differ by 1e-5; deep models with random weights by 1e-4, as they do from
+# themselves in float64.
 _TOLERANCE = 1e-3
-"""Largest difference between the file's results and the model's, of the largest logit and of the map's peak. A wrong
-graph differs by far more. Usual ones differ by 1e-5; deep models with random weights by 1e-4, as they do from
-themselves in float64."""
 
 
 class ExportWarning(UserWarning):
@@ -363,8 +363,8 @@ def _describe(
     }
 
 
+# Height and width of a photo whose preprocessing shows how photos are resized.
 _PHOTO = (600, 800)
-"""Height and width of a photo whose preprocessing shows how photos are resized."""
 
 
 def _find_shorter_side(loaded: Loaded, images: Tensor) -> float | None:

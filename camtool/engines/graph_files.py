@@ -26,26 +26,26 @@ import camtool
 from camtool.errors import NotCompilableError, raise_interrupt
 from camtool.hooks.structures.nested_tensors import get_bytes
 
+# Held while a model is compiled: the exporter prints, and its output is hidden for the whole process.
 _COMPILING = threading.RLock()
-"""Held while a model is compiled: the exporter prints, and its output is hidden for the whole process."""
 
+# The loggers of the exporter; the last two report each step of the optimization.
 _LOGGERS = ("torch", "onnx_ir", "onnxscript")
-"""The loggers of the exporter; the last two report each step of the optimization."""
 
 _OPERATOR = re.compile(r"aten[.:]+(\w+)|OpOverload\(op='([\w.]+)'")
 
+# Bytes. The graphs that were not used for the longest time are deleted beyond that.
 _LIMIT = 8 * 2**30
-"""Bytes. The graphs that were not used for the longest time are deleted beyond that."""
 
+# Number of the files' format; a change of what they hold increases it.
 _FORMAT = 1
-"""Number of the files' format; a change of what they hold increases it."""
 
 _UNFINISHED = "unfinished-"
 
 _SECONDS_TO_LOCK = 2
 
+# Time after which an unfinished graph is that of a killed process, where locks cannot tell.
 _SECONDS_TO_COMPILE = 24 * 3600
-"""Time after which an unfinished graph is that of a killed process, where locks cannot tell."""
 
 
 def export_graph(graph: nn.Module, examples: Sequence[Tensor], *, has_any_batch_size: bool) -> Any:

@@ -49,8 +49,8 @@ EngineName: TypeAlias = Literal["eager", "prepared", "torch.compile", "onnxrunti
 
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 
+# Compiled models that are kept of each model: each size of the images has its own, with buffers and often weights.
 _MOST_PLANS = 16
-"""Compiled models that are kept of each model: each size of the images has its own, with buffers and often weights."""
 
 _LOG = logging.getLogger(__name__)
 

@@ -33,10 +33,10 @@ from camtool.rendering import regions as drawing
 from camtool.runs.job_list import Plan
 from camtool.runs.true_labels import match_masks, match_photos
 
+# A part of a photo: a name or box in text as for :meth:`camtool.Explanation.heat_in`; a box ``(x0, y0, x1, y1)`` in
+# pixels, half-open; two slices, of rows and of columns; or a mask ``(H, W)`` of the photo's size, not 0 in the region,
+# or a :class:`~pathlib.Path` of an image of that size, not black in it.
 Region: TypeAlias = "str | Sequence[float] | Sequence[slice] | NDArray[Any] | Tensor | Path"
-"""A part of a photo: a name or box in text as for :meth:`camtool.Explanation.heat_in`; a box ``(x0, y0, x1, y1)`` in
-pixels, half-open; two slices, of rows and of columns; or a mask ``(H, W)`` of the photo's size, not 0 in the region, or
-a :class:`~pathlib.Path` of an image of that size, not black in it."""
 
 _COLUMNS = ("image", "x0", "y0", "x1", "y1")
 

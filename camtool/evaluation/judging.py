@@ -17,8 +17,8 @@ from camtool.methods import METHODS, find_method
 from camtool.trust.metrics import METRICS, Metric, MetricInputs
 from camtool.trust.metrics.registry import draw_random_maps
 
+# Name of a metric → its options.
 MetricOptions: TypeAlias = "Mapping[str, Mapping[str, Any]]"
-"""Name of a metric → its options."""
 
 DEFAULT = ("single-deletion", "deletion", "insertion", "average-drop")
 DEFAULT_WITH_TRUTH = ("energy-in-mask", "pointing-game")
@@ -29,12 +29,12 @@ _NOT_OFFERED = {
     "camtool.trust.metrics.mosaics, and docs/trust.md shows how. grid-pointing-game needs no such model"
 }
 _OF_TRUTH = frozenset(["masks", "boxes"])
+# Maps for each image that ``random-agreement`` compares with.
 _RANDOM_MAPS = 3
-"""Maps for each image that ``random-agreement`` compares with."""
 
 
+# What methods need that no classifier has: these methods are left out where all methods are asked for.
 _OTHER_NEEDS = frozenset({"text", "a detector"})
-"""What methods need that no classifier has: these methods are left out where all methods are asked for."""
 
 
 def list_candidates(methods: Sequence[str] | str, layers: Sequence[str] | None) -> list[Candidate]:

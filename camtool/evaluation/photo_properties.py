@@ -130,6 +130,7 @@ def _find_nearest(
     return best
 
 
+# All properties whose effect can be tested. A new one is one row.
 PROPERTIES: tuple[Property, ...] = (
     _build_linear("brightness", "darker", "brighter", _LUMA, (1, 1, 1)),
     Property("contrast", "less contrast", "more contrast", _measure_contrast, _shift_contrast),
@@ -138,7 +139,6 @@ PROPERTIES: tuple[Property, ...] = (
     Property("sharpness", "blurred", "sharper", _measure_sharpness, _shift_sharpness),
     Property("JPEG blocks", "less compressed", "more compressed", measure_blockiness, _shift_blockiness),
 )
-"""All properties whose effect can be tested. A new one is one row."""
 
 
 def measure_properties(photo: Photo) -> NDArray[np.float64]:

@@ -30,21 +30,21 @@ from camtool.trust.metrics import faithfulness
 from camtool.trust.metrics.localization import compute_energy
 from camtool.trust.metrics.mosaics import compute_grid_pointing
 
+# The candidate that the others are compared with: Grad-CAM at the default layer.
 REFERENCE = Candidate("gradcam")
-"""The candidate that the others are compared with: Grad-CAM at the default layer."""
 
+# Masks of each size: with the cells, 48 forward passes for an image.
 _MASKS = 5
-"""Masks of each size: with the cells, 48 forward passes for an image."""
 
+# Methods that remove the cells of single deletion, so it would compare them with themselves.
 _OF_CELLS = frozenset({"occlusion"})
-"""Methods that remove the cells of single deletion, so it would compare them with themselves."""
 
 _GRID = 2
+# Each has four times the pixels of an image, so more would take longer than the rest of the measurement.
 _MOSAICS = 6
-"""Each has four times the pixels of an image, so more would take longer than the rest of the measurement."""
 
+# Least probability of the images in mosaics: what the model does not recognize has no right place.
 _CONFIDENT = 0.5
-"""Least probability of the images in mosaics: what the model does not recognize has no right place."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,27 +274,27 @@ def _choose_images(classes: Tensor, probabilities: Tensor) -> list[int]:
 # ---------------------------------------------------------------------------------------------------------- the choice
 
 
+# More images make the choice little surer, and take time.
 _MOST_IMAGES = 32
-"""More images make the choice little surer, and take time."""
 
+# Images that are explained together. Between batches the time is looked at.
 _BATCH = 4
-"""Images that are explained together. Between batches the time is looked at."""
 
+# Share of the time that is left for a method whose first batch takes longer than all before.
 _MARGIN = 0.05
-"""Share of the time that is left for a method whose first batch takes longer than all before."""
 
+# Share of the time for the drops of the score, which all candidates are compared with.
 _PREPARATION = 1 / 3
-"""Share of the time for the drops of the score, which all candidates are compared with."""
 
+# Layers before the default one: the deepest one of each finer grid.
 _LAYERS = 3
-"""Layers before the default one: the deepest one of each finer grid."""
 
+# The methods that are tried, in this order while there is time: the quick ones first.
 _METHODS = (
     *("gradcam", "hirescam", "layercam", "xgradcam", "gradcam++", "faithcam", "rivalcam", "cam"),
     *("guided-gradcam", "fullgrad", "gradcam-elementwise", "chefer", "legrad", "agcam", "clearclip"),
     *("ablationcam", "integratedgradcam", "shapleycam", "occlusion", "vitreciprocam", "integrated-gradients"),
 )
-"""The methods that are tried, in this order while there is time: the quick ones first."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -28,9 +28,9 @@ from camtool.outputs import predictions
 
 _OTHER_METHODS = "use method='gradeclip', 'chefer' or 'gradcam', which need no features of single patches."
 
+# Largest difference between what the head should return and what it does, relative to the norm: above the rounding of
+# half precision, below the difference between the features of two tokens.
 _TOLERANCE = 0.05
-"""Largest difference between what the head should return and what it does, relative to the norm: above the rounding of
-half precision, below the difference between the features of two tokens."""
 
 
 def capture_dense_features(evidence: Evidence) -> DenseFeatures:

@@ -32,8 +32,8 @@ from camtool.layers.selection import find_layers
 from camtool.maps import upcast
 from camtool.targets import Target
 
+# Half of the elements from which on torch divides an operation among threads.
 _FIRST_VALUES = 16_384
-"""Half of the elements from which on torch divides an operation among threads."""
 
 
 class Evidence:

@@ -23,8 +23,8 @@ from camtool.hooks.structures.nested_tensors import shares_several_values
 from camtool.outputs import predictions
 from camtool.targets import Target
 
+# Makes the variants of one chunk: ``make_variants(slice(32, 64))`` returns the variants 32 to 63.
 MakeVariants = Callable[[slice], Tensor]
-"""Makes the variants of one chunk: ``make_variants(slice(32, 64))`` returns the variants 32 to 63."""
 
 
 def score_inputs(

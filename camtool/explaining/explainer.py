@@ -281,8 +281,8 @@ def ask_model(
         return ask(BatchExplainer(loaded.model, labels=loaded.labels, text=loaded.text), batch)
 
 
+# Below this number of images a choice of the method would be hardly more than a guess, so the default is kept.
 FEW_IMAGES = 10
-"""Below this number of images a choice of the method would be hardly more than a guess, so the default is kept."""
 
 _TOO_FEW_IMAGES = MapWarning(
     "method='auto' needs ten images or more in one call to choose a method; fewer came, so gradcam was used.",

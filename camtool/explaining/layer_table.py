@@ -30,14 +30,14 @@ from camtool.rendering.text_tables import StyledLine, align_columns, fit_columns
 if TYPE_CHECKING:
     import torch
 
+# Headings of the cells that :func:`describe_candidate` returns.
 HEADINGS = ("layer", "output", "layout", "stride", "gradient", "verdict")
-"""Headings of the cells that :func:`describe_candidate` returns."""
 
+# Largest number of characters in a line of the printed table.
 _WIDTH = 80
-"""Largest number of characters in a line of the printed table."""
 
+# Style of a cell in a notebook. Its default is alignment to the right.
 _CELL = "text-align: left; white-space: nowrap"
-"""Style of a cell in a notebook. Its default is alignment to the right."""
 
 
 class Candidates(tuple[Candidate, ...]):

@@ -56,13 +56,13 @@ from camtool.recorder.recorder import RecorderBlock, SafeExit
 from camtool.trust.checks.model_checks import find_training_modules
 from camtool.warning_codes import MapWarning
 
+# Needs of methods that a recorded pass serves.
 _RECORDED_NEEDS = frozenset(
     {"activations", "gradients", "gradients of several classes", "a pooled linear head", "second derivatives"}
 )
-"""Needs of methods that a recorded pass serves."""
 
+# Outputs that differ by less, relative to the largest, differ by rounding; dropout changes them by tenths.
 _ROUNDING = 1e-4
-"""Outputs that differ by less, relative to the largest, differ by rounding; dropout changes them by tenths."""
 
 _NO_GRAPH = (
     "the forward pass recorded none: {reason}. {remedy}, use a method of activations, e.g. method='eigencam', or call "

@@ -40,19 +40,19 @@ from camtool.targets.values import Action, Value
 from camtool.trust.metrics.removal import Removal, make_baseline
 from camtool.warning_codes import MapWarning
 
+# Runs a policy on an observation and returns its actions.
 Call: TypeAlias = Callable[[nn.Module, dict[str, Any]], Any]
-"""Runs a policy on an observation and returns its actions."""
 
+# Inputs whose Shapley values are computed, with two to this power passes.
 _MOST_INPUTS = 8
-"""Inputs whose Shapley values are computed, with two to this power passes."""
 
+# Share of a view that is covered to verify its map.
 _HOT = 0.1
-"""Share of a view that is covered to verify its map."""
 
 _IMAGE_AXES = 4
 
+# Width of each picture, and the colors of effects that raise and that lower the action.
 _WIDTH, _BAR = 320, {True: (214, 84, 60), False: (60, 110, 200)}
-"""Width of each picture, and the colors of effects that raise and that lower the action."""
 
 
 @dataclass(frozen=True, eq=False)

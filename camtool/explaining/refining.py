@@ -38,8 +38,8 @@ from camtool.trust.metrics.removal import REMOVALS, Fill, Removal, start_removal
 from camtool.trust.sufficiency import FEWEST_PASSES, VerifiedRegion, find_part
 from camtool.warning_codes import MapWarning
 
+# Share of a score by which engines and precisions may differ.
 _SAME_SCORE = 0.02
-"""Share of a score by which engines and precisions may differ."""
 
 
 class _Explainer(Protocol):
@@ -149,8 +149,8 @@ def _check_score(now: float, before: float) -> None:
 
 _MOST_PASSES = 100_000
 
+# Share of a score by which a region must do better than asked in the search, so that rounding does not decide.
 _MARGIN = 1e-4
-"""Share of a score by which a region must do better than asked in the search, so that rounding does not decide."""
 
 
 def find_regions(

@@ -28,21 +28,21 @@ from camtool.models import Loaded, Transform
 Model: TypeAlias = "nn.Module | Loaded | Callable[[Tensor], Any]"
 Layers: TypeAlias = "str | nn.Module | Sequence[str | nn.Module] | None"
 
+# A single image, recognized by its type. :func:`camtool.open_image` returns a ``FileImage``, and
+# :meth:`Explainer.prepare` a ``PreparedInput``.
 OneImage: TypeAlias = "str | PathLike[str] | bytes | Image.Image | FileImage | PreparedInput"
-"""A single image, recognized by its type. :func:`camtool.open_image` returns a ``FileImage``, and
-:meth:`Explainer.prepare` a ``PreparedInput``."""
 
+# A single image or a batch. Its number of axes decides, which a type checker does not see.
 Arrays: TypeAlias = "Tensor | NDArray[Any] | Inputs | Mapping[str, Any]"
-"""A single image or a batch. Its number of axes decides, which a type checker does not see."""
 
 Images: TypeAlias = "OneImage | Arrays | Sequence[OneImage | Arrays]"
 
 OneTarget: TypeAlias = "int | str | targets.Target | Callable[[Any], Tensor] | None"
+# One target for each image; for a single image, several targets.
 Targets: TypeAlias = "Sequence[OneTarget] | Tensor | NDArray[np.integer[Any]]"
-"""One target for each image; for a single image, several targets."""
 
+# Several targets of an image, as many as it has.
 SeveralTargets: TypeAlias = "targets.Top | targets.AllDetections"
-"""Several targets of an image, as many as it has."""
 
 AnyTargets: TypeAlias = (
     "targets.TargetLike | Targets | Sequence[targets.TargetLike | Targets | Sequence[targets.TargetLike]]"
@@ -50,8 +50,8 @@ AnyTargets: TypeAlias = (
 
 OneMethod: TypeAlias = "str | MethodFunction"
 
+# Which explanations get the place check: all, or the first of each input size and each content-dependent one.
 Verify: TypeAlias = Literal["places", "sizes"]
-"""Which explanations get the place check: all, or the first of each input size and each content-dependent one."""
 
 if TYPE_CHECKING:
 
@@ -63,8 +63,8 @@ if TYPE_CHECKING:
         """
 
 
+# Result of an :class:`Explainer` for one image and one target: an explanation, or a list with one per method.
 Result = TypeVar("Result", default=Explanation)
-"""Result of an :class:`Explainer` for one image and one target: an explanation, or a list with one per method."""
 
 
 @dataclass(frozen=True)

@@ -23,19 +23,19 @@ from camtool.errors import CamtoolError
 from camtool.explaining.explanation import Explanation
 from camtool.trust.metrics.removal import REMOVALS, start_removal
 
+# From an image to the probability of each word of the answer, given the text before it, ``(W,)``.
 Score = Callable[[Image.Image], "NDArray[np.float64]"]
-"""From an image to the probability of each word of the answer, given the text before it, ``(W,)``."""
 
 Source = Literal["region", "image", "text"]
 
+# The region of a map: where the heat is at least this share of its peak, and at most this share of the photo.
 _WARM, _LARGEST = 0.5, 0.25
-"""The region of a map: where the heat is at least this share of its peak, and at most this share of the photo."""
 
+# The least probability that must be lost in any case: a word of less than that is none that the model would say.
 _FEWEST = 0.01
-"""The least probability that must be lost in any case: a word of less than that is none that the model would say."""
 
+# Places per axis from which control regions are chosen.
 _SHIFTS = 5
-"""Places per axis from which control regions are chosen."""
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,11 @@ from camtool.rendering.text_tables import align_columns
 from camtool.targets import TextTokens
 from camtool.warning_codes import MapWarning
 
+# Type of the models whose text has no place for the image: the decoder looks at the image by cross-attention.
 _CROSS_ATTENTION = "blip"
-"""Type of the models whose text has no place for the image: the decoder looks at the image by cross-attention."""
 
+# Images beside each other: five of 240 pixels fill the width of a screen.
 _MAX_COLUMNS = 5
-"""Images beside each other: five of 240 pixels fill the width of a screen."""
 
 
 @dataclass(frozen=True, eq=False)

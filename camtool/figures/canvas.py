@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
+# Left, top, width and height in inches, from the figure's top left.
 Box = tuple[float, float, float, float]
-"""Left, top, width and height in inches, from the figure's top left."""
 
+# Lowest and highest value of a scale.
 Limits = tuple[float, float]
-"""Lowest and highest value of a scale."""
 
+# Text before a bar, at its lower end and at its upper end.
 Ends = tuple[str, str, str]
-"""Text before a bar, at its lower end and at its upper end."""
 
+# Colors of main text and of secondary text.
 INK, MUTED = "#1c1e22", "#70747c"
-"""Colors of main text and of secondary text."""
 
 _PALE, _BLUE = "#d6d8dc", "#2b5c8a"
 _THIN_LINE = 0.5  # points

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 Order: TypeAlias = Literal["first", "strongest", "class"]
 
+# Values of ``order=``: which channels are drawn.
 ORDERS = ("first", "strongest", "class")
-"""Values of ``order=``: which channels are drawn."""
 
+# Modules that ``layers="conv"`` selects.
 CONVOLUTIONS = (*(nn.Conv1d, nn.Conv2d, nn.Conv3d), *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d))
-"""Modules that ``layers="conv"`` selects."""
 
 
 def feature_maps(

@@ -94,8 +94,8 @@ def _shorten(text: str, fits: Callable[[str], bool], *, keep_end: bool) -> str:
     return "…"
 
 
+# Distance between images, in inches.
 GAP = 0.05
-"""Distance between images, in inches."""
 
 _EDGE = 0.02  # inches above and below everything
 _ROW_GAP = 0.07  # inches between rows
@@ -112,14 +112,14 @@ _EXTRA_NAME_LINES = 2
 # Height to width, and width to height. An image beyond these is drawn smaller than the others, and not cropped.
 _MAX_HEIGHT_RATIO, _MAX_WIDTH_RATIO = 1.4, 1.8
 
+# Largest width of the labels on the left of rows, in inches.
 MARGIN = LINE_HEIGHT * _MAX_LABEL_LINES + _TEXT_GAP
-"""Largest width of the labels on the left of rows, in inches."""
 
 # Printers show no more. More pixels would only make files large.
 _MAX_DPI = 600
 
+# Inches: size of the color key, and the distance to the images above.
 _KEY_HEIGHT, _KEY_WIDTH, _KEY_GAP = 0.08, 0.9, 0.1
-"""Inches: size of the color key, and the distance to the images above."""
 
 
 @dataclass(frozen=True)

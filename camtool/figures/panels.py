@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from camtool.figures.canvas import Box, Limits, PaperFigure
 
+# Color map of values of both signs: red is positive, white is zero, blue is negative.
 DIVERGING = "RdBu_r"
-"""Color map of values of both signs: red is positive, white is zero, blue is negative."""
 
+# Space above and below everything, in inches.
 EDGE = 0.03
-"""Space above and below everything, in inches."""
 
+# Distance from the maps to the color bar, and width of the bar, in inches.
 BAR_GAP, BAR_WIDTH = 0.08, 0.08
-"""Distance from the maps to the color bar, and width of the bar, in inches."""
 
 # Inches: height of a heading, its baseline, and the distance to the description behind it.
 _HEADING_HEIGHT, _BASELINE, _DESCRIPTION_GAP = 0.19, 0.11, 0.12
@@ -36,8 +36,8 @@ _GAP, _PLOT_GAP = 0.05, 0.15
 _PANEL_GAP = 0.2
 MAX_BAR_HEIGHT, MIN_BAR_HEIGHT = 1.6, 2.1 * LINE_HEIGHT
 
+# Height of a plot of a line, divided by its width.
 _PLOT_ASPECT = 0.4
-"""Height of a plot of a line, divided by its width."""
 
 # Height divided by width. Maps outside these limits are stretched, so that no map is a thin line.
 _MAX_ASPECT, _MIN_ASPECT = 1.5, 0.25

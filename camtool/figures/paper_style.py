@@ -11,23 +11,22 @@ from numpy.typing import NDArray
 from camtool.arguments.messages import suggest_names
 from camtool.errors import CamtoolError
 
+# Values of ``scale=``: each map has its own color scale, or all share one.
 SCALES = ("each", "shared")
-"""Values of ``scale=``: each map has its own color scale, or all share one."""
 
 Scale: TypeAlias = Literal["each", "shared"]
 
-# The widths of ICML. Those of CVPR, ACM and IEEE are a little larger.
+# Widths of one and of two columns of a paper, in inches: those of ICML. CVPR, ACM and IEEE have slightly wider ones.
 WIDTHS = {"single": 3.25, "double": 6.75}
-"""Widths of one and of two columns of a paper, in inches."""
 
+# ``"single"``, ``"double"``, see :data:`WIDTHS`, or a number of inches.
 Width: TypeAlias = 'Literal["single", "double"] | float'
-"""``"single"``, ``"double"``, see :data:`WIDTHS`, or a number of inches."""
 
+# Heights of text and of headings, in points.
 TEXT_SIZE, HEADING_SIZE = 8, 9
-"""Heights of text and of headings, in points."""
 
+# Distance from one line of text to the next, in inches.
 LINE_HEIGHT = 1.25 * TEXT_SIZE / 72
-"""Distance from one line of text to the next, in inches."""
 
 # Below half an inch no text fits. A width above 100 inches is probably meant in another unit.
 _MIN_INCHES, _MAX_INCHES = 0.5, 100.0

@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+# Placement of a layer's grid on the model's input: each cell at the center of its receptive field, or stretched.
 Placement: TypeAlias = Literal["centers", "stretch"]
-"""Placement of a layer's grid on the model's input: each cell at the center of its receptive field, or stretched."""
 
 
 @dataclass(frozen=True)

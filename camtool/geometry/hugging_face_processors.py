@@ -9,11 +9,11 @@ import numpy as np
 
 from camtool.geometry.crop_and_resize import Geometry
 
+# Module of the standard image processors → their methods that move pixels.
 _MOVERS = {
     "transformers.image_processing_backends": ("process_image", "_preprocess", "resize", "center_crop", "pad"),
     "transformers.image_processing_utils": ("preprocess", "_preprocess_image_like_inputs"),
 }
-"""Module of the standard image processors → their methods that move pixels."""
 
 
 def is_standard_processor(part: object) -> bool:
@@ -44,8 +44,8 @@ def are_close(guess: Geometry, probed: Geometry) -> bool:
     return guess.size == probed.size and np.allclose(guess.box, probed.box, rtol=0, atol=_TOLERANCE)
 
 
+# Largest error of a measured box, in photo pixels: half a pixel of resampling, and a margin.
 _TOLERANCE = 0.75
-"""Largest error of a measured box, in photo pixels: half a pixel of resampling, and a margin."""
 
 
 def apply_processor(geometry: Geometry, processor: Any) -> Geometry:

@@ -18,31 +18,31 @@ from camtool.geometry.transform_output import REMEDY, Transform, describe_transf
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import restore_generators, save_generators, were_generators_used
 
+# Number of times that one image is repeated, to detect a transform with a random generator of its own.
 _REPEATS = 4
-"""Number of times that one image is repeated, to detect a transform with a random generator of its own."""
 
+# Gray levels that a ramp climbs across its direction. They dither the rounding to 8 bits after the resampling.
 _CLIMB = 13.0
-"""Gray levels that a ramp climbs across its direction. They dither the rounding to 8 bits after the resampling."""
 
+# Gray levels that a ramp climbs along its direction.
 _RAMP = 255.0 - _CLIMB
-"""Gray levels that a ramp climbs along its direction."""
 
+# Pixels of the coarser grid that the widest common resampling kernel (Lanczos) covers on each side.
 _REACH = 3
-"""Pixels of the coarser grid that the widest common resampling kernel (Lanczos) covers on each side."""
 
+# Share of the usual response to white minus black from which an output pixel shows the photo alone.
 _FULL = 0.96
-"""Share of the usual response to white minus black from which an output pixel shows the photo alone."""
 
+# Share of white minus black by which the gray of a linear transform may differ: a few levels of rounding.
 _NONLINEAR = 0.02
-"""Share of white minus black by which the gray of a linear transform may differ: a few levels of rounding."""
 
+# Share of white minus black that blue may have in the first of three channels to count as none, and red in the last;
+# from 1 - this on it counts as all. Gray values have 0.11 of blue and 0.3 of red in each channel.
 _PURE = 0.25
-"""Share of white minus black that blue may have in the first of three channels to count as none, and red in the last;
-from 1 - this on it counts as all. Gray values have 0.11 of blue and 0.3 of red in each channel."""
 
+# Share of the photo's side by which coordinates may differ from a line: resampling bends them, by a pixel at most for
+# photos of up to 200 pixels.
 _DRIFT = 1 / 200
-"""Share of the photo's side by which coordinates may differ from a line: resampling bends them, by a pixel at most for
-photos of up to 200 pixels."""
 
 
 def probe_geometry(transform: Transform, photo: tuple[int, int]) -> Geometry:

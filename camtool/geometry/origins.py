@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+# Suffixes of files that hold a heatmap as numbers, with the place of its pixels in the world.
 HEATMAP_SUFFIXES: tuple[str, ...] = (".nii", ".nii.gz", ".tif", ".tiff")
-"""Suffixes of files that hold a heatmap as numbers, with the place of its pixels in the world."""
 
 
 @dataclass(frozen=True, eq=False)

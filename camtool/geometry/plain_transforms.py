@@ -23,17 +23,17 @@ _FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 
+# Heights and widths of the photos that a transform is tried on: wide, high, and smaller than most inputs.
 _PHOTOS = ((300, 400), (517, 263), (64, 90))
-"""Heights and widths of the photos that a transform is tried on: wide, high, and smaller than most inputs."""
 
+# Of an input, in pixels: more fills the memory of a browser, and 20,000 takes 1.6 GB.
 _LARGEST_SIDE = 4096
-"""Of an input, in pixels: more fills the memory of a browser, and 20,000 takes 1.6 GB."""
 
+# Of a standard deviation, as float32 takes smaller ones for 0; its inverse is the largest number.
 _SMALLEST = 1e-30
-"""Of a standard deviation, as float32 takes smaller ones for 0; its inverse is the largest number."""
 
+# Largest difference in units of the input, where a gray level is 0.004 or more.
 _TOLERANCE = 1e-4
-"""Largest difference in units of the input, where a gray level is 0.004 or more."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ class PlainTransform:
 
 
 _SIDES = f"sides in whole pixels from 1 to {_LARGEST_SIDE}"
+# Kind of values → their types, the smallest and the largest one.
 _RANGES: dict[str, tuple[tuple[type, ...], float, float]] = {
     _SIDES: ((int,), 1, _LARGEST_SIDE),
     "numbers": ((int, float), -1 / _SMALLEST, 1 / _SMALLEST),
     "numbers above 0": ((int, float), _SMALLEST, 1 / _SMALLEST),
 }
-"""Kind of values → their types, the smallest and the largest one."""
 
 
 def _check_values(name: str, values: Any, count: int, kind: str) -> None:

@@ -20,11 +20,11 @@ from camtool.maps import resize
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
 
+# The rule of :func:`weigh_cells`, as runs and exported files note it: heatmaps of another rule are not mixed in.
 DRAWING = "cells cover half a stride beyond their centers"
-"""The rule of :func:`weigh_cells`, as runs and exported files note it: heatmaps of another rule are not mixed in."""
 
+# Rounding of places, in distances between centers: cells that tile the input end at its edges.
 _ROUNDING = 1e-6
-"""Rounding of places, in distances between centers: cells that tile the input end at its edges."""
 
 
 def weigh_cells(positions: Floats, cells: int, edges: tuple[float, float], *, holds: bool = False) -> Floats:

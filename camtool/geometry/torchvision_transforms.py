@@ -92,12 +92,13 @@ def _trim_border(geometry: Geometry, border: int) -> Geometry:
     return geometry.crop(top, left, height, width)
 
 
+# Packages whose transforms are recognized by the names of their classes.
 _KNOWN_MODULES = (
     *("torchvision.transforms.", "timm.data.transforms.", "open_clip.transform.", "transformers."),
     *("camtool.models.", "camtool.geometry."),
 )
-"""Packages whose transforms are recognized by the names of their classes."""
 
+# Classes that change values or types, but move no pixel.
 _KEEP_POSITIONS = frozenset(
     (
         *("ConvertImageDtype", "Grayscale", "Identity", "MaybeConvertMode", "MaybePILToTensor", "MaybeToTensor"),
@@ -105,8 +106,8 @@ _KEEP_POSITIONS = frozenset(
         "ToTensor",
     )
 )
-"""Classes that change values or types, but move no pixel."""
 
+# Class name → geometry after a transform of that class, or None if it is random.
 _READERS: dict[str, Callable[[Geometry, Any], Geometry | None]] = {
     "CenterCrop": lambda geometry, part: geometry.center_crop(part.size),
     "CenterCropOrPad": lambda geometry, part: geometry.center_crop(part.size),
@@ -128,4 +129,3 @@ _READERS: dict[str, Callable[[Geometry, Any], Geometry | None]] = {
     ),
     "TrimBorder": lambda geometry, part: _trim_border(geometry, part.border_size),
 }
-"""Class name → geometry after a transform of that class, or None if it is random."""

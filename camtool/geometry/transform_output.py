@@ -10,14 +10,14 @@ import numpy as np
 if TYPE_CHECKING:
     from PIL import Image
 
+# Function from a PIL image to the model's input, ``(C, H, W)``.
 Transform: TypeAlias = "Callable[[Image.Image], Any]"
-"""Function from a PIL image to the model's input, ``(C, H, W)``."""
 
+# Advice in errors about transforms whose geometry cannot be found.
 REMEDY = (
     "Pass a deterministic transform that only crops, pads, scales or mirrors, "
     "or pass a tensor that is already prepared."
 )
-"""Advice in errors about transforms whose geometry cannot be found."""
 
 
 def unwrap_image(output: object) -> object:

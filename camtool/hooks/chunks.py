@@ -28,8 +28,8 @@ _DEFAULT_BUDGET = 2**30
 _LIVE_COPIES = 4
 
 
+# The largest number of rows of a forward pass, ``batch_size`` of an explainer; ``None`` for what fits into memory.
 MOST_ROWS: ContextVar[int | None] = ContextVar("MOST_ROWS", default=None)
-"""The largest number of rows of a forward pass, ``batch_size`` of an explainer; ``None`` for what fits into memory."""
 
 
 def get_most_rows() -> int:

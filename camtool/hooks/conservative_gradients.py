@@ -277,6 +277,7 @@ def _glu(tensor: Tensor, dim: int = -1) -> Tensor:
     return gated
 
 
+# Functions whose gradient is that of another function with the same values.
 _REPLACEMENTS: dict[Any, _Function] = {
     functional.layer_norm: _layer_norm,
     functional.rms_norm: _rms_norm,
@@ -288,16 +289,16 @@ _REPLACEMENTS: dict[Any, _Function] = {
     functional.hardswish: lambda tensor: tensor * functional.hardsigmoid(tensor.detach()),
     functional.mish: lambda tensor: tensor * functional.softplus(tensor.detach()).tanh(),
 }
-"""Functions whose gradient is that of another function with the same values."""
 
+# Those whose second argument says that they work in place.
 _HAVE_INPLACE = frozenset({functional.silu, functional.hardswish, functional.mish})
-"""Those whose second argument says that they work in place."""
 
+# Functions of Python that are run, so that the mode sees the operations that they are made of.
 _IN_STEPS = frozenset({functional.multi_head_attention_forward, functional.normalize})
-"""Functions of Python that are run, so that the mode sees the operations that they are made of."""
 
 _MULTIPLICATIONS = frozenset({"mul", "multiply", "mul_", "multiply_", "__rmul__", "mm"})
 _DIVISIONS = frozenset({"div", "divide", "true_divide", "div_", "divide_", "true_divide_"})
+# Names of functions whose results are gates and normalizers where they multiply another tensor.
 _GATES = frozenset(
     {
         *("softmax", "sigmoid", "hardsigmoid", "tanh", "erf", "exp"),
@@ -305,8 +306,8 @@ _GATES = frozenset(
         *("norm", "linalg_norm", "linalg_vector_norm", "std", "var"),
     }
 )
-"""Names of functions whose results are gates and normalizers where they multiply another tensor."""
 
+# Names of functions that make gates of gates.
 _KEEPING = frozenset(
     {
         *("add", "sub", "rsub", "__radd__", "__rsub__", "neg", "clamp", "clamp_min", "masked_fill", "nan_to_num"),
@@ -316,10 +317,9 @@ _KEEPING = frozenset(
         *("repeat_interleave", "to", "type", "type_as", "float", "half", "double", "bfloat16"),
     }
 )
-"""Names of functions that make gates of gates."""
 
+# Names of functions that mix the attention weights of several heads; after another gate they begin a new layer.
 _MIXING = frozenset({"linear", "conv1d", "conv2d"})
-"""Names of functions that mix the attention weights of several heads; after another gate they begin a new layer."""
 
 
 def _is_root(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

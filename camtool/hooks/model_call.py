@@ -40,21 +40,21 @@ from camtool.hooks.structures.nested_tensors import (
 
 _T = TypeVar("_T")
 
+# Models that run only while gradients are recorded, e.g. because they register hooks on tensors.
 NEED_GRADIENTS: WeakSet[nn.Module] = WeakSet()
-"""Models that run only while gradients are recorded, e.g. because they register hooks on tensors."""
 
+# For models whose photos are resized to a size (H, W) that nothing confirms: the size, and a sentence that says so. It
+# ends the error of a model that fails on an input of this size, whichever function runs the model.
 ASSUMED_SIZES: WeakKeyDictionary[nn.Module, tuple[tuple[int, int], str]] = WeakKeyDictionary()
-"""For models whose photos are resized to a size (H, W) that nothing confirms: the size, and a sentence that says so. It
-ends the error of a model that fails on an input of this size, whichever function runs the model."""
 
 
+# Copies of the outputs of layers in a forward pass of the user → where in its graph each output was made. Such a copy
+# is no part of the way to the model's output, so gradients are taken at the edge.
 GRADIENT_EDGES: MutableMapping[Tensor, GradientEdge] = WeakTensorKeyDictionary()
-"""Copies of the outputs of layers in a forward pass of the user → where in its graph each output was made. Such a copy
-is no part of the way to the model's output, so gradients are taken at the edge."""
 
+# Number of elements of the gradients that one batched backward pass returns: 5 rows at the last layer of a ResNet-50,
+# one at a layer of a language model. More at once take more memory and hardly less time.
 _MOST_ELEMENTS = 2**19
-"""Number of elements of the gradients that one batched backward pass returns: 5 rows at the last layer of a ResNet-50,
-one at a layer of a language model. More at once take more memory and hardly less time."""
 
 
 def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
@@ -367,12 +367,12 @@ _MADE_IN_INFERENCE_MODE = (
     "model outside of inference_mode"
 )
 
+# A part of torch's errors about tensors made in inference mode.
 _INFERENCE_TENSOR = "nference tensor"
-"""A part of torch's errors about tensors made in inference mode."""
 
 _CHANNELS = re.compile(r"to have (\d+) channels, but got (\d+) channels|multiplied \(\d+x(\d+) and (\d+)x")
+# Torch's error about an input of a convolution: the number of axes it takes, and the shape it got.
 _CONVOLUTION_AXES = re.compile(r"or (\d)D \(batched\) input to conv\dd, but got input of size: \[([^]]*)\]")
-"""Torch's error about an input of a convolution: the number of axes it takes, and the shape it got."""
 
 _AXIS_TOO_MANY = (
     "A convolution gets one axis too many: an input of 3 axes is a single image (C, H, W) here, and gets a batch axis. "
@@ -385,11 +385,11 @@ MAKES_SPECTROGRAM = (
 )
 
 _ON_META = "A part of the model is on the meta device and has no weights; load them first"
+# A part of an error of torch in a forward pass, and what to do.
 _REMEDIES = {"stft": MAKES_SPECTROGRAM, "is on the meta device": _ON_META, "meta tensor": _ON_META}
-"""A part of an error of torch in a forward pass, and what to do."""
 
+# A part of an error of autograd, and what it means.
 _REASONS: dict[str, str] = json.loads(Path(__file__).with_name("autograd_errors.json").read_text(encoding="utf-8"))
-"""A part of an error of autograd, and what it means."""
 
 
 def _describe_error(error: BaseException) -> str:
@@ -419,8 +419,8 @@ def _describe_hook_error(error: Exception) -> str | None:
     return None
 
 
+# The function of torch that runs a backward pass; what it calls in Python are hooks.
 _ENGINE = "_engine_run_backward"
-"""The function of torch that runs a backward pass; what it calls in Python are hooks."""
 
 
 def _describe_failed_hook(code: Any, owner: Any, caller: nn.Module | None, error: Exception) -> str | None:
@@ -444,8 +444,8 @@ def _describe_write(module: nn.Module) -> str:
     )
 
 
+# Number of modules that a message lists at most.
 _MOST_NAMED = 5
-"""Number of modules that a message lists at most."""
 
 
 def _describe_failure(kind: str, module: nn.Module | None, error: Exception) -> str:

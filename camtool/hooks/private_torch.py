@@ -34,13 +34,12 @@ from torch.utils import checkpoint
 
 # ---------------------------------------------------------------------------------------------------- modes
 
+# Torch's own guard for inference mode. The mode begins when the guard is made, and ends with its ``__exit__``.
+#
+# ``torch.inference_mode`` wraps it in Python. If Ctrl-C arrives when such a block ends, the mode is left only when the
+# traceback is freed, and then overwrites the modes that others have set since. A partial has no Python frame, in which
+# Ctrl-C could arrive, either.
 start_inference_mode: Callable[[bool], AbstractContextManager[Any]] = partial(torch._C._InferenceMode)
-"""Torch's own guard for inference mode. The mode begins when the guard is made, and ends with its ``__exit__``.
-
-``torch.inference_mode`` wraps it in Python. If Ctrl-C arrives when such a block ends, the mode is left only when the
-traceback is freed, and then overwrites the modes that others have set since. A partial has no Python frame, in which
-Ctrl-C could arrive, either.
-"""
 
 
 def is_transforming() -> bool:
@@ -52,11 +51,10 @@ def is_transforming() -> bool:
     return has_transform or torch.compiler.is_compiling() or torch._C._is_tracing()
 
 
+# Return the function modes of this thread, the innermost last.
+#
+# Torch takes a mode off its stack while it calls the mode. If Ctrl-C arrives then, the stack has to be restored.
 save_function_modes: Callable[[], list[TorchFunctionMode]] = _get_current_function_mode_stack
-"""Return the function modes of this thread, the innermost last.
-
-Torch takes a mode off its stack while it calls the mode. If Ctrl-C arrives then, the stack has to be restored.
-"""
 
 
 def restore_function_modes(modes: list[TorchFunctionMode]) -> None:
@@ -119,19 +117,17 @@ def run_without_override_check(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 # attrgetter is as fast as the attribute itself. Every explanation reads these two for all modules of a model.
 
+# The children of a module by name, with ``None`` for those that were set to it. ``named_children()`` leaves these out.
+#
+# For TorchScript it is an object with the methods ``keys``, ``values`` and ``items``, made anew each time.
 get_children: Callable[[nn.Module], Mapping[str, nn.Module | None]] = attrgetter("_modules")
-"""The children of a module by name, with ``None`` for those that were set to it. ``named_children()`` leaves these out.
-
-For TorchScript it is an object with the methods ``keys``, ``values`` and ``items``, made anew each time.
-"""
 
 get_buffers: Callable[[nn.Module], MutableMapping[str, Tensor | None]] = attrgetter("_buffers")
+# The buffers, and the parameters, of a module itself by name, with ``None`` for those that were set to it.
+#
+# To write to the mapping replaces one. ``setattr`` refuses to do that in some modules. For TorchScript see
+# :data:`get_children`.
 get_parameters: Callable[[nn.Module], Mapping[str, nn.Parameter | None]] = attrgetter("_parameters")
-"""The buffers, and the parameters, of a module itself by name, with ``None`` for those that were set to it.
-
-To write to the mapping replaces one. ``setattr`` refuses to do that in some modules. For TorchScript see
-:data:`get_children`.
-"""
 
 
 def is_convolution(module: nn.Module) -> TypeGuard[_ConvNd]:
@@ -144,10 +140,9 @@ def share_children(module: nn.Module, other: nn.Module) -> None:
     module.__dict__["_modules"] = other._modules
 
 
+# The compiled call of a module, after its method ``compile()`` ran; else ``None``. The function ``torch.compile``
+# returns another module, with the original as its child ``_orig_mod``.
 get_compiled_call: Callable[[nn.Module], Any] = attrgetter("_compiled_call_impl")
-"""The compiled call of a module, after its method ``compile()`` ran; else ``None``. The function ``torch.compile``
-returns another module, with the original as its child ``_orig_mod``.
-"""
 
 
 def convert_tensors_of_module(module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -260,11 +255,10 @@ def get_storage_id(tensor: Tensor) -> int | None:
         return None
 
 
+# Return a copy that takes neither time nor memory until one of the two tensors is written to.
+#
+# Where torch has no such function, the copy is a plain one.
 copy_on_write: Callable[[Tensor], Tensor] = getattr(torch, "_lazy_clone", torch.clone)
-"""Return a copy that takes neither time nor memory until one of the two tensors is written to.
-
-Where torch has no such function, the copy is a plain one.
-"""
 
 
 # ------------------------------------------------------------------------------------------------- autograd

@@ -17,8 +17,8 @@ from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 
+# Base class, in Hugging Face's transformers, of blocks that may run again in the backward pass.
 _CHECKPOINTABLE = "GradientCheckpointingLayer"
-"""Base class, in Hugging Face's transformers, of blocks that may run again in the backward pass."""
 
 
 def recompute_blocks(cleanup: Cleanup, model: nn.Module, layers: Sequence[str]) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Matrix products. Their factors are the last two tensors among their arguments.
 _MATRIX_PRODUCTS: frozenset[Any] = frozenset(
     {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm}
 )
-"""Matrix products. Their factors are the last two tensors among their arguments."""
 
+# Functions that :func:`read_product` reads.
 PRODUCTS: frozenset[Any] = _MATRIX_PRODUCTS | {torch.einsum}
-"""Functions that :func:`read_product` reads."""
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.modules import iterate_hookable_modules, iterate_queues, read_tree
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
 
+# The number of latest outputs among which a trace looks for the source of an input. One is not enough: query, key and
+# value are computed one after the other from the same tensor, and may pass through a norm each.
 _LATEST = 8
-"""The number of latest outputs among which a trace looks for the source of an input. One is not enough: query, key and
-value are computed one after the other from the same tensor, and may pass through a norm each."""
 
 
 @dataclass(frozen=True)

@@ -16,19 +16,19 @@ from camtool.hooks.private_torch import is_convolution
 from camtool.hooks.registration import list_foreign_hooks
 from camtool.hooks.structures.modules import list_weights, read_tree
 
+# Kind of an input: ``(C, L)``, ``(C, H, W)``, ``(C, D, H, W)`` or ``(C, T, H, W)``.
 DataKind: TypeAlias = Literal["signal", "image", "volume", "clip"]
-"""Kind of an input: ``(C, L)``, ``(C, H, W)``, ``(C, D, H, W)`` or ``(C, T, H, W)``."""
 
+# Data kind → number of axes besides that of the channels.
 SPATIAL_AXES: dict[DataKind, int] = {"signal": 1, "image": 2, "volume": 3, "clip": 3}
-"""Data kind → number of axes besides that of the channels."""
 
+# Number of axes besides that of the channels → the shape of one input, for messages.
 SHAPE_TEXTS: dict[int, str] = {1: "(C, L)", 2: "(C, H, W)", 3: "(C, D, H, W)"}
-"""Number of axes besides that of the channels → the shape of one input, for messages."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _COLORS = 3
+# Frames of an example clip, as torchvision's r3d_18 takes them.
 _EXAMPLE_FRAMES = 16
-"""Frames of an example clip, as torchvision's r3d_18 takes them."""
 
 
 def check_kind(model: nn.Module, source: Any, kind: DataKind | None = None) -> DataKind:

@@ -10,12 +10,12 @@ from PIL import Image
 
 from camtool.inputs.formats.tiff import get_page_tags
 
+# Bytes for each pixel that a decoder takes beside the decoded image. Measured with Pillow 12.3: 12.0 (WebP), 7.0 (AVIF
+# of 8 bits; twice as much with 12 bits), and 8.5 (HEIC with pillow-heif).
 _DECODER_BYTES = {"WEBP": 13, "AVIF": 16, "HEIF": 9}
-"""Bytes for each pixel that a decoder takes beside the decoded image. Measured with Pillow 12.3: 12.0 (WebP), 7.0 (AVIF
-of 8 bits; twice as much with 12 bits), and 8.5 (HEIC with pillow-heif)."""
 
+# Bytes of one of the coefficients of a JPEG file in several scans, which are all kept until the last scan.
 _COEFFICIENT_BYTES = 2
-"""Bytes of one of the coefficients of a JPEG file in several scans, which are all kept until the last scan."""
 
 _START_OF_SCAN = b"\xff\xda"
 _PART = 1 << 20

@@ -26,24 +26,24 @@ from urllib.request import (
 
 from camtool.errors import ImageError, raise_interrupt
 
+# Largest file that is downloaded; photos are far smaller.
 MOST_BYTES = 256 * 2**20
-"""Largest file that is downloaded; photos are far smaller."""
 
+# Seconds without an answer.
 _TIMEOUT = 30.0
-"""Seconds without an answer."""
 
+# Seconds for a whole exchange with all redirections: a server may send a byte of it now and then forever.
 _DEADLINE = 120.0
-"""Seconds for a whole exchange with all redirections: a server may send a byte of it now and then forever."""
 
+# Addresses of a host that are tried.
 _MOST_ADDRESSES = 4
-"""Addresses of a host that are tried."""
 
 _CHUNK = 2**16
 
 _SCHEMES = ("http", "https")
 
+# Types of content that are not images. Servers send images under many other names, so their bytes decide.
 _NO_IMAGES = ("text/", "application/json", "application/xml", "application/xhtml", "video/", "audio/")
-"""Types of content that are not images. Servers send images under many other names, so their bytes decide."""
 
 
 def download_image(url: str, *, most_bytes: int = MOST_BYTES) -> bytes:

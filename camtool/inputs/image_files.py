@@ -30,22 +30,19 @@ from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import MAX_DRAWN, MAX_PIXELS, ReadingOptions
 from camtool.warning_codes import MapWarning
 
+# Image that :func:`read_image` takes: a path, a URL, the bytes of a file, a PIL image, an array, or what
+# :func:`open_image` returns. An array is gray ``(H, W)`` or ``(H, W, 1)``, RGB ``(H, W, 3)``, or RGB with alpha ``(H,
+# W, 4)``. Its values are uint8, bool (black and white), or floats in [0, 1].
 ImageSource: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[Any] | FileImage
-"""Image that :func:`read_image` takes: a path, a URL, the bytes of a file, a PIL image, an array, or what
-:func:`open_image` returns.
-
-An array is gray ``(H, W)`` or ``(H, W, 1)``, RGB ``(H, W, 3)``, or RGB with alpha ``(H, W, 4)``. Its values are uint8,
-bool (black and white), or floats in [0, 1].
-"""
 
 _NAMES = "avif bmp gif heic heif jfif jpeg jpg pbm pgm png pnm ppm tif tiff webp"
+# The file suffixes, in lower case, that count as images when a folder is searched; see :func:`has_image_suffix`.
 IMAGE_SUFFIXES: frozenset[str] = frozenset(
     (*(f".{name}" for name in _NAMES.split()), *(suffix for suffix in format_table.SUFFIXES if suffix.count(".") == 1))
 )
-"""The file suffixes, in lower case, that count as images when a folder is searched; see :func:`has_image_suffix`."""
 
+# Most bytes of an image file. Some decoders read the whole file at once.
 MAX_BYTES = 2 * 2**30
-"""Most bytes of an image file. Some decoders read the whole file at once."""
 
 # The formats that PIL may decode here. It knows more, but some of them run other programs: EPS starts Ghostscript.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "AVIF")
@@ -83,8 +80,8 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _ON_SIDE = tuple(_UPRIGHT[number] for number in (5, 6, 7, 8))
+# The transpositions that make rows columns, and those after which the first row is the last one.
 _FROM_BELOW = tuple(_UPRIGHT[number] for number in (3, 4, 6, 7))
-"""The transpositions that make rows columns, and those after which the first row is the last one."""
 
 
 def open_image(path: str | os.PathLike[str] | bytes, **reading: Any) -> FileImage:

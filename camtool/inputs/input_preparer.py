@@ -47,8 +47,8 @@ from camtool.outputs.class_scores import UserScore
 from camtool.rendering.views import Photo
 from camtool.warning_codes import MapWarning
 
+# One image or a batch: a tensor, a prepared input, or any source of :func:`camtool.inputs.image_files.read_image`.
 Source: TypeAlias = "image_files.ImageSource | Tensor | PreparedInput"
-"""One image or a batch: a tensor, a prepared input, or any source of :func:`camtool.inputs.image_files.read_image`."""
 
 _ASSUMED_TRANSFORM = (
     "No transform was given, so {size} and the normalization of ImageNet were assumed. If the model was trained on "
@@ -57,18 +57,18 @@ _ASSUMED_TRANSFORM = (
 )
 _MADE_GRAY = MapWarning("The model takes one channel, so the image was converted to gray.", "made-gray")
 
+# Geometries that a preparer keeps, one for each image size, as reading one may run the transform several times. Most
+# folders of photos have few sizes; one of crops has too many to keep.
 _GEOMETRIES = 8
-"""Geometries that a preparer keeps, one for each image size, as reading one may run the transform several times. Most
-folders of photos have few sizes; one of crops has too many to keep."""
 
+# Most pixels to which a transform may scale a photo before it crops it.
 _MOST_SCALED = 100_000_000
-"""Most pixels to which a transform may scale a photo before it crops it."""
 
+# Longer side that is kept of a longer photo, in lengths of the shorter one.
 _KEPT_LENGTHS = 32
-"""Longer side that is kept of a longer photo, in lengths of the shorter one."""
 
+# Default transforms that a preparer keeps: one for RGB and one for gray, as a user may exchange the first layer.
 _DEFAULT_TRANSFORMS = 2
-"""Default transforms that a preparer keeps: one for RGB and one for gray, as a user may exchange the first layer."""
 
 _DEFAULT_READING = ReadingOptions()
 

@@ -27,11 +27,11 @@ from camtool.inputs.formats.file_image import FileImage
 from camtool.layers.selection import depends_on_image, find_layers
 from camtool.outputs.class_scores import UserScore, find_logits
 
+# Scores of an image alone and in a batch differ by less, relative to the largest, also in half precision.
 _ROUNDING = 1e-2
-"""Scores of an image alone and in a batch differ by less, relative to the largest, also in half precision."""
 
+# The position or the name of an argument.
 Key: TypeAlias = int | str
-"""The position or the name of an argument."""
 
 
 class Inputs:

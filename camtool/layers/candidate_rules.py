@@ -84,11 +84,11 @@ def _is_query_output(facts: DetectorCall) -> bool:
     return queries > 0 and call.name != "" and call.shape is not None and call.shape[:2] == (1, queries)
 
 
+# Rules on calls. The call that matches, and all later calls, are not searched.
 TRACE: tuple[Rule[DetectorCall], ...] = (
     # DETR, Mask2Former: a square number of queries looks like a grid of patches.
     Rule("detection queries", _is_query_output),
 )
-"""Rules on calls. The call that matches, and all later calls, are not searched."""
 
 
 # --------------------------------------------------------------------------------------------- ways to read an output
@@ -136,6 +136,7 @@ def _is_transposed(reading: Reading) -> bool:
     return any(len(shape) == 3 and shape[2] == tokens != shape[1] for shape in reading.enclosing)
 
 
+# Rules on the ways to read an output. A layer that the user names must pass them, too.
 READING: tuple[Rule[Reading], ...] = (
     # Swin, MaxViT and detectors: windows or regions instead of images along the first axis.
     Rule("windows", lambda reading: reading.shape[0] != (reading.layout.rows.count if reading.layout.rows else 1)),
@@ -164,7 +165,6 @@ READING: tuple[Rule[Reading], ...] = (
         effect="prefer",
     ),
 )
-"""Rules on the ways to read an output. A layer that the user names must pass them, too."""
 
 
 # ------------------------------------------------------------------------------------------------------------- modules
@@ -176,34 +176,34 @@ _POOLS: tuple[type[nn.Module], ...] = (
     *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
 )
 
+# Rules on the call that returned a grid. They do not hold for a layer that the user names.
 MODULE: tuple[Rule[TracedCall], ...] = (
     # VGG: the pooling before its classifier is deeper, but only coarsens the last feature map.
     Rule("pooling", lambda call: isinstance(call.module, _POOLS)),
 )
-"""Rules on the call that returned a grid. They do not hold for a layer that the user names."""
 
 
 # ------------------------------------------------------------------------------------- activations and gradients
 
 _HARDLY_REACHED = "the score's gradient reaches hardly any of its positions"
+# Verdict on a layer whose gradient is zero everywhere.
 NOT_REACHED = "no gradient reaches it"
-"""Verdict on a layer whose gradient is zero everywhere."""
 
+# Verdict on a layer with the frames of clips.
 OTHER_FRAMES = "the rows of its batch are not the frames of each clip (N, C, T, H, W) in turn"
-"""Verdict on a layer with the frames of clips."""
 
+# Verdict on a layer that returned the same for several images.
 CONSTANT = "it does not depend on the image"
-"""Verdict on a layer that returned the same for several images."""
 
+# Verdict on a layer whose batch has several rows for each image.
 OTHER_VIEWS = (
     "the model joins several inputs to one batch, and no row of it shows the image, all of it and nothing else; let "
     "the model run these layers on one input after the other, or use a method at the input, e.g. method='occlusion'"
 )
-"""Verdict on a layer whose batch has several rows for each image."""
 
+# Share of positions that a class token and registers take at most: 5 of 7 x 7 would be 10 %, but they are a prefix. In
+# feature maps that a classifier reads, the gradient reaches nearly all positions.
 _FEW_POSITIONS = 0.05
-"""Share of positions that a class token and registers take at most: 5 of 7 x 7 would be 10 %, but they are a prefix. In
-feature maps that a classifier reads, the gradient reaches nearly all positions."""
 
 
 class Response(NamedTuple):
@@ -275,6 +275,7 @@ def _are_equal(variants: Tensor) -> bool:
     return bool((variants == variants[:1]).all())
 
 
+# Rules on activations and gradients. The first that applies gives the verdict.
 RESPONSE: tuple[Rule[Response], ...] = (
     # Swin, BEiT: relative position biases (N, heads, T, T) that modules return.
     Rule("constant output", _is_constant, verdict=CONSTANT),
@@ -293,7 +294,6 @@ RESPONSE: tuple[Rule[Response], ...] = (
     # Networks on frames: frames before clips in the batch, or clips (N, T, C, H, W) of three frames.
     Rule("frames in another order", lambda response: response.has_other_frames, verdict=OTHER_FRAMES),
 )
-"""Rules on activations and gradients. The first that applies gives the verdict."""
 
 
 # ----------------------------------------------------------------------------------------------- order of the tokens
@@ -321,9 +321,10 @@ def _is_in_other_order(order: TokenOrder) -> bool:
 
 
 OTHER_ORDER = "its tokens are not in the order of the image's rows"
+# Verdicts on layers with tokens of the image whose places are unknown.
 NOT_LOCATED = "it is uncertain which of its tokens are the image's, and which are registers or learned queries"
-"""Verdicts on layers with tokens of the image whose places are unknown."""
 
+# Rules on layers of tokens that no other rule excludes, the deepest first, until one is left.
 ORDER: tuple[Rule[TokenOrder], ...] = (
     # Hiera: between its stages the tokens of each window lie one after the other.
     Rule("tokens in another order", _is_in_other_order, verdict=OTHER_ORDER),
@@ -336,7 +337,6 @@ ORDER: tuple[Rule[TokenOrder], ...] = (
         verdict="its tokens have no places on the image, as learned queries and pooled tokens have none",
     ),
 )
-"""Rules on layers of tokens that no other rule excludes, the deepest first, until one is left."""
 
 # ------------------------------------------------------------------------------------------------------- projections
 
@@ -347,6 +347,7 @@ class Projection(NamedTuple):
     source: str | None
 
 
+# Rules on layers that no other rule excludes.
 PROJECTION: tuple[Rule[Projection], ...] = (
     # CaiT and attention pooling: keys and values each show a part of what their source shows.
     Rule(
@@ -355,8 +356,8 @@ PROJECTION: tuple[Rule[Projection], ...] = (
         verdict="a projection of {facts.source}",
     ),
 )
-"""Rules on layers that no other rule excludes."""
 
+# All tables by their names.
 TABLES: dict[str, tuple[Rule[Any], ...]] = {
     "TRACE": TRACE,
     "READING": READING,
@@ -365,4 +366,3 @@ TABLES: dict[str, tuple[Rule[Any], ...]] = {
     "ORDER": ORDER,
     "PROJECTION": PROJECTION,
 }
-"""All tables by their names."""

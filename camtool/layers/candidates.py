@@ -15,14 +15,14 @@ from camtool.hooks.tracing import TracedCall
 from camtool.layers.layout_reader import iterate_parent_names
 from camtool.layers.layouts import Layout
 
+# Verdict on a layer that no rule excludes if a deeper one was chosen.
 NOT_DEEPEST = "good, but not the deepest"
-"""Verdict on a layer that no rule excludes if a deeper one was chosen."""
 
+# Verdict on the layers before the last ones of a network with many.
 SHALLOW = "shallow, not evaluated"
-"""Verdict on the layers before the last ones of a network with many."""
 
+# Verdict on a layer behind the chosen one that a part of the detections is explained at.
 LEVEL = "explains the detections of one feature level"
-"""Verdict on a layer behind the chosen one that a part of the detections is explained at."""
 
 
 @dataclass(frozen=True)

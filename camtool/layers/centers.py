@@ -58,8 +58,8 @@ class _Grid:
     axes: tuple[AxisCenters, ...]
 
 
+# The pixels of an axis, or its frames.
 _PIXEL = AxisCenters(0.5, 1.0, 1.0)
-"""The pixels of an axis, or its frames."""
 
 
 class _UnreadableError(Exception):
@@ -181,10 +181,10 @@ def _find_drawn_place(model: Any, inputs: ModelInputs, layer: Layer, call_index:
     return LayerPlace(centers, None, False, moved, by_content=False)
 
 
+# Names of nodes that may bring pixels to other places. Most do not: models with their channels last permute axes.
 _MOVING = re.compile(
     "(Flip|Roll|Rot90|Permute|Transpose|Index|IndexSelect|IndexPut|Gather|Take|Stack|AsStrided|GridSampler.D)Backward"
 )
-"""Names of nodes that may bring pixels to other places. Most do not: models with their channels last permute axes."""
 
 
 def _may_be_moved(output: Tensor) -> bool:
@@ -493,17 +493,17 @@ def _find_central_taps(weight: Tensor) -> list[float]:
     return taps
 
 
+# Axes of the weight of a convolution over signals; those over images and volumes have more.
 _FEWEST_AXES = 3
-"""Axes of the weight of a convolution over signals; those over images and volumes have more."""
 
+# With fewer filters, the middle tap is used: their mean depends too much on chance.
 _FEWEST_FILTERS = 8
-"""With fewer filters, the middle tap is used: their mean depends too much on chance."""
 
+# A shift from the middle tap that is smaller than this number of standard errors is chance.
 _STANDARD_ERRORS = 2.5
-"""A shift from the middle tap that is smaller than this number of standard errors is chance."""
 
+# A smaller shift, in taps, is rounding.
 _ROUNDING = 1e-4
-"""A smaller shift, in taps, is rounding."""
 
 
 def _pool(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
@@ -632,11 +632,11 @@ def _choose(node: Node, children: Sequence[_Grid | None]) -> Sequence[_Grid | No
     return [children[0] if bool(mask) else children[1]]
 
 
+# Distance in cells from their mean up to which joined branches may lie: patches of 16 x 16 slices do, crops do not.
 _FAR = 8.0
-"""Distance in cells from their mean up to which joined branches may lie: patches of 16 x 16 slices do, crops do not."""
 
+# Distance in cells from which places do not count as equally far from one another.
 _UNEVEN = 0.01
-"""Distance in cells from which places do not count as equally far from one another."""
 
 
 def _crop(grid: _Grid, starts: dict[int, tuple[float, float]], shape: Sizes) -> _Grid:
@@ -747,6 +747,7 @@ _POOLING = ("MaxPool2DWithIndices", "MaxPool3DWithIndices", "AvgPool2D", "AvgPoo
 _PADDING = [f"{kind}Pad{axes}D" for kind in ("Reflection", "Replication") for axes in (1, 2, 3)]
 _REDUCING = ("Mean", "Sum", "Amax", "Amin", "Var", "VarMean", "Std", "StdMean", "Norm", "LinalgVectorNorm")
 
+# Name of an autograd node → its rule. Other nodes keep the grid.
 _RULES: dict[str, _Rule] = {
     "Convolution": _convolve,
     "Slice": _slice,
@@ -764,4 +765,3 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_RESAMPLING, _resample),
     **dict.fromkeys(_REDUCING, _reduce),
 }
-"""Name of an autograd node → its rule. Other nodes keep the grid."""

@@ -31,13 +31,14 @@ from torch import nn
 
 from camtool.hooks.tracing import TracedCall
 
+# Names of modules that torch.nn has for signals, images and volumes: each with ``1d``, ``2d`` or ``3d`` at its end.
 _FIRST_BY_DIMENSION = (
     *("Conv", "ConvTranspose", "BatchNorm", "InstanceNorm", "Dropout"),
     *("AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool", "LPPool", "MaxPool", "MaxUnpool"),
     *("CircularPad", "ConstantPad", "ReflectionPad", "ReplicationPad"),
 )
-"""Names of modules that torch.nn has for signals, images and volumes: each with ``1d``, ``2d`` or ``3d`` at its end."""
 
+# Modules that take and return ``(N, C, *grid)``.
 _FIRST: tuple[type[nn.Module], ...] = (
     *(
         getattr(nn, f"{name}{axes}d")
@@ -48,10 +49,9 @@ _FIRST: tuple[type[nn.Module], ...] = (
     *(nn.SyncBatchNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d),
     *(nn.ChannelShuffle, nn.PixelShuffle, nn.PixelUnshuffle, nn.Upsample, nn.Softmax2d, nn.FeatureAlphaDropout),
 )
-"""Modules that take and return ``(N, C, *grid)``."""
 
+# Modules that work along the last axis, unless a subclass overrides their ``forward``. torch 2.4 added RMSNorm.
 _LAST: tuple[type[nn.Module], ...] = (nn.LayerNorm, *([nn.RMSNorm] if hasattr(nn, "RMSNorm") else []), nn.Linear)
-"""Modules that work along the last axis, unless a subclass overrides their ``forward``. torch 2.4 added RMSNorm."""
 
 
 def _is_activation(value: object) -> bool:
@@ -61,20 +61,20 @@ def _is_activation(value: object) -> bool:
     return is_module and value.__module__ == nn.modules.activation.__name__
 
 
+# Modules whose output has the layout of their input.
 _ELEMENTWISE = (
     *(member for member in vars(nn.modules.activation).values() if _is_activation(member)),
     nn.Dropout,
     nn.AlphaDropout,
     nn.Identity,
 )
-"""Modules whose output has the layout of their input."""
 
+# Class names like ``Conv2d``.
 _NAMED_FIRST = re.compile(r"[1-3][dD]$")
-"""Class names like ``Conv2d``."""
 
 _WIDTHS_IN = ("in_channels", "num_features", "num_channels")
+# Attributes with the number of channels of a module's input, and of its output.
 _WIDTHS_OUT = ("out_channels", "num_features", "num_channels")
-"""Attributes with the number of channels of a module's input, and of its output."""
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,8 @@ def _has_width(module: nn.Module, names: Iterable[str], shape: tuple[int, ...] |
 
 # -------------------------------------------------------------------------------------------------- spreading
 
+# Index of another call and, for each axis of its output, the same axis in the output of this call.
 _Link = tuple[int, tuple[int, ...]]
-"""Index of another call and, for each axis of its output, the same axis in the output of this call."""
 
 
 def _find_links(calls: Sequence[TracedCall]) -> list[list[_Link]]:

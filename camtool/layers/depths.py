@@ -39,18 +39,18 @@ from camtool.layers.survey import group_grid_outputs
 from camtool.outputs.class_scores import find_logits
 from camtool.outputs.detections import find_query_tokens
 
+# A number of depths, with the explained layer, or the names of the others.
 Depths: TypeAlias = "int | Sequence[str]"
-"""A number of depths, with the explained layer, or the names of the others."""
 
+# Depths in each stage: its middle and its end.
 _PER_STAGE = 2
-"""Depths in each stage: its middle and its end."""
 
 
+# Names of nodes with weights, of which a skip connection has none; `UpsampleLinear1DBackward0` resizes one.
 _WEIGHTED = re.compile(r"(?i)convolution|(mm|mv|linear)backward|attention|rnn|lstm|gru")
-"""Names of nodes with weights, of which a skip connection has none; `UpsampleLinear1DBackward0` resizes one."""
 
+# Names of nodes that join a skip connection.
 _ADDED = re.compile(r"(Add|Sub|Cat|Stack)Backward")
-"""Names of nodes that join a skip connection."""
 
 
 class _Place(NamedTuple):

@@ -19,17 +19,17 @@ from torch import Tensor, nn
 from camtool.errors import LayerError
 from camtool.hooks.structures.nested_tensors import ModelInputs
 
+# Names in configurations of Hugging Face for the placeholder's number in the vocabulary.
 _TOKEN_NAMES = ("image_token_id", "image_token_index")
-"""Names in configurations of Hugging Face for the placeholder's number in the vocabulary."""
 
+# Names of inputs that mark the image's tokens themselves: Kosmos-2.
 _MASK_NAMES = ("image_embeds_position_mask",)
-"""Names of inputs that mark the image's tokens themselves: Kosmos-2."""
 
+# Types of models whose first token of the image is the mean over all its cells, and no cell.
 _POOLED_FIRST = ("florence2",)
-"""Types of models whose first token of the image is the mean over all its cells, and no cell."""
 
+# Name of the input that holds a :class:`TiledImage`.
 TILED_IMAGE = "tiled_image"
-"""Name of the input that holds a :class:`TiledImage`."""
 
 
 @dataclass(frozen=True)

@@ -10,22 +10,22 @@ from torch import Tensor
 from camtool.errors import LayerError
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor, map_batch
 
+# Number of images that :func:`vary_corner` and :func:`vary_halves` return: the first image and two variants of it.
 VARIANTS = 3
-"""Number of images that :func:`vary_corner` and :func:`vary_halves` return: the first image and two variants of it."""
 
+# Number of images that :func:`vary_corner_and_halves` returns.
 ALL_VARIANTS = 5
-"""Number of images that :func:`vary_corner_and_halves` returns."""
 
+# Number of bands along each axis that :func:`nudge_bands` changes one after the other.
 _BANDS = 4
-"""Number of bands along each axis that :func:`nudge_bands` changes one after the other."""
 
+# Noise of :func:`nudge_bands`, relative to the largest pixel. Networks that mix positions respond to a large change
+# everywhere: with 1 instead, DETR and LeViT with random weights do not show their places.
 NUDGE = 0.05
-"""Noise of :func:`nudge_bands`, relative to the largest pixel. Networks that mix positions respond to a large change
-everywhere: with 1 instead, DETR and LeViT with random weights do not show their places."""
 
 
+# Ranges of whole numbers, the first that holds an image counts: files of models may take no other numbers.
 _WHOLE_RANGES = ((0, 255), (-128, 127), (0, 65535), (-32768, 32767))
-"""Ranges of whole numbers, the first that holds an image counts: files of models may take no other numbers."""
 
 
 def get_image_input(inputs: ModelInputs) -> Tensor:

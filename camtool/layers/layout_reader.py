@@ -20,9 +20,9 @@ from camtool.outputs.detections import QueryTokens
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
+# Number of first modules with as many tokens that are asked whether the tokens depend on the image: a patch embedding
+# and the modules that add positions and a class token.
 _ORIGINS = 4
-"""Number of first modules with as many tokens that are asked whether the tokens depend on the image: a patch embedding
-and the modules that add positions and a class token."""
 
 _NO_QUERIES = QueryTokens()
 

@@ -13,75 +13,75 @@ from torch import Tensor
 from camtool.hooks.observation import Rows
 from camtool.layers.image_variants import VARIANTS
 
+# Number of positions along each axis of the image, ``(h, w)`` for photos.
 Grid: TypeAlias = tuple[int, ...]
-"""Number of positions along each axis of the image, ``(h, w)`` for photos."""
 
+# Upper bound on prefix tokens. Known models have at most 8 registers and a class token. A larger bound would fit a
+# grid to almost any number of tokens.
 _MOST_PREFIX_TOKENS = 16
-"""Upper bound on prefix tokens. Known models have at most 8 registers and a class token. A larger bound would fit a
-grid to almost any number of tokens."""
 
+# Factor by which another layout must respond more strongly than the likely one to be chosen instead. In random
+# networks that mix positions widely, the wrong layout responded up to 1.2 times as strongly in 90 of 100 networks. The
+# right one responded at least 1.28 times as strongly in all networks that were tried.
 _MIN_RESPONSE_RATIO = 1.2
-"""Factor by which another layout must respond more strongly than the likely one to be chosen instead. In random
-networks that mix positions widely, the wrong layout responded up to 1.2 times as strongly in 90 of 100 networks. The
-right one responded at least 1.28 times as strongly in all networks that were tried."""
 
 
+# Contrast from which the response to another half of the image has a place. In attention that mixes all positions it
+# stays below 4, in tokens with skip connections it is 5 to 100.
 _CONTRAST = 5.0
-"""Contrast from which the response to another half of the image has a place. In attention that mixes all positions it
-stays below 4, in tokens with skip connections it is 5 to 100."""
 
+# Share of the change that lies in the changed half, at most, if the tokens are in another order. By chance it is
+# about 0.55, and 0 if the order is backwards. In 88 transformers with random weights it is larger wherever the contrast
+# is large, but for layers of Hiera within its stages: their tokens are in another order, and it is 0.5.
 _AGREEMENT = 0.8
-"""Share of the change that lies in the changed half, at most, if the tokens are in another order. By chance it is
-about 0.55, and 0 if the order is backwards. In 88 transformers with random weights it is larger wherever the contrast
-is large, but for layers of Hiera within its stages: their tokens are in another order, and it is 0.5."""
 
+# Number of cells from which a share of them says something.
 FEWEST_CELLS = 16
-"""Number of cells from which a share of them says something."""
 
+# Correlation from which tokens have a place on the image, along each axis. The chosen layers of all transformers in
+# the tests have 0.49 to 1; for 64 learned queries, which look at all of the image, it is below 0.2.
 _PLACED = 0.35
-"""Correlation from which tokens have a place on the image, along each axis. The chosen layers of all transformers in
-the tests have 0.49 to 1; for 64 learned queries, which look at all of the image, it is below 0.2."""
 
+# Correlation that tokens without a place exceed along all axes of a grid in about 0.2 % of random orders, times the
+# root of the number of cells, by the number of axes.
 _PLACED_BY_CHANCE = {1: 2.9, 2: 1.6, 3: 1.1}
-"""Correlation that tokens without a place exceed along all axes of a grid in about 0.2 % of random orders, times the
-root of the number of cells, by the number of axes."""
 
+# Largest correlation that is required: the cells of 2 x 2 and 3 x 3 transformers have 0.76 and more.
 _MOST_REQUIRED = 0.75
-"""Largest correlation that is required: the cells of 2 x 2 and 3 x 3 transformers have 0.76 and more."""
 
+# Distance from the center of a cell, relative to the image, at which the expected response falls to 1/e: a band.
 _BAND_WIDTH = 0.25
-"""Distance from the center of a cell, relative to the image, at which the expected response falls to 1/e: a band."""
 
+# Cells count as moved if the correlation of their responses with other places is higher by this than with their own
+# places. Of 79 networks of torchvision and timm with random weights, none counts, and 74 do behind a mirrored
+# image; the others hardly tell places apart. A ResNet has 1.6 behind a mirrored image, 0.8 behind a turned one, and 0.4
+# behind one that is rolled by an eighth.
 _MOVED_MARGIN = 0.4
-"""Cells count as moved if the correlation of their responses with other places is higher by this than with their own
-places. Of 79 networks of torchvision and timm with random weights, none counts, and 74 do behind a mirrored
-image; the others hardly tell places apart. A ResNet has 1.6 behind a mirrored image, 0.8 behind a turned one, and 0.4
-behind one that is rolled by an eighth."""
 
+# Number of places along each axis to which the grid is rolled for that.
 _SHIFTS = 8
-"""Number of places along each axis to which the grid is rolled for that."""
 
+# Factor by which the best of these places must fit better than a single one, so that it is no chance. With it, random
+# but smooth responses of 4 x 4 cells, the fewest, seldom count as moved.
 _SEARCH_MARGIN = 1.5
-"""Factor by which the best of these places must fit better than a single one, so that it is no chance. With it, random
-but smooth responses of 4 x 4 cells, the fewest, seldom count as moved."""
 
+# Share of the pairs of a cell in the changed half and another one, of which the first responds more, from which a grid
+# begins at the right token. A grid of 14 columns that begins one token early or late has 0.86 or less.
 _MIN_EXACT_PAIRS = 0.99
-"""Share of the pairs of a cell in the changed half and another one, of which the first responds more, from which a grid
-begins at the right token. A grid of 14 columns that begins one token early or late has 0.86 or less."""
 
+# Change of a token, relative to the largest one, up to which it counts as rounding.
 UNCHANGED = 1e-4
-"""Change of a token, relative to the largest one, up to which it counts as rounding."""
 
+# Share of the cells on each side of the border that do not count there, because convolutions overlap.
 _EXACT_MARGIN = 0.25
-"""Share of the cells on each side of the border that do not count there, because convolutions overlap."""
 
+# Largest change of unchanged frames, relative to the changed ones. It is 0 for networks that run on each frame, and 1
+# if the rows of the batch are no frames or in another order.
 _MAX_FRAME_LEAK = 0.5
-"""Largest change of unchanged frames, relative to the changed ones. It is 0 for networks that run on each frame, and 1
-if the rows of the batch are no frames or in another order."""
 
 
+# Kinds of layouts where the frames of a clip are rows of the layer's batch.
 _OF_FRAMES = ("frames", "frames channels last", "frame tokens")
-"""Kinds of layouts where the frames of a clip are rows of the layer's batch."""
 
 
 @dataclass(frozen=True)

@@ -52,34 +52,34 @@ from camtool.layers.layouts import (
 )
 from camtool.maps import ROUNDING_STEPS, upcast
 
+# The names of the layers before a layer, and of those behind it.
 Around: TypeAlias = tuple[Sequence[str], Sequence[str]]
-"""The names of the layers before a layer, and of those behind it."""
 
+# Name of a layer → its output in each call.
 Calls: TypeAlias = Mapping[str, Sequence[Tensor]]
-"""Name of a layer → its output in each call."""
 
+# Number of layers before one whose tokens do not show their order that are asked instead: a block or two.
 _NEAREST = 8
-"""Number of layers before one whose tokens do not show their order that are asked instead: a block or two."""
 
+# Share of the change that lies in the changed half of the image, at least, so that tokens in a text count as cells.
+# Here a place is required, as nothing else shows that these tokens form a grid.
 _TEXT_AGREEMENT = 0.7
-"""Share of the change that lies in the changed half of the image, at least, so that tokens in a text count as cells.
-Here a place is required, as nothing else shows that these tokens form a grid."""
 
+# Contrast that they must have, too, as a few cells agree by chance. With random weights it is 12 to 290 for
+# cells, and 1.1 to 1.8 for queries, which look at the whole image.
 _TEXT_CONTRAST = 1.5
-"""Contrast that they must have, too, as a few cells agree by chance. With random weights it is 12 to 290 for
-cells, and 1.1 to 1.8 for queries, which look at the whole image."""
 
+# Share of the cells on each side of the border that are not asked. A convolutional tower sees an object across the
+# border, and may respond to the noise there more than to noise on plain background: with all cells, the agreement in
+# the captioner of the demo was below 0.7 for 8 % of the scenes.
 _TEXT_MARGIN = 0.25
-"""Share of the cells on each side of the border that are not asked. A convolutional tower sees an object across the
-border, and may respond to the noise there more than to noise on plain background: with all cells, the agreement in the
-captioner of the demo was below 0.7 for 8 % of the scenes."""
 
+# Noise that is tried, see :func:`nudge_bands`. A strong one reaches cells that a ReLU leaves at zero, e.g. those on a
+# dark background.
 _NUDGES = (NUDGE, 1.0, 8.0)
-"""Noise that is tried, see :func:`nudge_bands`. A strong one reaches cells that a ReLU leaves at zero, e.g. those on a
-dark background."""
 
+# Share of a layer's cells that must respond, so that no stronger noise is tried.
 _MOST_CELLS = 0.5
-"""Share of a layer's cells that must respond, so that no stronger noise is tried."""
 
 
 # -------------------------------------------------------------------------------------------------- rows of a batch
@@ -380,8 +380,8 @@ def observe_in_parts(
     }
 
 
+# Message for layers whose cells have no fixed places.
 _OTHER_SIZE = "the size of a layer depends on the image's content, so no cell has a place; crop before the model."
-"""Message for layers whose cells have no fixed places."""
 
 
 def _join_parts(parts: Sequence[Tensor], size: int) -> Tensor:

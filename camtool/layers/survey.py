@@ -64,20 +64,20 @@ from camtool.outputs.class_scores import UserScore, compute_top_score, find_logi
 from camtool.outputs.detections import QueryTokens, find_detections, find_query_tokens
 from camtool.outputs.predictions import get_image_output, to_batch
 
+# Number of deepest grids that one second forward pass asks about. It bounds the memory of the recorded graph.
 _MOST_ASKED = 32
-"""Number of deepest grids that one second forward pass asks about. It bounds the memory of the recorded graph."""
 
+# The same in a language model, whose activations are large.
 _MOST_ASKED_IN_TEXT = 4
-"""The same in a language model, whose activations are large."""
 
+# The same in a model without gradients, where each grid takes a few passes of its own.
 _MOST_PROBED = 4
-"""The same in a model without gradients, where each grid takes a few passes of its own."""
 
+# Change of the top score, as a share of the largest, that is rounding: a part of a graph rounds otherwise than all.
 _SCORE_ROUNDING = 1e-4
-"""Change of the top score, as a share of the largest, that is rounding: a part of a graph rounds otherwise than all."""
 
+# Class token and registers at the start of a row of tokens.
 _MOST_SPECIAL_TOKENS = 5
-"""Class token and registers at the start of a row of tokens."""
 
 
 def find_candidates(

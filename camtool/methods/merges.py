@@ -15,12 +15,10 @@ from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import draw_heat, resample
 from camtool.maps import scale_by_peak, scale_min_max, unsqueeze_like
 
+# A function from the maps of several layers ``(L, N, *grid)`` to one map per image ``(N, *grid)``. Each map is divided
+# by its own peak and resized to the finest grid among the layers. The layers are in the order of the ``layer``
+# argument.
 Merge: TypeAlias = Callable[[Tensor], Tensor]
-"""A function from the maps of several layers ``(L, N, *grid)`` to one map per image ``(N, *grid)``.
-
-Each map is divided by its own peak and resized to the finest grid among the layers. The layers are in the order of the
-``layer`` argument.
-"""
 
 
 @dataclass(frozen=True)
@@ -95,8 +93,8 @@ class Winsor:
         return (_LOWEST_WEIGHT + (1 - _LOWEST_WEIGHT) * share).where(importance > 0, 0)
 
 
+# The weight of the least important layer with a positive importance, as in the Winsor-CAM paper.
 _LOWEST_WEIGHT = 0.1
-"""The weight of the least important layer with a positive importance, as in the Winsor-CAM paper."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +123,7 @@ class Cascade:
         return result
 
 
+# Name → merge.
 MERGES: dict[str, Merge] = {
     "mean": lambda stacked: stacked.mean(0),
     "max": lambda stacked: stacked.amax(0),
@@ -133,7 +132,6 @@ MERGES: dict[str, Merge] = {
     "winsor": Winsor(),
     "polycam": Cascade(),
 }
-"""Name → merge."""
 
 
 def merge_maps(

@@ -11,6 +11,7 @@ from camtool.methods import families
 from camtool.methods.registry import COSTS, METHODS, NEEDS, WRAPPERS, Method, Wrapper, find_method, get_default_options
 from camtool.rendering.text_tables import StyledLine, align_columns, fit_columns, wrap_paragraph
 
+# Heading → the modules of :mod:`camtool.methods.families` whose methods are listed below it.
 _FAMILIES = {
     "Gradients at a layer": ("gradient", "competition"),
     "Gradients averaged over changed images": ("averaged_gradient",),
@@ -21,8 +22,8 @@ _FAMILIES = {
     "Gradients at the pixels": ("input_gradient",),
     "Words of a vision-language model": ("text_tokens",),
 }
-"""Heading → the modules of :mod:`camtool.methods.families` whose methods are listed below it."""
 
+# Method to begin with → what for.
 _BEGIN = {
     "gradcam": "most models, in one backward pass; the default",
     "faithcam": "more precise heat, from several depths",
@@ -31,20 +32,19 @@ _BEGIN = {
     "tam": "the words of a vision-language model",
     "ablationcam": "models without gradients, e.g. quantized ones",
 }
-"""Method to begin with → what for."""
 
+# Heading of methods that are registered outside of camtool.
 _OWN = "Your own"
-"""Heading of methods that are registered outside of camtool."""
 
 _WRAPPERS_HEADING = "Wrappers, written before the name of a method: tta:gradcam"
 
+# Cost → what it means.
 _MEANINGS = {
     "a pass": "one backward pass at most",
     "some passes": "a few passes through the model",
     "many tails": "a pass through the layers after the chosen one for each channel",
     "many passes": "hundreds of passes through the model",
 }
-"""Cost → what it means."""
 
 
 def format_method_list(width: int | None = None) -> list[StyledLine]:

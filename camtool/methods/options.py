@@ -57,8 +57,8 @@ def check_no_local_targets(evidence: Evidence, change: str) -> None:
             )
 
 
+# The options of methods that may be texts, for models that compare images with texts.
 _TEXT_OPTIONS = ("against",)
-"""The options of methods that may be texts, for models that compare images with texts."""
 
 
 def encode_text_options(options: Mapping[str, Any], encode: Callable[[Sequence[str]], Tensor]) -> dict[str, Any]:

@@ -54,25 +54,25 @@ from camtool.maps import ROUNDING_STEPS, unsqueeze_like, upcast
 from camtool.methods.families.scorecam import blur_input
 from camtool.methods.options import check_count
 
+# The smallest number of masks: the first round, which hides each pixel once.
 FEWEST_PASSES = 4
-"""The smallest number of masks: the first round, which hides each pixel once."""
 
+# The largest number of masks; the regression takes the cube of it.
 MOST_PASSES = 1024
-"""The largest number of masks; the regression takes the cube of it."""
 
+# Cells along each axis, by the number of axes.
 _CELLS = {1: 64, 2: 14, 3: 6}
-"""Cells along each axis, by the number of axes."""
 
+# The number of masks of each round, and of the pieces of each mask.
 _ROUNDS = ((4, 1), (8, 1), (4, 48), (16, 1), (12, 5), (20, 1))
-"""The number of masks of each round, and of the pieces of each mask."""
 
 _POOLS: dict[int, Callable[..., Tensor]] = {1: adaptive_avg_pool1d, 2: adaptive_avg_pool2d, 3: adaptive_avg_pool3d}
 
+# Points along each axis of a cell at which masks are made.
 _LATTICE = 4
-"""Points along each axis of a cell at which masks are made."""
 
+# Standard deviation of the blur in lengths of the shorter side, as in :mod:`camtool.trust.metrics.removal`.
 _BLUR = 10 / 224
-"""Standard deviation of the blur in lengths of the shorter side, as in :mod:`camtool.trust.metrics.removal`."""
 
 _HEAT_DEVIATION, _ANY_MASK_DEVIATION, _EDGE_DEVIATION = 5.0, 0.1, 2.0
 _LENGTH, _LEAST_HEAT = 0.1, 0.03

@@ -34,26 +34,24 @@ from camtool.methods.options import check_depths
 from camtool.methods.stored_maps import find_stored_maps
 from camtool.models.preprocessing import STATED, suggest_preprocessing
 
+# ``function(evidence, **options) -> (R, *grid)``: one raw map per row, not scaled.
 MethodFunction: TypeAlias = Callable[..., Tensor]
-"""``function(evidence, **options) -> (R, *grid)``: one raw map per row, not scaled."""
 
+# ``function(evidence, method, **options) -> (R, *grid)``: raw maps, computed from the maps of ``method``.
+#
+# The options of ``method`` are set before it is passed.
 WrapperFunction: TypeAlias = Callable[..., Tensor]
-"""``function(evidence, method, **options) -> (R, *grid)``: raw maps, computed from the maps of ``method``.
 
-The options of ``method`` are set before it is passed.
-"""
-
+# The cost of a method in addition to the forward pass that all methods need. ``"a pass"``: at most one backward pass.
+# ``"some passes"``: about 2 to 50 passes. ``"many tails"``: one pass through the tail for each channel or position.
+# ``"many passes"``: tens to thousands of passes through the whole model.
 Cost: TypeAlias = Literal["a pass", "some passes", "many tails", "many passes"]
-"""The cost of a method in addition to the forward pass that all methods need.
 
-``"a pass"``: at most one backward pass. ``"some passes"``: about 2 to 50 passes. ``"many tails"``: one pass through the
-tail for each channel or position. ``"many passes"``: tens to thousands of passes through the whole model.
-"""
-
+# All costs, in ascending order.
 COSTS: tuple[Cost, ...] = get_args(Cost)
-"""All costs, in ascending order."""
 
 
+# A requirement of a method in addition to a forward pass, as it is shown to users.
 Need: TypeAlias = Literal[
     "text",
     "one head on all tokens",
@@ -71,19 +69,18 @@ Need: TypeAlias = Literal[
     "a pooled linear head",
     "a detector",
 ]
-"""A requirement of a method in addition to a forward pass, as it is shown to users."""
 
+# All needs, in the order in which they are shown.
 NEEDS: tuple[Need, ...] = get_args(Need)
-"""All needs, in the order in which they are shown."""
 
+# Most wrappers in a name. Each may run the method 6 to 14 times; three of them cost as much as the dearest methods.
 _MAX_WRAPPERS = 3
-"""Most wrappers in a name. Each may run the method 6 to 14 times; three of them cost as much as the dearest methods."""
 
+# Needs that an engine can provide.
 _COMPILED_NEEDS = frozenset({"activations", "gradients", "gradients of several classes", "a pooled linear head"})
-"""Needs that an engine can provide."""
 
+# Needs of methods that look at no score.
 _NO_SCORE = frozenset({"activations", "attention"})
-"""Needs of methods that look at no score."""
 
 
 @dataclass(frozen=True)
@@ -180,11 +177,11 @@ class Wrapper:
     needs: frozenset[Need] = frozenset()
 
 
+# Name → method, in the order of registration.
 METHODS: dict[str, Method] = {}
-"""Name → method, in the order of registration."""
 
+# Name → wrapper, in the order of registration.
 WRAPPERS: dict[str, Wrapper] = {}
-"""Name → wrapper, in the order of registration."""
 
 
 def method(
@@ -335,12 +332,12 @@ def find_by_name(name: str, entries: Mapping[str, Entry]) -> Entry | None:
 
 # --------------------------------------------------------------- look-up and checks by name
 
+# Needs of methods that read only the model's inputs and outputs.
 _MODEL_CALLS = frozenset({"forwards", "a detector", "gradients at the input"})
-"""Needs of methods that read only the model's inputs and outputs."""
 
-# Guided backprop ("ReLUs") changes gradients, so it needs them as well.
+# Needs that no model without gradients can serve. Guided backprop ("ReLUs") changes gradients, so it needs them as
+# well.
 _GRADIENTS = frozenset({"gradients", "gradients of several classes", "gradients at the input", "ReLUs"})
-"""Needs that no model without gradients can serve."""
 
 
 def find_method(name: str | MethodFunction) -> Method:

@@ -27,8 +27,8 @@ from camtool.hooks.structures.nested_tensors import find_main_tensor
 from camtool.models.functions import FunctionModel
 from camtool.models.sources import SOURCES, Source
 
+# Image size (H, W) of most classifiers trained on ImageNet.
 _DEFAULT_SIZE = (224, 224)
-"""Image size (H, W) of most classifiers trained on ImageNet."""
 
 _Answer = TypeVar("_Answer")
 
@@ -145,11 +145,11 @@ def _ask_sources(question: Callable[[Source], _Answer | None]) -> _Answer | None
 # ------------------------------------------------------------------------------------- the size of a user's own model
 
 _SIZE_NAMES = ("image_size", "img_size", "input_size")
+# Sides of square inputs, besides 224, the most usual ones of data sets and architectures first.
 _USUAL_SIDES = (
     *(32, 28, 64, 128, 96, 256, 48, 227, 299, 384, 160, 192, 16, 112, 84, 100, 150, 200, 320, 240, 512, 24),
     *(20, 36, 40, 50, 56, 60, 72, 75, 80, 90, 120, 125, 144, 180, 250, 300, 331, 400, 416, 448, 480, 640),
 )
-"""Sides of square inputs, besides 224, the most usual ones of data sets and architectures first."""
 
 
 def _infer_input_size(model: nn.Module) -> tuple[int, int] | None:

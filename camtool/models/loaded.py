@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from camtool.geometry.transform_output import Transform
 
+# From T texts to their embeddings ``(T, D)``, in the same space as the model's embeddings of images.
 TextEncoder: TypeAlias = Callable[[Sequence[str]], Tensor]
-"""From T texts to their embeddings ``(T, D)``, in the same space as the model's embeddings of images."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from camtool.models.functions import CallKeywords
 
 
+# Full name of a wrapper class → its attribute that holds the model. These wrappers compute what the model computes: on
+# several devices, in a compiled form, or with averaged weights. Names instead of classes, so that nothing is imported
+# for them. To see through a new wrapper, add it here.
 _WRAPPERS = {
     "torch.nn.parallel.data_parallel.DataParallel": "module",
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
@@ -51,11 +54,6 @@ _WRAPPERS = {
     # Averaged weights: swa_utils.AveragedModel holds a copy of the model.
     "torch.optim.swa_utils.AveragedModel": "module",
 }
-"""Full name of a wrapper class → its attribute that holds the model.
-
-These wrappers compute what the model computes: on several devices, in a compiled form, or with averaged weights. Names
-instead of classes, so that nothing is imported for them. To see through a new wrapper, add it here.
-"""
 
 
 def to_loaded(model: nn.Module | Loaded | Callable[[Tensor], Any]) -> Loaded:

@@ -36,28 +36,28 @@ from camtool.models.user_code import load_transform
 from camtool.models.vision_language import takes_image_and_text
 from camtool.warning_codes import MapWarning
 
+# Order of the channels that a model takes; ``"gray"`` is one channel.
 Channels: TypeAlias = Literal["rgb", "bgr", "gray"]
-"""Order of the channels that a model takes; ``"gray"`` is one channel."""
 
+# How a photo with another aspect ratio is resized: cropped at the longer side, distorted, or padded with black.
 Fit: TypeAlias = Literal["crop", "stretch", "pad"]
-"""How a photo with another aspect ratio is resized: cropped at the longer side, distorted, or padded with black."""
 
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# Share of red, green and blue in a gray value, as in PIL's mode L (ITU-R 601-2).
 _GRAY_WEIGHTS = (0.299, 0.587, 0.114)
-"""Share of red, green and blue in a gray value, as in PIL's mode L (ITU-R 601-2)."""
 
+# Size (W, H) of the gray photo with which a transform is tried: neither square nor of a usual input size.
 _TRIAL_PHOTO = (320, 256)
-"""Size (W, H) of the gray photo with which a transform is tried: neither square nor of a usual input size."""
 
 _HUGGING_FACE, _TIMM = "preprocessor_config.json", "config.json"
+# Bytes of a file of settings; they have a few thousand.
 _MAX_BYTES = 2**24
-"""Bytes of a file of settings; they have a few thousand."""
 
+# The arguments of :func:`preprocessing`.
 STATED = ("size", "fit", "channels", "mean", "std")
-"""The arguments of :func:`preprocessing`."""
 
+# Sizes (W, H) of the photos with which two transforms are compared.
 _COMPARED_PHOTOS = (320, 256), (200, 300)
-"""Sizes (W, H) of the photos with which two transforms are compared."""
 
 
 @dataclass(frozen=True)

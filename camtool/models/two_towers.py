@@ -23,16 +23,16 @@ from camtool.hooks.structures.nested_tensors import map_tensors
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+# From texts to the input of the text tower: a tensor of tokens, or a mapping of keyword arguments.
 Tokenizer: TypeAlias = Callable[[list[str]], Any]
-"""From texts to the input of the text tower: a tensor of tokens, or a mapping of keyword arguments."""
 
+# Name of the method that encodes images → name of the method that encodes texts.
 ENCODERS = {
     # transformers
     "get_image_features": "get_text_features",
     # open_clip, and OpenAI's CLIP
     "encode_image": "encode_text",
 }
-"""Name of the method that encodes images → name of the method that encodes texts."""
 
 
 def find_encoders(model: nn.Module) -> tuple[str, str] | None:

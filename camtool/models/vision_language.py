@@ -21,9 +21,9 @@ from camtool.models import image_tiles
 from camtool.models.two_towers import PartOfModel
 
 _PIXELS, _GRIDS, _TEXT, _MASK = "pixel_values", "image_grid_thw", "input_ids", "attention_mask"
+# Names of arguments in transformers: pixels, numbers of patches ``(frames, rows, columns)`` of each image, tokens,
+# which of them are no padding, the number of images of each text, and pixels of videos.
 _COUNTS, _VIDEOS = "batch_num_images", "pixel_values_videos"
-"""Names of arguments in transformers: pixels, numbers of patches ``(frames, rows, columns)`` of each image, tokens,
-which of them are no padding, the number of images of each text, and pixels of videos."""
 
 
 def takes_image_and_text(model: nn.Module) -> bool:

@@ -20,16 +20,17 @@ from camtool.arguments.messages import add_article, format_count
 from camtool.errors import Forgive, ModelError, raise_interrupt
 from camtool.hooks.private_torch import set_state_version
 
+# Prefixes that wrappers leave in the names: those of DataParallel, torch.compile and Lightning.
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
-"""Prefixes that wrappers leave in the names: those of DataParallel, torch.compile and Lightning."""
 
 
+# Bytes of a pickle beside its tensors that are looked at.
 _MAX_PICKLE = 2**24
-"""Bytes of a pickle beside its tensors that are looked at."""
 
+# Beginnings of what a pickle of tensors names.
 _OF_TENSORS = ("torch ", "torch._", "torch.storage", "torch.serialization", "collections ", "numpy")
-"""Beginnings of what a pickle of tensors names."""
 
+# Kind of a file that was given as the name of a model → the end of its error message.
 FILE_KINDS = {
     "missing": "is the name of no file that exists; give the name of a model, and a file of weights as weights= "
     "(--weights)",
@@ -38,7 +39,6 @@ FILE_KINDS = {
     "model": "is a pickle of a whole model, which could run any code; save its state_dict(), and give that as weights= "
     "(--weights), together with the name of the model",
 }
-"""Kind of a file that was given as the name of a model → the end of its error message."""
 
 
 class WeightsWarning(UserWarning):

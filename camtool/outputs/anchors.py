@@ -28,18 +28,18 @@ from camtool.errors import TargetError
 from camtool.hooks.structures.nested_tensors import find_tensors
 from camtool.outputs.post_processing import ULTRALYTICS, ULTRALYTICS_RTDETR, YOLOV5, PostProcessing
 
+# Pixels between the anchors of the finest of three levels. The next two have strides of 16 and 32.
 _FINEST_STRIDE = 8
-"""Pixels between the anchors of the finest of three levels. The next two have strides of 16 and 32."""
 
+# Positions of these levels, as multiples of those of the coarsest.
 _FINEST_TO_COARSEST = (16, 4, 1)
-"""Positions of these levels, as multiples of those of the coarsest."""
 
+# Largest difference between confidences and those of a head's logits, by which the two are known to be the same. It
+# allows for half precision.
 _SAME_CONFIDENCE = 1e-3
-"""Largest difference between confidences and those of a head's logits, by which the two are known to be the same. It
-allows for half precision."""
 
+# Columns of a row after selection: the corners of the box, the confidence and the class.
 _BEST_COLUMNS = 6
-"""Columns of a row after selection: the corners of the box, the confidence and the class."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,8 +300,8 @@ def _have_known_unit(rows: Tensor) -> bool:
     return bool(boxes.amax() > _BEYOND) or (_are_fractions(boxes) and _has_classes(rows))
 
 
+# Boxes with a corner beyond this are in pixels.
 _BEYOND = 2
-"""Boxes with a corner beyond this are in pixels."""
 
 
 def _are_fractions(boxes: Tensor) -> bool:

@@ -16,14 +16,14 @@ from camtool.maps import upcast
 from camtool.outputs.detections import find_detections
 from camtool.warning_codes import MapWarning
 
+# Names of scores, or of the image's embedding if there are none, in order of preference. Hugging Face's classifiers
+# return ``logits``, CLIP ``logits_per_image``, torchvision's segmenters ``out``, DETR's own code ``pred_logits``, and
+# models without a head ``image_embeds`` or ``pooler_output``. ``out`` comes before ``aux``, a second set of planes.
 _SCORE_FIELDS = ("logits", "logits_per_image", "out", "pred_logits", "image_embeds", "pooler_output")
-"""Names of scores, or of the image's embedding if there are none, in order of preference. Hugging Face's classifiers
-return ``logits``, CLIP ``logits_per_image``, torchvision's segmenters ``out``, DETR's own code ``pred_logits``, and
-models without a head ``image_embeds`` or ``pooler_output``. ``out`` comes before ``aux``, a second set of planes."""
 
+# Names in outputs of Hugging Face's models that show which tensor is meant, although none of them is in
+# ``_SCORE_FIELDS``: the features of a model without a head, and the masks of MaskFormer.
 _UNAMBIGUOUS_FIELDS = frozenset({"last_hidden_state", "masks_queries_logits"})
-"""Names in outputs of Hugging Face's models that show which tensor is meant, although none of them is in
-``_SCORE_FIELDS``: the features of a model without a head, and the masks of MaskFormer."""
 
 
 def find_score_field(named: Mapping[str, Any]) -> str | None:
@@ -31,27 +31,27 @@ def find_score_field(named: Mapping[str, Any]) -> str | None:
     return next((name for name in _SCORE_FIELDS if named.get(name) is not None), None)
 
 
+# Function from scores to probabilities: ``"softmax"`` over classes that exclude one another, ``"sigmoid"`` of
+# independent labels, or ``"identity"`` if the scores are probabilities. The term is that of generalized linear models.
 Link: TypeAlias = Literal["softmax", "sigmoid", "identity"]
-"""Function from scores to probabilities: ``"softmax"`` over classes that exclude one another, ``"sigmoid"`` of
-independent labels, or ``"identity"`` if the scores are probabilities. The term is that of generalized linear models."""
 
+# All links.
 LINKS: tuple[Link, ...] = get_args(Link)
-"""All links."""
 
+# The number of tensors of an output that a warning names. It keeps the warning to two lines, and the user needs only
+# one name to see how to choose.
 _MAX_NAMED = 4
-"""The number of tensors of an output that a warning names. It keeps the warning to two lines, and the user needs only
-one name to see how to choose."""
 
+# Rounding errors of probabilities, and of the sum of those of a thousand classes. In single precision (steps of 6e-8),
+# sigmoids and softmax stay well below; the sums of logits miss 1 by far more.
 _ROUNDING = 1e-5
-"""Rounding errors of probabilities, and of the sum of those of a thousand classes. In single precision (steps of 6e-8),
-sigmoids and softmax stay well below; the sums of logits miss 1 by far more."""
 
+# Largest difference from 1 of the sum of probabilities of classes that exclude one another. Half precision (steps of
+# 8e-3 in bfloat16) stays below, also after a cast; independent labels miss 1 by far more at some position.
 _SUM_ROUNDING = 1e-2
-"""Largest difference from 1 of the sum of probabilities of classes that exclude one another. Half precision (steps of
-8e-3 in bfloat16) stays below, also after a cast; independent labels miss 1 by far more at some position."""
 
+# Names of Hugging Face's outputs whose logits are those of a language model.
 _IS_TEXT = re.compile("CausalLM|Seq2SeqLM|ConditionalGeneration")
-"""Names of Hugging Face's outputs whose logits are those of a language model."""
 
 
 @dataclass(frozen=True)
@@ -212,24 +212,24 @@ def _compute_planes_of_queries(classes: Tensor, masks: Tensor) -> Tensor:
 
 # --------------------------------------------------------------------------------------------------------- links
 
+# Names of tensors that are embeddings or features, not scores.
 _EMBEDDING_FIELDS = ("image_embeds", "pooler_output", "last_hidden_state")
-"""Names of tensors that are embeddings or features, not scores."""
 
 _VIEW_NODES = frozenset(
     ["squeeze", "unsqueeze", "view", "unsafeview", "reshapealias", "select", "slice", "t", "permute", "transpose"]
 )
 _COPY_NODES = frozenset(["clone", "tocopy"])
 _AVERAGE_NODES = frozenset(["mean", "adaptiveavgpool2d", "avgpool2d", "upsamplebilinear2d", "upsamplenearest2d"])
+# Operations on the autograd graph after which probabilities are still probabilities, and logits still logits.
 _KEEPING_NODES = _VIEW_NODES | _COPY_NODES | _AVERAGE_NODES
-"""Operations on the autograd graph after which probabilities are still probabilities, and logits still logits."""
 
+# Operations whose results are probabilities, by their names on the graph or those of functions.
 _PROBABILITY_OPERATIONS = frozenset(["sigmoid", "hardsigmoid", "softmax"])
-"""Operations whose results are probabilities, by their names on the graph or those of functions."""
 
+# Operations whose results have no upper bound, so they are logits also if they happen to be between 0 and 1.
 _LOGIT_OPERATIONS = frozenset(
     ["linear", "addmm", "mm", "bmm", "baddbmm", "matmul", "einsum", "convolution", "conv1d", "conv2d", "conv3d", "relu"]
 )
-"""Operations whose results have no upper bound, so they are logits also if they happen to be between 0 and 1."""
 
 
 class FoundLink(NamedTuple):

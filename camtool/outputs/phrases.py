@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+# The numbers of a phrase's tokens in the vocabulary; empty if the output does not tell them.
 Phrase: TypeAlias = tuple[int, ...]
-"""The numbers of a phrase's tokens in the vocabulary; empty if the output does not tell them."""
 
+# [CLS], [SEP], "." and "?" in the vocabulary of BERT, the text encoder of these models. The models themselves let only
+# the tokens between two of these attend to one another.
 _SEPARATORS = frozenset({101, 102, 1012, 1029})
-"""[CLS], [SEP], "." and "?" in the vocabulary of BERT, the text encoder of these models. The models themselves let only
-the tokens between two of these attend to one another."""
 
 
 @dataclass(frozen=True, eq=False)

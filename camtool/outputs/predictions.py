@@ -16,8 +16,8 @@ from camtool.outputs.class_count import find_class_count
 from camtool.outputs.class_scores import find_logits, is_score_table
 from camtool.outputs.detections import Detections, count_query_logits, find_detection_dicts, find_detections
 
+# The model's output for one image: class scores ``(K,)``, score planes ``(K, *size)``, or detections.
 Prediction: TypeAlias = Tensor | Detections
-"""The model's output for one image: class scores ``(K,)``, score planes ``(K, *size)``, or detections."""
 
 
 _BAG_ADVICE = (

@@ -21,8 +21,8 @@ from camtool.hooks.structures.modules import find_module
 from camtool.hooks.structures.nested_tensors import find_main_tensor, replace_main_tensor
 from camtool.recorder.selection import LayerSelector, select
 
+# A function of one tensor that returns another tensor, or writes to its argument and returns nothing.
 Edit: TypeAlias = Callable[[Tensor], Tensor | None]
-"""A function of one tensor that returns another tensor, or writes to its argument and returns nothing."""
 
 
 def scale(factor: float) -> Edit:
@@ -109,8 +109,8 @@ def add_noise(std: float, seed: int) -> Edit:
     return lambda tensor: tensor + std * torch.randn(tensor.shape, generator=generator, device="cpu").to(tensor)
 
 
+# Edits by the layers that they belong to.
 Edits: TypeAlias = Mapping[LayerSelector, Edit]
-"""Edits by the layers that they belong to."""
 
 
 class EditHooks:

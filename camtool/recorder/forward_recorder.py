@@ -28,13 +28,13 @@ from camtool.hooks.structures.nested_tensors import find_tensors, map_tensors, r
 from camtool.recorder.edits import Edit, apply_gradient_edit, get_editable_tensor
 from camtool.recorder.records import Record, RecordedCall, RecordedTensors, Storage, TensorCopier
 
+# A node of the graph and the index of one of its outputs: the place where the gradient of a tensor is summed up.
 _Edge: TypeAlias = tuple[Node, int]
-"""A node of the graph and the index of one of its outputs: the place where the gradient of a tensor is summed up."""
 
 _Indices: TypeAlias = tuple[int, ...]
 
+# A function that registers a hook on the gradient of a tensor.
 _AddHook: TypeAlias = Callable[[Tensor, Callable[[Tensor], None]], None]
-"""A function that registers a hook on the gradient of a tensor."""
 
 
 class SentBack:

@@ -18,13 +18,13 @@ from camtool.hooks.private_torch import copy_on_write, get_storage_id
 from camtool.hooks.structures.nested_tensors import map_tensors
 from camtool.recorder.reducers import Fold, Histogram, Max, Mean, Reducer
 
+# The ``keep`` argument of :class:`camtool.Recorder`.
 Keep: TypeAlias = Literal["all", "last", "concat", "mean", "max", "histogram"] | Reducer | Callable[[Any, Tensor], Any]
-"""The ``keep`` argument of :class:`camtool.Recorder`."""
 
 _REDUCERS: dict[str, Callable[[], Reducer]] = {"mean": Mean, "max": Max, "histogram": Histogram}
 
+# A placeholder for tensors that are stored elsewhere.
 EMPTY = torch.empty(0, device="cpu")
-"""A placeholder for tensors that are stored elsewhere."""
 
 
 class Storage:

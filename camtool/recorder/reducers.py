@@ -16,12 +16,12 @@ from torch import Tensor
 
 from camtool.errors import CamtoolError
 
+# The number of values that are sorted into bins at once. On a CPU they fit into the cache (1 MiB in double precision).
+# A GPU needs more of them to be busy, but they should take only a small part of its memory (32 MiB).
 _CHUNK, _CHUNK_ON_GPU = 2**17, 2**22
-"""The number of values that are sorted into bins at once. On a CPU they fit into the cache (1 MiB in double precision).
-A GPU needs more of them to be busy, but they should take only a small part of its memory (32 MiB)."""
 
+# From this number of values per image on, images are summed one by one: a batch of them exceeds the cache.
 _LARGE = 2**14
-"""From this number of values per image on, images are summed one by one: a batch of them exceeds the cache."""
 
 
 @runtime_checkable

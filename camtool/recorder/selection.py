@@ -14,11 +14,11 @@ from camtool.arguments.messages import suggest_names
 from camtool.errors import LayerError
 from camtool.hooks.structures.modules import describe_unknown_layer, find_module, find_module_name, get_modules_by_name
 
+# A dotted name, wildcard, type, module, or function of name and module.
 LayerSelector: TypeAlias = str | type[nn.Module] | nn.Module | Callable[[str, nn.Module], bool]
-"""A dotted name, wildcard, type, module, or function of name and module."""
 
+# A :data:`LayerSelector`, or a list of them.
 LayerSelection: TypeAlias = LayerSelector | Sequence[LayerSelector]
-"""A :data:`LayerSelector`, or a list of them."""
 
 
 def select(model: nn.Module | HasModel, which: LayerSelection | None) -> list[str]:

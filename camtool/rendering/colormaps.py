@@ -13,8 +13,8 @@ from camtool.arguments.messages import suggest_names
 from camtool.errors import ColormapError
 from camtool.rendering.pixel_checks import Floats, Pixels
 
+# Name, or matplotlib color map: a callable from floats in [0, 1] to RGBA in [0, 1].
 Colormap: TypeAlias = str | Callable[[Any], Any]
-"""Name, or matplotlib color map: a callable from floats in [0, 1] to RGBA in [0, 1]."""
 
 # OpenCV's cyclic (hsv, twilight) and reversed (rainbow) color maps are left out: they do not order heat.
 _OPENCV = (
@@ -42,12 +42,12 @@ _HEAT_ALPHA, _ALPHA = 0.7, 0.5
 # From this heat on, color maps other than "heat" have full opacity, so that their colors can be compared.
 _FULL_OPACITY_HEAT = 0.5
 
+# Names that are always known. If matplotlib is installed, its names are known too.
 COLORMAPS: tuple[str, ...] = ("heat", *_OPENCV, "gray")
-"""Names that are always known. If matplotlib is installed, its names are known too."""
 
 
+# Color map of overlays and heatmaps, unless the user chooses another.
 DEFAULT_COLORMAP = "heat"
-"""Color map of overlays and heatmaps, unless the user chooses another."""
 
 
 def get_palette(colormap: Colormap) -> Pixels:

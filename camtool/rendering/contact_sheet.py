@@ -16,11 +16,11 @@ from camtool.rendering.pixel_checks import Color, Floats, Heat, Pixels
 from camtool.rendering.regions import draw_cross, draw_ring
 from camtool.rendering.text_drawing import INK, MUTED, PANEL, PAPER, RULE, SMALL_TEXT_SIZE, draw_text, load_font_for
 
+# Pixels around a contact sheet, and between its tiles.
 _MARGIN, _GAP = 24, 14
-"""Pixels around a contact sheet, and between its tiles."""
 
+# Longer side of a tile's image, in pixels.
 _SIDE = 220
-"""Longer side of a tile's image, in pixels."""
 
 # Captions such as "slice 117" need this width, even below a narrow image.
 _MIN_TILE_WIDTH = 84
@@ -32,27 +32,27 @@ _CAPTION_HEIGHT, _BAR_HEIGHT = 26, 4
 _IMAGE_GAP, _IMAGE_CAPTION_HEIGHT, _IMAGE_TEXT_SIZE = 10, 34, 16
 _CAPTION_COLOR: Color = (51, 51, 51)
 
+# Colors of the words for a right and for a wrong prediction. Both have a contrast above 5 to paper.
 RIGHT, WRONG = (17, 112, 60), (190, 30, 45)
-"""Colors of the words for a right and for a wrong prediction. Both have a contrast above 5 to paper."""
 
 # Letters grow with the picture, which is shown reduced if it is large. A line then has space for about 60 letters.
 # Below the smallest size letters cannot be read; above a twelfth of the height they would outweigh the picture.
 _LETTERS_PER_WIDTH, _LETTERS_PER_HEIGHT, _MIN_LETTERS = 30, 12, 13
 
+# Pixels below which a caption has no space: narrower pictures get paper at their right.
 _MIN_WIDTH = 200
-"""Pixels below which a caption has no space: narrower pictures get paper at their right."""
 
+# Letter heights between the two ends of a line: further apart they would not be read together.
 _MAX_WIDTH_IN_LETTERS = 30
-"""Letter heights between the two ends of a line: further apart they would not be read together."""
 
+# Characters beyond which text is cut before it is measured.
 _LONGEST_TEXT = 200
-"""Characters beyond which text is cut before it is measured."""
 
+# In letter heights.
 _LINE_HEIGHT, _PADDING = 1.4, 0.5
-"""In letter heights."""
 
+# Width of the color bar of a legend, in letter heights.
 _LEGEND_WIDTH = 8
-"""Width of the color bar of a legend, in letter heights."""
 
 # Sheets of pictures.
 _SHEET_SIDE, _SHEET_GAP, _SHEET_MARGIN, _SHEET_LETTERS = 230, 18, 24, 14
@@ -75,8 +75,8 @@ class Tile:
     is_large: bool = False
 
 
+# Function from images ``(T, H, W, 3)`` and heatmaps ``(T, H, W)`` to images.
 Blend: TypeAlias = "Callable[[Pixels, Heat], Pixels]"
-"""Function from images ``(T, H, W, 3)`` and heatmaps ``(T, H, W)`` to images."""
 
 
 def draw_contact_sheet(tiles: Sequence[Tile], blend: Blend, *, colormap: Colormap = DEFAULT_COLORMAP) -> Pixels:

@@ -35,20 +35,20 @@ from camtool.rendering.regions import choose_line_width
 # the photo behind it is just recognizable.
 _UNSEEN_GRAYS = np.rint(0.45 * np.arange(256) + 0.55 * 112).astype(np.uint8)
 
+# Gray level, 0 to 255, that a middle gray of the photo gets where the model did not see it.
 UNSEEN_GRAY = int(_UNSEEN_GRAYS[128])
-"""Gray level, 0 to 255, that a middle gray of the photo gets where the model did not see it."""
 
 # Pixels computed at a time. Their floats fit into the processor's cache, and large photos need little memory.
 _PIXELS_AT_A_TIME = 2**16
 
+# Colors of positive and of negative values.
 _POSITIVE, _NEGATIVE = (255, 16, 16), (16, 80, 255)
-"""Colors of positive and of negative values."""
 
+# Gray of the line around the seen part.
 _BORDER_GRAY = 230
-"""Gray of the line around the seen part."""
 
+# Shorter side of a photo in widths of this line.
 _BORDERS_PER_SIDE = 180
-"""Shorter side of a photo in widths of this line."""
 
 
 def colorize(heatmap: NDArray[Any], colormap: Colormap = DEFAULT_COLORMAP) -> Pixels:

@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 from camtool.arguments.messages import add_article
 from camtool.errors import OverlayError
 
+# ``(H, W, 3)`` RGB.
 Pixels: TypeAlias = NDArray[np.uint8]
-"""``(H, W, 3)`` RGB."""
 
+# Heatmap or other values, of any float type.
 Heat: TypeAlias = NDArray[np.floating[Any]]
-"""Heatmap or other values, of any float type."""
 
 Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
 
+# ``(K, 2)``: x and y.
 Points: TypeAlias = NDArray[np.float32]
-"""``(K, 2)``: x and y."""
 
+# Red, green and blue, each from 0 to 255.
 Color: TypeAlias = tuple[int, int, int]
-"""Red, green and blue, each from 0 to 255."""
 
 # Resizing in float32 changes values by about this much. It makes no value invalid, and no map less constant.
 _ROUNDING = 1e-6

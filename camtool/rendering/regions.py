@@ -29,8 +29,8 @@ _SUBPIXEL_BITS = 4  # OpenCV draws to a sixteenth of a pixel
 # Colors darker than this (luma, 0 to 255) get a white halo, others a black one.
 _DARK = 64
 
+# Weights of red, green and blue in the brightness of a color (ITU-R BT.601).
 _LUMA = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in the brightness of a color (ITU-R BT.601)."""
 
 # Subtracted from the threshold of contours: scikit-image looks for more than its level, regions for the level itself.
 _HAIR = 1e-9
@@ -38,6 +38,7 @@ _HAIR = 1e-9
 _WHITE, _BLACK, _INK = (255, 255, 255), (0, 0, 0), (20, 22, 26)
 
 
+# Name → box of a place in percent of width and height. ``"border"`` is all that lies outside of its box.
 PLACES: dict[str, tuple[float, float, float, float]] = {
     "top-left": (0, 0, 25, 25),
     "top-right": (75, 0, 100, 25),
@@ -46,7 +47,6 @@ PLACES: dict[str, tuple[float, float, float, float]] = {
     "center": (25, 25, 75, 75),
     "border": (10, 10, 90, 90),
 }
-"""Name → box of a place in percent of width and height. ``"border"`` is all that lies outside of its box."""
 
 
 @dataclass(frozen=True)
@@ -299,11 +299,11 @@ def _draw_outlines(photo: NDArray[Any], lines: Sequence[Floats], color: Color, w
     return canvas
 
 
+# Colors of a ring and of a cross. Neither is in the default color map, whose heat lies below them.
 _DRAWN_COLOR, _MEASURED_COLOR = _WHITE, (0, 224, 255)
-"""Colors of a ring and of a cross. Neither is in the default color map, whose heat lies below them."""
 
+# Shorter side of a photo in radii of a mark, and the smallest radius in pixels.
 _SIDE_PER_MARK, _SMALLEST_MARK = 28, 6
-"""Shorter side of a photo in radii of a mark, and the smallest radius in pixels."""
 
 
 def choose_mark_radius(photo: Pixels) -> float:
@@ -375,8 +375,8 @@ def _fit_stroke(width: float) -> tuple[int, int, int]:
     return max(1, round(width)), cv2.LINE_AA, _SUBPIXEL_BITS
 
 
+# ``(x0, y0, x1, y1)`` in pixels.
 Box: TypeAlias = tuple[float, float, float, float]
-"""``(x0, y0, x1, y1)`` in pixels."""
 
 # The height of letters is this part of the shorter side of the image, within these limits in pixels.
 _LETTERS_PER_SIDE, _MIN_LETTERS, _MAX_LETTERS = 28, 11, 36
@@ -384,8 +384,8 @@ _LETTERS_PER_SIDE, _MIN_LETTERS, _MAX_LETTERS = 28, 11, 36
 # A tag that would cover more of the image's height hides more than it explains: it is left out.
 _MAX_PART_OF_HEIGHT = 1 / 3
 
+# Pixels between the line of a box and its tag.
 _GAP = 2
-"""Pixels between the line of a box and its tag."""
 
 
 def _draw_labels(image: Pixels, boxes: Sequence[Box], labels: Sequence[str], *, paper: Color, ink: Color) -> Pixels:

@@ -22,11 +22,11 @@ from camtool.rendering.text_drawing import (
     draw_vertical_text,
 )
 
+# Pixels: width of the page, its margin, the space for values on the left, the gap between panels.
 _WIDTH, _MARGIN, _LEFT, _GAP = 1060, 24, 96, 10
-"""Pixels: width of the page, its margin, the space for values on the left, the gap between panels."""
 
+# Height of the band that shows the heatmap by itself.
 _BAND_HEIGHT = 14
-"""Height of the band that shows the heatmap by itself."""
 
 _LINE_WIDTH = 2
 _SUBPIXEL_BITS = 4  # OpenCV draws to a sixteenth of a pixel
@@ -34,14 +34,14 @@ _SUBPIXEL_BITS = 4  # OpenCV draws to a sixteenth of a pixel
 # More panels than these would make a page too long for a screen.
 _MAX_PANELS = 16
 
+# Up to so many panels, the height of each.
 _PANEL_HEIGHTS = ((1, 260), (2, 180), (4, 130), (8, 96), (_MAX_PANELS, 64))
-"""Up to so many panels, the height of each."""
 
 # Two values and their gap need this height. In lower panels they would overlap.
 _MIN_HEIGHT_WITH_VALUES = 90
 
+# Pixels: the key to the colors, and the space for its label "high".
 _KEY_WIDTH, _KEY_HEIGHT, _KEY_LABEL_WIDTH = 120, 10, 44
-"""Pixels: the key to the colors, and the space for its label "high"."""
 
 # A hint of the overlay's color behind the line can be seen on a small page, where a thin line cannot.
 _GROUND_TINT = 0.45

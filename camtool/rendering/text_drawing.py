@@ -20,21 +20,20 @@ if TYPE_CHECKING:
 
 Font: TypeAlias = "ImageFont.FreeTypeFont | ImageFont.ImageFont"
 
+# Background of a page, and of a plot on it.
 PAPER, PANEL = (255, 255, 255), (247, 248, 250)
-"""Background of a page, and of a plot on it."""
 
+# Colors of main text, of secondary text, and of thin lines.
 INK, MUTED, RULE = (28, 30, 34), (112, 116, 124), (222, 225, 230)
-"""Colors of main text, of secondary text, and of thin lines."""
 
 # Pillow's own font has ASCII only. Fonts that systems bring, by file name, those for most scripts first; Pillow finds
 # them in the folders of the system.
 _SYSTEM_FONTS = Path(__file__).with_name("system_fonts.txt").read_text(encoding="utf-8").splitlines()
+# No font has a letter for it, so it is drawn as what stands for missing letters.
 _UNASSIGNED = "\U0010ffff"
-"""No font has a letter for it, so it is drawn as what stands for missing letters."""
 
-# A page as wide as two columns of a paper shows these at 8 to 9 pt.
+# Heights of letters, in pixels. A page as wide as two columns of a paper shows these at 8 to 9 pt.
 TEXT_SIZE, SMALL_TEXT_SIZE = 19, 17
-"""Heights of letters, in pixels."""
 
 
 def load_font(size: int) -> Font:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import TypeAlias
 
+# Line of text and its style: ``"bold"``, ``"dim"``, ``""``, ...
 StyledLine: TypeAlias = tuple[str, str]
-"""Line of text and its style: ``"bold"``, ``"dim"``, ``""``, ..."""
 
+# Space between two columns.
 _GAP = "  "
-"""Space between two columns."""
 
+# Minimum width of a wrapped column, in characters. Lines exceed the width of the terminal rather than this one.
 _MIN_WIDTH = 16
-"""Minimum width of a wrapped column, in characters. Lines exceed the width of the terminal rather than this one."""
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -29,9 +29,8 @@ from camtool.rendering.pixel_checks import Pixels
 
 Map: TypeAlias = NDArray[np.float32]
 
-# Photos of 32 or 64 pixels are too small to see an overlay on. They are shown at up to this size.
+# Longer side, in pixels, that small photos are enlarged to: on one of 32 or 64 pixels no overlay can be seen.
 _READABLE_SIDE = 320
-"""Longer side, in pixels, that small photos are enlarged to."""
 
 
 class View(ABC):

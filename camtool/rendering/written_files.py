@@ -16,14 +16,14 @@ from camtool.arguments.regular_files import append_json_lines, hash_stream, iter
 from camtool.errors import CamtoolError, Forgive
 from camtool.rendering.image_writing import remove_temporary_files
 
+# The list of what camtool wrote to a folder: a line with a name and a hash for each time that a file was written.
 RECORD = ".camtool-files.jsonl"
-"""The list of what camtool wrote to a folder: a line with a name and a hash for each time that a file was written."""
 
+# Time after which a temporary file is that of a killed process, where no lock tells.
 SECONDS_TO_WRITE = 24 * 3600
-"""Time after which a temporary file is that of a killed process, where no lock tells."""
 
+# In place of the hash of what is absent or cannot be read; nothing is recognized by it.
 _NOTHING = "nothing"
-"""In place of the hash of what is absent or cannot be read; nothing is recognized by it."""
 
 
 def check_inside(folder: Path, path: Path) -> None:

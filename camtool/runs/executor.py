@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
+# With more threads, Python's interpreter lock lets them wait for each other: on 16 cores, 16 were slower than 8.
 _MOST_WORKERS = 8
-"""With more threads, Python's interpreter lock lets them wait for each other: on 16 cores, 16 were slower than 8."""
 
 
 def prepare_photo(

@@ -10,18 +10,18 @@ from hashlib import sha256
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+# The longest file name that every common file system accepts. eCryptfs has this limit; most others have 255.
 _MAX_NAME_BYTES = 143
-"""The longest file name that every common file system accepts. eCryptfs has this limit; most others have 255."""
 
+# Bytes kept free for what is added to the name: a number such as ``-12``, and an ending such as ``.heatmap.webp``.
 _RESERVED_BYTES = 20
-"""Bytes kept free for what is added to the name: a number such as ``-12``, and an ending such as ``.heatmap.webp``."""
 
+# Hexadecimal digits of a hash in a name: 32 bits, so that two of a thousand names agree once in 10,000 runs.
 _HASH_DIGITS = 8
-"""Hexadecimal digits of a hash in a name: 32 bits, so that two of a thousand names agree once in 10,000 runs."""
 
 
+# A path that is relative on all systems.
 _PLAIN = re.compile(r"[\w-][\w./ -]*", re.ASCII)
-"""A path that is relative on all systems."""
 
 
 def is_inside(name: str) -> bool:

@@ -21,14 +21,14 @@ from camtool.inputs.formats.dicom_series import are_of_one_series, holds_dicom
 from camtool.inputs.formats.format_table import is_dicom_file
 from camtool.runs import file_names
 
+# Suffixes of other files that may hold a volume.
 _VOLUME_FILES = (".nii", ".nii.gz", ".tif", ".tiff")
-"""Suffixes of other files that may hold a volume."""
 
+# Names in a folder that are compared with a path that does not exist.
 _NAMES_COMPARED = 1000
-"""Names in a folder that are compared with a path that does not exist."""
 
+# Folders that are searched for a series, to tell the user of it; a run may have a million.
 _FOLDERS_READ = 20
-"""Folders that are searched for a series, to tell the user of it; a run may have a million."""
 
 
 @dataclass(frozen=True)

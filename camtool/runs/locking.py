@@ -13,11 +13,11 @@ from pathlib import Path
 
 from camtool.errors import CamtoolError
 
+# Bytes of the text in the lock file that describes its holder.
 _MAX_TEXT = 200
-"""Bytes of the text in the lock file that describes its holder."""
 
+# Offset of the byte that Windows locks. A locked byte cannot be read, so it is far behind the text.
 _BYTE = 2**30
-"""Offset of the byte that Windows locks. A locked byte cannot be read, so it is far behind the text."""
 
 
 class LockedError(Exception):

@@ -12,14 +12,14 @@ import os
 import platform
 import sys
 
+# The parameters of glibc's ``mallopt``, from ``malloc.h``.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""The parameters of glibc's ``mallopt``, from ``malloc.h``."""
 
+# Pixels of an image that takes much memory to read.
 _LARGE = 10_000_000
-"""Pixels of an image that takes much memory to read."""
 
+# The largest ``int``: no block is larger.
 _LARGEST = 2**31 - 1
-"""The largest ``int``: no block is larger."""
 
 
 def tune_process() -> None:

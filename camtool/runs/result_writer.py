@@ -26,8 +26,8 @@ from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
 from camtool.runs.stored_files import ManifestLine, build_line, is_correct
 from camtool.runs.true_labels import TrueClass
 
+# Errors that every later photo would meet as well: disk full, quota reached, read-only, or damaged.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-"""Errors that every later photo would meet as well: disk full, quota reached, read-only, or damaged."""
 
 
 @dataclass(frozen=True)

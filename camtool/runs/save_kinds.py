@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # The command line reads the names from here to show its help. So nothing heavy is imported at the top of this file.
 
+# Suffixes of images.
 _FORMATS = ("png", "jpg", "webp")
-"""Suffixes of images."""
 
 
 def _get_default_colormap() -> str:
@@ -204,6 +204,7 @@ def _keep_format(format: str) -> str:  # noqa: A002
     return format
 
 
+# Name → kind of file, in the order that the help shows.
 SAVE_KINDS: dict[str, SaveKind] = {
     # The photo with the heatmap over it. It is the main result, so its name has no marker.
     "overlay": SaveKind(_write_overlay, _keep_format, ""),
@@ -222,7 +223,6 @@ SAVE_KINDS: dict[str, SaveKind] = {
     # The heatmap as numbers with the coordinate reference system and transform of the GeoTIFF.
     "geotiff": SaveKind(_write_on_grid, lambda _: "tif", ".heatmap", False, _refuse_geotiff),
 }
-"""Name → kind of file, in the order that the help shows."""
 
 
 def list_endings() -> list[str]:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from camtool.explaining.explanation import Explanation
     from camtool.runs.true_labels import TrueClass
 
+# Nested lists and objects of JSON. Descriptions and records have about six; recursive functions allow hundreds.
 _MAX_DEPTH = 32
-"""Nested lists and objects of JSON. Descriptions and records have about six; recursive functions allow hundreds."""
 
 _Built = TypeVar("_Built")
 
@@ -125,8 +125,8 @@ def _build_list_check(arguments: tuple[Any, ...], *, has_length: bool) -> Callab
     return is_list
 
 
+# Name of the file in the output folder with one JSON line for each explanation.
 MANIFEST = "explanations.jsonl"
-"""Name of the file in the output folder with one JSON line for each explanation."""
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
+# Unicode categories of control characters, format marks (such as those that reverse the direction), and line ends.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Unicode categories of control characters, format marks (such as those that reverse the direction), and line ends."""
 
+# Also of category Cf, but Persian and Hindi words, and many emoji, are written with them.
 _JOINERS = "\u200c\u200d"
-"""Also of category Cf, but Persian and Hindi words, and many emoji, are written with them."""
 
 
 def escape_hidden(text: str) -> str:
@@ -44,11 +44,11 @@ def unescape_bytes(text: str) -> str:
     return _ESCAPES.sub(lambda match: unquote(match[0], errors="surrogateescape"), text)
 
 
+# Escapes of bytes that are no ASCII, or control characters.
 _ESCAPES = re.compile("(?:%(?:[0189A-F][0-9A-F]|7F))+")
-"""Escapes of bytes that are no ASCII, or control characters."""
 
+# Python reads a byte of a file name that is not UTF-8 as this number plus the byte.
 _FIRST_BYTE = 0xDC00
-"""Python reads a byte of a file name that is not UTF-8 as this number plus the byte."""
 
 
 def _encode(character: str) -> bytes:
@@ -56,9 +56,8 @@ def _encode(character: str) -> bytes:
     return bytes([byte]) if 0x80 <= byte <= 0xFF else character.encode("utf-8", "surrogatepass")
 
 
-# Full-width signs are formulas in spreadsheets in Chinese and Japanese.
+# The start of a cell, and of a formula in it. Full-width signs are formulas in spreadsheets in Chinese and Japanese.
 _FORMULA = re.compile(r'(^|[;|])(\s*"*\s*[=+\-@＝＋－＠])')  # noqa: RUF001
-"""The start of a cell, and of a formula in it."""
 
 
 def to_json(value: Any) -> str:

@@ -17,14 +17,14 @@ from camtool.errors import CamtoolError
 from camtool.runs.job_list import Plan
 
 _IMAGE, _LABEL, _INDEX = "image", "label", "index"
+# Names that tables of other tools give the column of the images; one of them counts if no column is called so.
 _ALIASES = ("file", "filename", "file_name", "path")
-"""Names that tables of other tools give the column of the images; one of them counts if no column is called so."""
+# Spreadsheets write semicolons in countries with a decimal comma.
 _DELIMITERS = ",;\t"
-"""Spreadsheets write semicolons in countries with a decimal comma."""
 
 _T = TypeVar("_T")
+# The line's number, the photo, and the class.
 _Row: TypeAlias = tuple[int, str, str]
-"""The line's number, the photo, and the class."""
 
 
 @dataclass(frozen=True)

@@ -2,5 +2,5 @@
 
 # The command line reads this to choose a command, so nothing is imported here.
 
+# The suffixes, in lower case, that only slides have. Slides may be TIFF and DICOM files too.
 SLIDE_SUFFIXES = frozenset({".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".bif", ".svslide"})
-"""The suffixes, in lower case, that only slides have. Slides may be TIFF and DICOM files too."""

@@ -28,16 +28,16 @@ from camtool.inputs.formats.decoding import hide_log, name_in_errors
 
 Pixels: TypeAlias = NDArray[np.uint8]
 
+# Pixels of a level that are read at once, 16 MiB with transparency; larger regions are read in parts.
 _MOST_PIXELS = 2**22
-"""Pixels of a level that are read at once, 16 MiB with transparency; larger regions are read in parts."""
 
+# Larger tiles or strips are refused: reading one takes the memory of a whole image, and OpenSlide ends the process if
+# there is not so much.
 _MOST_PIXELS_IN_PIECE = 2**26
-"""Larger tiles or strips are refused: reading one takes the memory of a whole image, and OpenSlide ends the process if
-there is not so much."""
 
+# Slides are scanned at 0.1 to 10 micrometers per pixel. A larger number is that of a printer: 72 dots per inch are
+# 353 micrometers.
 _COARSEST_MPP = 50.0
-"""Slides are scanned at 0.1 to 10 micrometers per pixel. A larger number is that of a printer: 72 dots per inch are
-353 micrometers."""
 
 
 @dataclass(frozen=True)
@@ -266,14 +266,14 @@ def _put_on_white(region: Pixels) -> Pixels:
     return np.rint(region[..., :3] * opacity + 255 * (1 - opacity)).astype(np.uint8)
 
 
+# Most decoded tiles or strips that are kept, as neighboring regions share them.
 _PIECES = 64
-"""Most decoded tiles or strips that are kept, as neighboring regions share them."""
 
+# Memory of these pieces; there are fewer if they are large.
 _CACHED_BYTES = 2**28
-"""Memory of these pieces; there are fewer if they are large."""
 
+# TIFF's unit of resolution, inch or centimeter → micrometers.
 _MICROMETERS = {2: 25400.0, 3: 10000.0}
-"""TIFF's unit of resolution, inch or centimeter → micrometers."""
 
 _OME_SIZE = re.compile(r'PhysicalSizeX="([\d.eE+-]+)"')
 _OME_UNIT = re.compile(r'PhysicalSizeXUnit="([^"]*)"')
@@ -401,8 +401,8 @@ def _read_mpp(file: Any) -> float | None:
     return micrometers * denominator / numerator if micrometers and numerator else None
 
 
+# OpenSlide's name for tiled TIFF files of no microscope's maker. It does not see the sub-files of OME.
 _PLAIN_TIFF = "generic-tiff"
-"""OpenSlide's name for tiled TIFF files of no microscope's maker. It does not see the sub-files of OME."""
 
 _TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 

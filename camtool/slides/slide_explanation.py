@@ -28,11 +28,11 @@ from camtool.slides.readers import Pixels, SlideReader, open_slide, read_scaled
 from camtool.slides.tiling import allocate_on_disk
 
 _TILE = 256
+# Rows of a level that are halved at once.
 _ROWS = 512
-"""Rows of a level that are halved at once."""
 
+# Bytes without compression from which the offsets of 64 bits of BigTIFF are used.
 _LARGEST_CLASSIC = 2**31
-"""Bytes without compression from which the offsets of 64 bits of BigTIFF are used."""
 
 _MICROMETERS_PER_CENTIMETER = 10000
 
@@ -98,14 +98,14 @@ def _describe_resolution(mpp: float | None, factor: int) -> dict[str, Any]:
     return {"resolution": (density, density), "resolutionunit": "CENTIMETER"}
 
 
+# The files of a slide.
 NAMES = ("heat.tif", "overlay.tif", "preview.png", "tiles.jsonl", "slide.json")
-"""The files of a slide."""
 
+# Longest side of the preview in pixels.
 _PREVIEW_SIDE = 1600
-"""Longest side of the preview in pixels."""
 
+# Side of the squares in which overlays are drawn.
 _BLOCK = 512
-"""Side of the squares in which overlays are drawn."""
 
 
 @dataclass(frozen=True)

@@ -24,27 +24,27 @@ from camtool.hooks.structures.caches import cached_property
 from camtool.progress import Stage
 from camtool.slides.readers import Pixels, SlideReader, read_scaled
 
+# Sides of a heatmap's pixel in pixels of a tile, the first that divides the tile's side. Maps of layers are coarser
+# by far; a heatmap at full resolution would take the memory of the slide.
 _CELLS = (4, 2, 1)
-"""Sides of a heatmap's pixel in pixels of a tile, the first that divides the tile's side. Maps of layers are coarser
-by far; a heatmap at full resolution would take the memory of the slide."""
 
+# The largest slides of microscopes have about one million.
 _MOST_TILES = 4_000_000
-"""The largest slides of microscopes have about one million."""
 
+# The background of a slide, or a function from pixels ``(H, W, 3)`` to ``(H, W)``, True where there is tissue.
 Background: TypeAlias = 'Literal["bright", "dark", "none"] | Callable[[NDArray[np.uint8]], NDArray[np.bool_]]'
-"""The background of a slide, or a function from pixels ``(H, W, 3)`` to ``(H, W)``, True where there is tissue."""
 
+# Glass in bright field: all channels are at least this. Stained tissue absorbs more in one of them.
 _BRIGHT = 220
-"""Glass in bright field: all channels are at least this. Stained tissue absorbs more in one of them."""
 
+# The background of fluorescence: no channel is above this.
 _DARK = 20
-"""The background of fluorescence: no channel is above this."""
 
+# Side in pixels to which tiles are reduced to be looked at. A coarse level of the slide is enough for it.
 _LOOK = 32
-"""Side in pixels to which tiles are reduced to be looked at. A coarse level of the slide is enough for it."""
 
+# Tiles between two steps of the progress.
 _GROUP = 64
-"""Tiles between two steps of the progress."""
 
 _Rule: TypeAlias = "Callable[[Pixels], NDArray[np.bool_]]"
 
@@ -206,11 +206,11 @@ def _check_mask(mask: Any) -> NDArray[np.bool_]:
 
 Map: TypeAlias = NDArray[np.float32]
 
+# Weight of the margin of a tile. It counts only where no neighbor is.
 _LEAST = 1e-6
-"""Weight of the margin of a tile. It counts only where no neighbor is."""
 
+# Rows of a heatmap that are in memory at once.
 _ROWS = 512
-"""Rows of a heatmap that are in memory at once."""
 
 
 class Stitcher:

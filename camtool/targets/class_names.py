@@ -11,9 +11,9 @@ from pathlib import Path
 from camtool.arguments.messages import format_count, suggest_names
 from camtool.errors import TargetError
 
+# The number of similar labels that an error lists: about as many lines as a terminal shows at a glance. ImageNet has
+# over a hundred dogs.
 _MAX_SUGGESTIONS = 20
-"""The number of similar labels that an error lists: about as many lines as a terminal shows at a glance. ImageNet has
-over a hundred dogs."""
 
 
 def find_label(name: str, labels: Sequence[str] | None) -> int:
@@ -98,8 +98,8 @@ def _suggest_labels(name: str, labels: Sequence[str]) -> str:
 # --------------------------------------------------------------------------------------------------- ImageNet's groups
 
 _NAMES = ("goldfish", "bald eagle", "flamingo", "lion", "zebra", "school bus", "orange", "volcano")
+# Classes that all lists of ImageNet's labels name alike. Labels that have them in these places are ImageNet's.
 _LANDMARKS = dict(zip((1, 22, 130, 291, 340, 779, 950, 980), _NAMES, strict=True))
-"""Classes that all lists of ImageNet's labels name alike. Labels that have them in these places are ImageNet's."""
 
 
 def _find_groups(labels: Sequence[str]) -> Mapping[str, tuple[int, ...]]:

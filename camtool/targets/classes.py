@@ -26,9 +26,9 @@ from camtool.targets.target import (
 )
 from camtool.warning_codes import MapWarning
 
+# A probability closer to 1 than this has almost no gradient: the gradient of the softmax is at most this distance
+# times the gradient of the logit, so less than a ten thousandth of it is left.
 _SATURATED = 1e-4
-"""A probability closer to 1 than this has almost no gradient: the gradient of the softmax is at most this distance
-times the gradient of the logit, so less than a ten thousandth of it is left."""
 
 
 @dataclass(frozen=True)

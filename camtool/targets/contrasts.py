@@ -235,12 +235,12 @@ class AgainstRest(ClassTarget):
         return f"{get_class_label(self.index, labels)} rather than the rest"
 
 
+# From the other classes' logits ``(N, K - 1, *size)`` to ``(N, *size)``.
 _AGGREGATES: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda rest: rest.mean(1),
     "max": lambda rest: rest.amax(1),
     "logsumexp": lambda rest: rest.logsumexp(1),
 }
-"""From the other classes' logits ``(N, K - 1, *size)`` to ``(N, *size)``."""
 
 
 @dataclass(frozen=True)

@@ -20,22 +20,22 @@ from camtool.targets.places import Point
 from camtool.targets.target import Corners, ImageOutput, ScoreContext, Target, Traits, get_class_label
 from camtool.warning_codes import MapWarning
 
+# Detections below this confidence get a warning. Detectors are usually shown with thresholds of 0.3 to 0.5, so a
+# detection this weak is hardly ever shown to anyone.
 _LOW_CONFIDENCE = 0.1
-"""Detections below this confidence get a warning. Detectors are usually shown with thresholds of 0.3 to 0.5, so a
-detection this weak is hardly ever shown to anyone."""
 
+# A confidence closer to 1 than this gets a warning: single precision has steps of 6e-8 there, so the confidence has
+# about one digit left that can change, and its gradient is almost zero.
 _SATURATED = 1e-6
-"""A confidence closer to 1 than this gets a warning: single precision has steps of 6e-8 there, so the confidence has
-about one digit left that can change, and its gradient is almost zero."""
 
 _HEATMAP_AXES = 4
 
+# Boxes whose overlaps with a given box differ by less than this count as equally near. Several queries often predict
+# the same box up to rounding; among these the one with the most similar confidence counts.
 _SAME_PLACE = 0.01
-"""Boxes whose overlaps with a given box differ by less than this count as equally near. Several queries often predict
-the same box up to rounding; among these the one with the most similar confidence counts."""
 
+# Detections whose boxes have a smaller intersection over union are of different objects.
 _OTHER_OBJECT = 0.5
-"""Detections whose boxes have a smaller intersection over union are of different objects."""
 
 
 class _DetectionTarget(Target):

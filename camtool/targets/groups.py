@@ -34,14 +34,14 @@ from camtool.targets.target import (
     get_class_label,
 )
 
+# A word that stands for several classes, or a list of indices, labels and words.
 Classes: TypeAlias = str | int | Sequence[str | int]
-"""A word that stands for several classes, or a list of indices, labels and words."""
 
+# The number of classes that a label names; all of them are in ``Explanation.groups``.
 _MAX_NAMED = 3
-"""The number of classes that a label names; all of them are in ``Explanation.groups``."""
 
+# Largest difference of a sum of probabilities from 1, in half precision.
 _ROUNDING = 1e-3
-"""Largest difference of a sum of probabilities from 1, in half precision."""
 
 
 @dataclass(frozen=True)

@@ -57,10 +57,10 @@ class AllDetections:
         check_confidence("AllDetections' confidence", self.confidence)
 
 
+# A request for one image: a class by index or label, a text about groups of classes (see
+# :func:`camtool.targets.groups.parse_group`), a target, a function, the top k, all detections; ``None`` is the top
+# class.
 TargetLike: TypeAlias = int | str | Top | AllDetections | Target | Callable[[Any], Tensor] | None
-"""A request for one image: a class by index or label, a text about groups of classes (see
-:func:`camtool.targets.groups.parse_group`), a target, a function, the top k, all detections; ``None`` is the top
-class."""
 
 
 def asks_for_several(request: Any) -> bool:

@@ -17,8 +17,8 @@ from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.predictions import Prediction, count_images, split_images
 
+# A box ``(x0, y0, x1, y1)``.
 Corners: TypeAlias = tuple[float, float, float, float]
-"""A box ``(x0, y0, x1, y1)``."""
 
 
 # eq=False here and below: tensors and arrays have no single truth value, so == on the fields would fail.
@@ -86,8 +86,8 @@ class Traits:
     reads: Literal["output", "scores", "embedding"] = "output"
 
 
+# Methods of targets up to version 0.1 that :class:`Traits` replaces.
 _FORMER_METHODS = {"favors_class", "reads_scores", "needs_whole_output", *Traits.__dataclass_fields__} - {"reads"}
-"""Methods of targets up to version 0.1 that :class:`Traits` replaces."""
 
 
 class Target(ABC):

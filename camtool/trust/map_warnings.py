@@ -18,12 +18,12 @@ from camtool.outputs.class_scores import Link, find_predicted
 from camtool.targets import ScoreContext, Target
 from camtool.warning_codes import MapWarning, to_map_warning
 
+# A class below these ranks gets a warning. Top-5 accuracy is the usual measure of what a classifier considers at all;
+# the map of a class that the model does not believe in says little.
 _HIGHEST_RANKS = 5
-"""A class below these ranks gets a warning. Top-5 accuracy is the usual measure of what a classifier considers at all;
-the map of a class that the model does not believe in says little."""
 
+# Codes of warnings about the values of a map, which another map does not inherit.
 OF_VALUES = frozenset({"not-finite", "constant-map", "zero-gradient", "cells-not-read"})
-"""Codes of warnings about the values of a map, which another map does not inherit."""
 
 
 def find_map_warnings(

@@ -35,30 +35,30 @@ from camtool.rendering.views import View
 Cells: TypeAlias = NDArray[np.bool_]
 Measure: TypeAlias = Callable[[Cells], NDArray[np.float64]]
 
+# The smallest number of values of a search.
 FEWEST_PASSES = 16
-"""The smallest number of values of a search."""
 
+# Cells along each side of a block, one search after the other.
 _BLOCKS = (4, 2, 1)
-"""Cells along each side of a block, one search after the other."""
 
+# Sizes that one round of the bisection measures.
 _POINTS = 6
-"""Sizes that one round of the bisection measures."""
 
+# Numbers of chunks to drop together that one round measures.
 _DROP_POINTS = 3
-"""Numbers of chunks to drop together that one round measures."""
 
+# Chunks that a round tries to drop: this share of those not tried yet, those first whose loss cost least before.
 _FEWEST_TRIED, _TRIED_SHARE = 4, 0.5
-"""Chunks that a round tries to drop: this share of those not tried yet, those first whose loss cost least before."""
 
+# Share of the passes left that a round may take to try chunks; the others find out how many can go together.
 _ROUND_SHARE = 0.7
-"""Share of the passes left that a round may take to try chunks; the others find out how many can go together."""
 
+# Cost that is added for the highest heat, where the other cost is the share of the score that a loss takes: cells
+# beside an object often cost no more than cells of it, and are colder.
 _HEAT_COST = 0.1
-"""Cost that is added for the highest heat, where the other cost is the share of the score that a loss takes: cells
-beside an object often cost no more than cells of it, and are colder."""
 
+# Share of the gray photo that is left outside of a region, and the gray that it fades to.
 _FADED, _PAPER = 0.3, 235
-"""Share of the gray photo that is left outside of a region, and the gray that it fades to."""
 
 _COLORS = ((255, 255, 255), (90, 200, 250), (255, 190, 60), (150, 230, 120))
 
@@ -297,5 +297,5 @@ class VerifiedRegion(image_writing.Displayable):
         return self.sentence
 
 
+# Name of a fill to how it is said in a sentence.
 _FILL_WORDS = {"blur": "blurred", "mean": "in its mean color", "zero": "at zero", "inpaint": "inpainted"}
-"""Name of a fill to how it is said in a sentence."""

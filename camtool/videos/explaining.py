@@ -35,8 +35,8 @@ from camtool.progress import Stage, show_progress
 from camtool.videos.reading import Frame, Pixels, VideoFacts, VideoReader
 from camtool.videos.video_explanation import FrameMap, FrameRow, MapStore, VideoExplanation
 
+# Most pixels of the frames of one batch, of which there are a few copies: 9 frames of Full HD, 2 of 4K.
 _GROUP_PIXELS = 20_000_000
-"""Most pixels of the frames of one batch, of which there are a few copies: 9 frames of Full HD, 2 of 4K."""
 
 
 def explain_video(

@@ -22,20 +22,20 @@ from camtool.inputs.formats.decoding import name_in_errors
 
 Pixels: TypeAlias = NDArray[np.uint8]
 
+# Containers that may be read. Others, e.g. playlists, name further files or addresses.
 _FORMATS = "mov,mp4,matroska,webm,avi,mpeg,mpegts,ogg,asf,flv,gif"
-"""Containers that may be read. Others, e.g. playlists, name further files or addresses."""
 
+# Largest frame, as a share of the largest photo. Frames of 8K fit: 33 of 36 megapixels.
 _FRAME_SHARE = 0.4
-"""Largest frame, as a share of the largest photo. Frames of 8K fit: 33 of 36 megapixels."""
 
+# Pixels up to which a decoder and an encoder may hold many frames; heights are multiples of 16.
 FULL_HD = 1920 * 1088
-"""Pixels up to which a decoder and an encoder may hold many frames; heights are multiples of 16."""
 
+# Up to this size, 4K, frames are explained and drawn as they are; larger ones are reduced when they are read.
 _KEPT_PIXELS = 4096 * 2160
-"""Up to this size, 4K, frames are explained and drawn as they are; larger ones are reduced when they are read."""
 
+# Frames per second of a file that names none.
 _DEFAULT_RATE = Fraction(25)
-"""Frames per second of a file that names none."""
 
 
 @dataclass(frozen=True)

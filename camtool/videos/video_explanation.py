@@ -37,14 +37,14 @@ Map: TypeAlias = NDArray[np.float32]
 
 
 _CODEC = "libx264"
+# Constant rate factor 18: a difference to the frames is hardly visible.
 _OPTIONS = {"crf": "18", "preset": "veryfast"}
-"""Constant rate factor 18: a difference to the frames is hardly visible."""
 
+# Options for frames larger than Full HD: the encoder would hold dozens of them to look ahead, 460 MB of 4K.
 _OPTIONS_OF_LARGE = {**_OPTIONS, "tune": "zerolatency"}
-"""Options for frames larger than Full HD: the encoder would hold dozens of them to look ahead, 460 MB of 4K."""
 
+# FFmpeg's number for a colorspace that the file does not name.
 _UNKNOWN_COLORS = 2
-"""FFmpeg's number for a colorspace that the file does not name."""
 
 
 class VideoWriter:

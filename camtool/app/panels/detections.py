@@ -22,8 +22,8 @@ from camtool.rendering import draw_boxes
 from camtool.rendering.regions import grow_to_one_pixel
 from camtool.targets import Detection, Top
 
+# Detectors of torchvision return at most 100 boxes by default, those of Ultralytics and Hugging Face 300.
 _MOST_BOXES = 300
-"""Detectors of torchvision return at most 100 boxes by default, those of Ultralytics and Hugging Face 300."""
 
 _SHOWN_COLOR = (255, 255, 255)
 _CHOSEN_COLOR = (255, 140, 0)
@@ -122,11 +122,11 @@ def describe_miss(image: Image.Image, boxes: Sequence[BoxOnPhoto], x: float, y: 
 
 # ------------------------------------------------------------------------------------------------------------ page
 
+# Detectors are usually shown from about this confidence on.
 _LEAST_CONFIDENCE = 0.3
-"""Detectors are usually shown from about this confidence on."""
 
+# Boxes that are drawn and listed; more would cover the photo.
 _MOST_LISTED = 30
-"""Boxes that are drawn and listed; more would cover the photo."""
 
 _HINT = "Click on a box, in the photo or in the list, to see where the model looked for this object."
 

@@ -25,17 +25,16 @@ from camtool.errors import ImageError, ModelError
 from camtool.models import Loaded
 from camtool.trust.metrics.removal import start_removal
 
+# Name of a removal of :data:`camtool.trust.metrics.removal.REMOVALS` → what the user reads.
+#
+# The first one is the default. The others leave an outline, by which a model may still recognize what was painted over.
 FILLS = {"inpaint": "filled from around", "blur": "blurred", "mean": "mean color"}
-"""Name of a removal of :data:`camtool.trust.metrics.removal.REMOVALS` → what the user reads.
 
-The first one is the default. The others leave an outline, by which a model may still recognize what was painted over.
-"""
-
+# Classes that are taken from each of the two predictions.
 _RANKED_CLASSES = 5
-"""Classes that are taken from each of the two predictions."""
 
+# The fill is computed on a photo of at most this side, in pixels. It is smooth, so larger ones only take longer.
 _LONGEST_SIDE = 640
-"""The fill is computed on a photo of at most this side, in pixels. It is smooth, so larger ones only take longer."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +168,8 @@ def _fill(photo: Image.Image, painted: NDArray[np.bool_], fill: str) -> Image.Im
 
 _HINT = "Paint over a part of the photo with the mouse or a finger, and see how the prediction moves."
 
+# Limits of what the browser may send as a mask: its own have at most 1024 pixels a side. That of each user is kept.
 _MOST_CHARACTERS, _MOST_MASK_PIXELS = 500_000, 2_000_000
-"""Limits of what the browser may send as a mask: its own have at most 1024 pixels a side. That of each user is kept."""
 
 _PNG = "data:image/png;base64,"
 

@@ -27,11 +27,11 @@ from camtool.models import Loaded, resolve_labels
 from camtool.rendering import blend, draw_boxes
 from camtool.targets import get_class_label
 
+# Share of the strongest cell's evidence below which a place counts as silent. Bars this short can hardly be seen.
 _FAINT = 0.05
-"""Share of the strongest cell's evidence below which a place counts as silent. Bars this short can hardly be seen."""
 
+# Classes that are ranked at a place if the model has no linear head, as each takes a backward pass. Those returned.
 _RANKED_CLASSES, _MOST_CLASSES, _MOST_CHANNELS = 10, 8, 6
-"""Classes that are ranked at a place if the model has no linear head, as each takes a backward pass. Those returned."""
 
 
 @dataclass(frozen=True)

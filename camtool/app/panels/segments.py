@@ -21,11 +21,11 @@ from camtool.explaining.explainer import Explainer
 from camtool.models import Loaded
 from camtool.outputs.class_scores import find_predicted
 
+# Class of pixels that the model did not see.
 UNSEEN = -1
-"""Class of pixels that the model did not see."""
 
+# Class of pixels where the model predicts none of its independent labels.
 NOTHING = -2
-"""Class of pixels where the model predicts none of its independent labels."""
 
 _BACKGROUND_COLOR, _UNSEEN_COLOR = (128, 128, 128), (60, 60, 60)
 _OPACITY = 0.6

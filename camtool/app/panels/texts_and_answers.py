@@ -20,8 +20,8 @@ from camtool.explaining.explanation import Explanation
 from camtool.models import Loaded, find_text_processor
 
 _MOST_TEXTS = 8
+# Characters. CLIP reads 77 tokens, which are about as many.
 _LONGEST_TEXT = 300
-"""Characters. CLIP reads 77 tokens, which are about as many."""
 
 
 def split_prompts(written: str) -> tuple[str, ...]:
@@ -104,8 +104,8 @@ def _draw_matches(matches: Sequence[Explanation]) -> str:
     return f'<div class="ct-cards ct-large">{cards}</div>'
 
 
+# Characters of a question, and tokens up to which the model writes.
 _LONGEST_QUESTION, _MOST_TOKENS = 500, 32
-"""Characters of a question, and tokens up to which the model writes."""
 
 
 @dataclass(frozen=True)
@@ -190,11 +190,11 @@ def split_answer(text: str, words: tuple[str, ...]) -> tuple[Piece, ...]:
 
 _QUESTION_HINT = "Ask a question about the photo. Each word of the answer can be clicked."
 
+# Answers that are kept with the maps of their words, for all users together.
 _MOST_ANSWERS = 32
-"""Answers that are kept with the maps of their words, for all users together."""
 
+# Text in the list of methods → the method.
 _METHODS = {"TAM": "tam", "Grad-CAM": "gradcam", "HiResCAM": "hirescam", "attention": "raw-attention"}
-"""Text in the list of methods → the method."""
 
 
 def build_answers(context: PageContext) -> Built:

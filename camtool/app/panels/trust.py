@@ -29,14 +29,14 @@ from camtool.trust.metrics.faithfulness import iterate_curve
 from camtool.trust.metrics.registry import draw_random_maps
 from camtool.warning_codes import find_heat_places
 
+# Name of the metric → whether pixels are inserted.
 CURVES = {"deletion": False, "insertion": True}
-"""Name of the metric → whether pixels are inserted."""
 
+# Points of a curve beside the first one, as in the metric, and random maps that the chance level is the mean of.
 _STEPS, _RANDOM_MAPS = 20, 3
-"""Points of a curve beside the first one, as in the metric, and random maps that the chance level is the mean of."""
 
+# Points of a curve between two updates on the page: three updates for each curve.
 _POINTS_AT_ONCE = 7
-"""Points of a curve between two updates on the page: three updates for each curve."""
 
 
 def iterate_curves(
@@ -164,8 +164,8 @@ def build(context: PageContext) -> Built:
 
 
 _WIDTH, _HEIGHT = 320, 190
+# Margins of a chart in units of the SVG: numbers at the left, the axis' name below.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34, 10, 12, 30
-"""Margins of a chart in units of the SVG: numbers at the left, the axis' name below."""
 
 _TITLES = {"deletion": "Deletion", "insertion": "Insertion"}
 _AXES = {"deletion": "hottest pixels removed", "insertion": "hottest pixels inserted"}

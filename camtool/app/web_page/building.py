@@ -35,34 +35,34 @@ from camtool.warning_codes import WARNING_KINDS
 
 VERSION = "1.30.0"
 
+# The files that are used: the code, and what it runs.
 CODE, BINARY = "ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"
-"""The files that are used: the code, and what it runs."""
 
+# The same with WebGPU, for browsers whose WebAssembly can wait for promises (JSPI); others would load 10 MB more.
 GPU_CODE, GPU_BINARY = "ort.jspi.bundle.min.mjs", "ort-wasm-simd-threaded.jspi.wasm"
-"""The same with WebGPU, for browsers whose WebAssembly can wait for promises (JSPI); others would load 10 MB more."""
 
+# File → SHA-256.
 _HASHES = {
     CODE: "11e64bd8ffe11bd1a2a2f0d6275fdfbbba7262f0b76b99b53d228a8a22ef3d90",
     BINARY: "3398c10d07d229bd91b364548e130e0e51a8e5704b88c7c083ebbeb78842dee2",
     GPU_CODE: "07ec090355e11b342c95436db54da2d0c2bd5b1d319745bfd3337e6bdcf170ac",
     GPU_BINARY: "a54c76f86b0f0d9572380cf1c6292a7b3903716ffcbcd6b0e5c7050bf430eb93",
 }
-"""File → SHA-256."""
 
 _SECONDS = 300
 
+# The methods of a page unless the user chooses others.
 METHODS = ("gradcam", "layercam", "hirescam")
-"""The methods of a page unless the user chooses others."""
 
 _COLORMAPS = ("heat", "turbo", "viridis", "inferno", "gray")
 
+# The warnings that need no further pass.
 WARNINGS = ("constant-image", "small-part-seen", "not-finite", "zero-gradient", "constant-map", "low-rank")
-"""The warnings that need no further pass."""
 
 _PAGE, _MODEL = "index.html", "model.onnx"
 
+# Prefix of parts → code and binary of a runtime, and the name of its files in a page's folder.
 _RUNTIMES = {"": (CODE, BINARY, "runtime"), "gpu-": (GPU_CODE, GPU_BINARY, "webgpu")}
-"""Prefix of parts → code and binary of a runtime, and the name of its files in a page's folder."""
 
 _FILES = frozenset({_PAGE, _MODEL, "runtime.js", "runtime.wasm", "webgpu.js", "webgpu.wasm"})
 _SAMPLES = re.compile(r"sample(-\d+)?\.png")
@@ -73,13 +73,13 @@ def is_page_file(name: str) -> bool:
     return name in _FILES or _SAMPLES.fullmatch(name) is not None
 
 
+# Numbers of a weight from which on it is stored in half precision.
 _LEAST_HALVED = 256
-"""Numbers of a weight from which on it is stored in half precision."""
 
 _HALF_TOLERANCE = 1e-2
 
+# Longest side of the sample in pixels.
 _SAMPLE_SIDE = 640
-"""Longest side of the sample in pixels."""
 
 
 def export_page(

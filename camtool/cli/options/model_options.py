@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from camtool.models import Loaded, StatedPreprocessing
 
 
+# Bytes of a file of class names: a million names.
 _MAX_LABELS_BYTES = 2**26
-"""Bytes of a file of class names: a million names."""
 
+# Characters of names that are written in Python: its parser takes a hundred bytes for each.
 _MAX_PYTHON = 2**22
-"""Characters of names that are written in Python: its parser takes a hundred bytes for each."""
 
 
+# Device that the model runs on.
 Device: TypeAlias = Literal["auto", "cpu", "cuda", "mps"]
-"""Device that the model runs on."""
 
+# Engine that runs the model.
 Engine: TypeAlias = Literal["eager", "prepared", "torch.compile", "onnxruntime", "openvino", "auto"]
-"""Engine that runs the model."""
 
 # Written out, because the sources of models import torch, and the help must be shown at once.
 MODEL_HELP = (
@@ -202,12 +202,12 @@ def _order_labels(path: Path, labels: dict[Any, Any]) -> list[Any]:
     return [name[-1] if isinstance(name, (list, tuple)) and name else name for name in map(names.get, order)]
 
 
+# Order of the channels that a model takes.
 ChannelOrder: TypeAlias = Literal["rgb", "bgr", "gray"]
-"""Order of the channels that a model takes."""
 
 
+# How a photo with another aspect ratio than the input is resized.
 Fit: TypeAlias = Literal["crop", "stretch", "pad"]
-"""How a photo with another aspect ratio than the input is resized."""
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,8 @@ def _list_classes(params: dict[str, Any]) -> Sequence[str]:
     return read_published_labels(model.removeprefix("torchvision:"))
 
 
+# Name of an option, in any command, to the function that completes its value. Layers are known of no model.
 COMPLETIONS: dict[str, Callable[..., list[str]]] = {"method": complete_method, "target": complete_target}
-"""Name of an option, in any command, to the function that completes its value. Layers are known of no model."""
 
 
 _MAX_BYTES = 2**20
@@ -186,8 +186,8 @@ Config = Annotated[
 ]
 
 
+# Headings of the options that ``--help`` leaves out and ``--help-all`` shows.
 _FOLDED = ("Labels", "Preprocessing", "Scientific formats")
-"""Headings of the options that ``--help`` leaves out and ``--help-all`` shows."""
 
 _LIST_OF_ARGUMENTS = re.compile(r"\n\n(?:Args|Attributes):\n")
 

@@ -99,8 +99,8 @@ def plan_folder(folder: str, out: Path, *, recursive: bool, limit: int | None) -
 DEFAULT_MAX_PIXELS = 200_000_000
 
 
+# Direction of the slices of a NIfTI volume.
 Axis: TypeAlias = Literal["axial", "coronal", "sagittal", "ras"]
-"""Direction of the slices of a NIfTI volume."""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from camtool.rendering.regions import PhotoRegion
     from camtool.targets import AllDetections, Top
 
+# Placement of a layer's grid on the model's input.
 Placement: TypeAlias = Literal["centers", "stretch"]
-"""Placement of a layer's grid on the model's input."""
 
 _OPTION = Option(
     metavar="NAME=VALUE",
@@ -157,8 +157,8 @@ def split_names(texts: list[str]) -> list[str]:
     return [name.strip() for text in texts for name in text.split(",") if name.strip()]
 
 
+# File format of the results: images, or arrays.
 Format: TypeAlias = Literal["png", "jpg", "webp", "npz"]
-"""File format of the results: images, or arrays."""
 
 Overwrite = Annotated[
     bool, Option("--overwrite", help="Remove what an earlier start left in the folder, and start anew.")

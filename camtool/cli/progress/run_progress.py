@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from camtool.runs.job_list import Job
 
 
+# Seconds from which on the time of a run is told before it ends.
 _LONG_RUN = 60.0
-"""Seconds from which on the time of a run is told before it ends."""
 
+# Time after which a slow first batch is judged by its passes.
 _SECONDS_BEFORE_GUESS = 5.0
-"""Time after which a slow first batch is judged by its passes."""
 
 
 class Passes:
@@ -334,8 +334,8 @@ def build_bar(describe_detail: Callable[[], str]) -> Progress:
     )
 
 
+# Time of a stage before its estimate is told: a few short steps say little about the others.
 _SECONDS_BEFORE_ESTIMATE = 3.0
-"""Time of a stage before its estimate is told: a few short steps say little about the others."""
 
 
 class FileProgress(_Progress):

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from camtool.runs.stored_files import ManifestLine
 
 
+# Number of skipped paths that are named; a folder of links may hold thousands.
 _MAX_SKIPPED_SHOWN = 5
-"""Number of skipped paths that are named; a folder of links may hold thousands."""
 
+# Characters of a path that are always shown.
 _SHORTEST_PATH = 16
-"""Characters of a path that are always shown."""
 
 
 class _Totals:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from camtool.runs.cluster.plan import ClusterInputs
     from camtool.runs.job_list import Plan
 
+# Reasons of failures that are printed; all are in the rows.
 _MAX_REASONS = 20
-"""Reasons of failures that are printed; all are in the rows."""
 
 
 @takes_options

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from camtool.runs.job_list import Plan
     from camtool.runs.true_labels import TrueClasses
 
+# Options that change no result, so that they may differ when a run is continued. All others may not.
 WITHOUT_EFFECT = frozenset(
     {
         *("out", "workers", "quiet", "verbose", "as_json", "sheet", "overwrite", "retry_failed", "page", "config"),
         *("address", "gpus_per_worker", "cpus_per_worker", "cluster_workers"),
     }
 )
-"""Options that change no result, so that they may differ when a run is continued. All others may not."""
 
+# Settings of the explainer that are not options of a method.
 _SETTINGS = ("layer", "merge", "batch_size", "placement", "engine", "reading", "verify")
-"""Settings of the explainer that are not options of a method."""
 
 
 @dataclass(frozen=True)

@@ -23,26 +23,26 @@ from camtool.evaluation.audit.statistics import MaximumTest, average_units, run_
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.trust.metrics.removal import impute_linear
 
+# Images of other classes that are changed as an image of the class, where these are the controls.
 COMPARED_IMAGES = 9
-"""Images of other classes that are changed as an image of the class, where these are the controls."""
 
+# The fills that cover regions. Another image of the same class would bring the cue back.
 FILLS = ("inpainting", "an image of another class")
-"""The fills that cover regions. Another image of the same class would bring the cue back."""
 
+# Share of a control region that may be in the candidate's.
 _MOST_OVERLAP = 0.25
-"""Share of a control region that may be in the candidate's."""
 
+# Share of the smaller of two regions in the larger one from which on they are one cue.
 _SAME_CUE = 0.5
-"""Share of the smaller of two regions in the larger one from which on they are one cue."""
 
+# Share of the input up to which a cue is small.
 _SMALL = 0.1
-"""Share of the input up to which a cue is small."""
 
+# Decoys of each candidate.
 DECOYS = 9
-"""Decoys of each candidate."""
 
+# Places along each side at which a control region may lie.
 _STEPS = 20
-"""Places along each side at which a control region may lie."""
 
 
 class ClassTest(NamedTuple):

@@ -28,40 +28,41 @@ from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import average_units, run_maximum_test
 from camtool.inputs.prepared_inputs import PreparedInput
 
+# Sides of the grids of the layers that are compared.
 _LEAST_GRID, _MOST_GRID = 7, 32
-"""Sides of the grids of the layers that are compared."""
 
+# Part of the squared activations that may be negative: concepts are sums, so layers after a ReLU are used.
 _MOST_NEGATIVE = 0.1
-"""Part of the squared activations that may be negative: concepts are sums, so layers after a ReLU are used."""
 
+# Layers that are compared, evenly spaced in depth.
 _LAYERS = 6
-"""Layers that are compared, evenly spaced in depth."""
 
+# Concepts that the activations of a class and of the others are split into.
 _CONCEPTS = 8
-"""Concepts that the activations of a class and of the others are split into."""
 
+# Images of a class, and of all classes, that concepts are looked for in.
 _MOST_OF_CLASS, _MOST_IMAGES = 60, 600
-"""Images of a class, and of all classes, that concepts are looked for in."""
 
+# Fewest and most positions that are drawn from each image, and the values that are kept of all: 128 MB.
 _POSITIONS, _MOST_VALUES = (20, 100), 2**26
-"""Fewest and most positions that are drawn from each image, and the values that are kept of all: 128 MB."""
 
+# The largest number in half precision.
 _LARGEST = 65_504.0
-"""The largest number in half precision."""
 
+# Share of the class that must have more of a concept than this share of the other images.
 _LEAST_SHARE, _RARE = 0.25, 0.95
-"""Share of the class that must have more of a concept than this share of the other images."""
 
+# Share of the classes, or else one, that may have a concept at a layer, and how many times clearer it must be than
+# those of all others. In networks of ten classes with a texture behind one, that class stands out at the end of the
+# first of three blocks, half of the classes have one after the second, and all after the last; honest networks are
+# alike.
 _FEW, _CLEARLY = 0.1, 2.0
-"""Share of the classes, or else one, that may have a concept at a layer, and how many times clearer it must be than
-those of all others. In networks of ten classes with a texture behind one, that class stands out at the end of the first
-of three blocks, half of the classes have one after the second, and all after the last; honest networks are alike."""
 
+# Classes that are needed to tell a concept that one of them has from what every class has at that layer.
 LEAST_CLASSES = 5
-"""Classes that are needed to tell a concept that one of them has from what every class has at that layer."""
 
+# Share of the largest amount in an image from which on a position shows the concept.
 _OF_PEAK = 0.5
-"""Share of the largest amount in an image from which on a position shows the concept."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,20 +40,20 @@ from camtool.layers.survey import find_candidates
 from camtool.maps import upcast
 from camtool.outputs.class_scores import Link, find_logits
 
+# Cells along each side of the model's input in which heat is compared.
 GRID = 10
-"""Cells along each side of the model's input in which heat is compared."""
 
+# Smallest side of the grid of an early layer.
 _LEAST_GRID = 7
-"""Smallest side of the grid of an early layer."""
 
+# The cost of a map in forward passes: one for the answer, then a forward and a backward pass.
 PASSES_PER_MAP = 3
-"""The cost of a map in forward passes: one for the answer, then a forward and a backward pass."""
 
+# Bytes of the prepared images that are kept, and as many of their activations.
 _KEPT_BYTES = 2**27
-"""Bytes of the prepared images that are kept, and as many of their activations."""
 
+# Images whose inputs are hashed.
 _HASHED = 4
-"""Images whose inputs are hashed."""
 
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
@@ -82,8 +82,8 @@ class _Kept(Generic[_K, _V]):
         return value
 
 
+# Rounding of the sum of probabilities, and the smallest one whose logit is taken.
 _ROUNDING, _SMALLEST = 1e-3, 1e-7
-"""Rounding of the sum of probabilities, and the smallest one whose logit is taken."""
 
 _ADVICE = (
     "Segmenters and detectors are not audited; give a module that returns one logit for each class of an image, e.g. "

@@ -24,23 +24,23 @@ from camtool.evaluation.audit.statistics import run_maximum_test
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.progress import Stage, follow_each
 
+# Largest side of the grid of the layer: finer layers see edges and no form.
 _MOST_GRID = 32
-"""Largest side of the grid of the layer: finer layers see edges and no form."""
 
+# Side of a patch, as a share of the grid's.
 _SIDE = 3 / 16
-"""Side of a patch, as a share of the grid's."""
 
+# Patches of an image, and the cells by which they may be displaced against one another.
 _PEAKS, _SHIFT = 2, 2
-"""Patches of an image, and the cells by which they may be displaced against one another."""
 
+# Share of the images of a class that must match a patch better than all but a share of those of other classes, which
+# may have a cue by chance. In trials on 300 scenes, 30 of each class, parts of objects matched in at most 11 of them,
+# and planted marks in 22 to 28.
 _LEAST_SHARE, _STRAY = 0.4, 0.03
-"""Share of the images of a class that must match a patch better than all but a share of those of other classes, which
-may have a cue by chance. In trials on 300 scenes, 30 of each class, parts of objects matched in at most 11 of them, and
-planted marks in 22 to 28."""
 
 _MOST_PER_CLASS = 2
+# Images of a class that patches are taken from.
 _MOST_IMAGES = 60
-"""Images of a class that patches are taken from."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,18 +16,18 @@ from camtool.evaluation.audit.images import GRID, AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import ALPHA
 from camtool.inputs.prepared_inputs import PreparedInput
 
+# Share of the largest difference of heat down to which cells belong to a region: its tails are left out.
 _LEAST_OF_PEAK = 0.3
-"""Share of the largest difference of heat down to which cells belong to a region: its tails are left out."""
 
 _MOST_PER_CLASS = 3
 
+# Draws of which a decoy is that which is least like its candidate.
 _DRAWS = 5
-"""Draws of which a decoy is that which is least like its candidate."""
 
 _SAME_PLACE = "same place in all images"
 
+# Standard deviation of a row of a frame, as a share of that of the image: compression leaves a little.
 _FLAT = 0.05
-"""Standard deviation of a row of a frame, as a share of that of the image: compression leaves a little."""
 
 
 @dataclass(frozen=True, eq=False)

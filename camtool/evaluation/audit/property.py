@@ -18,26 +18,27 @@ from camtool.evaluation.audit.statistics import ALPHA
 from camtool.evaluation.photo_properties import PROPERTIES
 from camtool.inputs.prepared_inputs import PreparedInput
 
+# Side to which photos are made smaller to measure their colors.
 _SIDE = 64
-"""Side to which photos are made smaller to measure their colors."""
 
+# Degrees from hue to hue in CIELAB, and how far the hues of one color are apart.
 _STEP, _WIDTH = 15, 30
-"""Degrees from hue to hue in CIELAB, and how far the hues of one color are apart."""
 
+# Ranges of chroma in CIELAB: pale and strong.
 _CHROMA = ((12.0, 40.0), (30.0, 200.0))
-"""Ranges of chroma in CIELAB: pale and strong."""
 
+# Ranges of lightness in CIELAB of what has less chroma than that of grays.
 _GRAYS = (("black", 0, 35), ("gray", 35, 75), ("white", 75, 101))
-"""Ranges of lightness in CIELAB of what has less chroma than that of grays."""
 
 _GRAY = 15.0
 
+# Share of an image that a part has at most: more is its tint. Shares above the cap count alike, or one large object
+# would count as much as many small parts.
 _MOST_SHARE, _CAP = 0.3, 0.05
-"""Share of an image that a part has at most: more is its tint. Shares above the cap count alike, or one large object
-would count as much as many small parts."""
 
 _MOST_PER_CLASS = 2
 
+# Hue in CIELAB up to which a color has a name.
 _NAMES = (
     (15, "pink"),
     (50, "red"),
@@ -49,7 +50,6 @@ _NAMES = (
     (340, "purple"),
     (360, "pink"),
 )
-"""Hue in CIELAB up to which a color has a name."""
 
 
 @dataclass(frozen=True, eq=False)

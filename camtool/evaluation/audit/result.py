@@ -24,16 +24,16 @@ from camtool.rendering.image_writing import open_atomically
 from camtool.rendering.written_files import check_inside, replace_files
 from camtool.runs.stored_files import parse_object
 
+# The user's word about a finding: no test can say whether a model may use it.
 Verdict: TypeAlias = Literal["object", "shortcut", "unsure"]
-"""The user's word about a finding: no test can say whether a model may use it."""
 
+# Kind → what is done to an image that has the cue, and to one that does not; as for a place for all other kinds.
 _VERBS = {
     "place": ("covering it", "pasting it"),
     "property": ("evening it out", "shifting it"),
     "position": ("moving it away", "moving them there"),
     "concept": ("removing it from the activations", "adding it to them"),
 }
-"""Kind → what is done to an image that has the cue, and to one that does not; as for a place for all other kinds."""
 
 JSON_NAME, MARKDOWN_NAME, VERDICTS_NAME = "audit.json", "audit.md", "verdicts.json"
 NAMES = (JSON_NAME, MARKDOWN_NAME, FOLDER)

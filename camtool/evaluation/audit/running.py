@@ -69,6 +69,7 @@ class Kind:
     reason_to_ask: str = ""
 
 
+# Name → kind of candidates.
 KINDS: dict[str, Kind] = {
     "place": Kind(find_places),
     "border": Kind(find_frames),
@@ -78,21 +79,20 @@ KINDS: dict[str, Kind] = {
     "color": Kind(find_colors),
     "concept": Kind(find_concepts, LEAST_CLASSES, "they take several times as long"),
 }
-"""Name → kind of candidates."""
 
+# Images for each test of a candidate: with 19 controls and two fills they take 2,000 forward passes for covering.
 _MOST_IMAGES = 50
-"""Images for each test of a candidate: with 19 controls and two fills they take 2,000 forward passes for covering."""
 
+# Images in which the regions of two findings are compared.
 _COMPARED = 10
-"""Images in which the regions of two findings are compared."""
 
+# Share of a class from which on a cue counts as one of all of the class: the threshold misses a few.
 _ALL = 0.9
-"""Share of a class from which on a cue counts as one of all of the class: the threshold misses a few."""
 
 _OUT_OF_BUDGET = "the forward-pass budget ran out, so this decoy is counted as a false finding"
 
+# Share of a region outside of the given masks from which on it counts as outside.
 _OUTSIDE = 0.5
-"""Share of a region outside of the given masks from which on it counts as outside."""
 
 _PATIENT = "PatientID"
 

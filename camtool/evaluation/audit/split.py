@@ -23,16 +23,16 @@ from PIL import Image
 from camtool.errors import Forgive
 from camtool.evaluation.annotations import is_missing
 
+# Side of the perceptual hash, which has 256 bits.
 HASH_SIDE = 16
-"""Side of the perceptual hash, which has 256 bits."""
 
+# Bits that differ between near-duplicates: at most a tenth, and a third of those that are set in one of the two.
+# The hashes of unrelated photos differ in about half. On a plain background few bits are set: those of discs at other
+# places differ in half of these or more, and those of a JPEG copy in less than a third.
 _NEAR, _NEAR_SHARE = 25, 1 / 3
-"""Bits that differ between near-duplicates: at most a tenth, and a third of those that are set in one of the two.
-The hashes of unrelated photos differ in about half. On a plain background few bits are set: those of discs at other
-places differ in half of these or more, and those of a JPEG copy in less than a third."""
 
+# Time between two photos of a burst, by the camera's clock.
 _BURST_SECONDS = 2
-"""Time between two photos of a burst, by the camera's clock."""
 
 _CHUNK = 1024
 

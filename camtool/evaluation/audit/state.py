@@ -31,14 +31,14 @@ from camtool.rendering.image_writing import remove_temporary_files
 from camtool.rendering.written_files import check_inside
 from camtool.runs.locking import LockedError, hold_lock
 
+# Names of images or classes that are listed.
 SHOWN = 20
-"""Names of images or classes that are listed."""
 
 _STATE_NAME = "state.jsonl"
 _LOCK_NAME = f".{_STATE_NAME}.lock"
 
+# Difference of logits, as such and as a share, up to which a model counts as the same.
 _ROUNDING = 1e-4
-"""Difference of logits, as such and as a share, up to which a model counts as the same."""
 
 _T = TypeVar("_T")
 

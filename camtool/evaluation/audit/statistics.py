@@ -18,14 +18,14 @@ from camtool.arguments.checks import check_count
 from camtool.errors import MetricError
 from camtool.evaluation.leaderboard.table import Interval
 
+# Arrangements that are drawn: p is at least 0.0002, a tenth of what 10 candidates need at q = 0.02.
 PERMUTATIONS = 4999
-"""Arrangements that are drawn: p is at least 0.0002, a tenth of what 10 candidates need at q = 0.02."""
 
+# Level of the maximum statistic of a class.
 ALPHA = 0.01
-"""Level of the maximum statistic of a class."""
 
+# Values of the arrangements that are in memory at a time: 32 MB.
 _VALUES_AT_ONCE = 2**22
-"""Values of the arrangements that are in memory at a time: 32 MB."""
 
 
 class MaximumTest(NamedTuple):

@@ -18,17 +18,17 @@ from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean
 from camtool.progress import PassCounter, Stage, follow_loop
 
+# Independent groups of images that a test needs: with fewer nothing is claimed.
 LEAST_GROUPS = 8
-"""Independent groups of images that a test needs: with fewer nothing is claimed."""
 
+# Least effects that are reported, beyond that of the controls: of the probability, and of the share of answers.
 PROBABILITY_FLOOR, ANSWER_FLOOR = 0.1, 0.2
-"""Least effects that are reported, beyond that of the controls: of the probability, and of the share of answers."""
 
+# Images whose cue is shown alone on a blank image.
 _ALONE = 10
-"""Images whose cue is shown alone on a blank image."""
 
+# ``remember(key, compute)``: the numbers that were computed under a key before, or else are computed now.
 Remember = Callable[[str, Callable[[], list[float]]], list[float]]
-"""``remember(key, compute)``: the numbers that were computed under a key before, or else are computed now."""
 
 
 class PassProgress:

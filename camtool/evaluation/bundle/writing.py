@@ -40,14 +40,14 @@ FORMAT = "camtool evidence 1"
 
 LEADERBOARD = "leaderboard.json"
 
+# Options of ``camtool run`` that change the model's input.
 _PREPROCESSING = (
     *("size", "mean", "std", "channels", "bands", "window", "percentiles", "max_side", "frame", "slice", "axis"),
     *("volume", "transform"),
 )
-"""Options of ``camtool run`` that change the model's input."""
 
+# Photos up to which intervals are those of the bootstrap; with more, those of the normal distribution are the same.
 _MOST_DRAWN = 5000
-"""Photos up to which intervals are those of the bootstrap; with more, those of the normal distribution are the same."""
 
 
 def gather_evidence(folder: Path) -> dict[str, Any]:
@@ -286,13 +286,13 @@ def _describe_audit(folder: Path, path: Path) -> dict[str, Any]:
     return {"file": path.as_posix(), "findings": findings, **{name: getattr(audit, name) for name in names}, **lists}
 
 
+# Files of the bundle beside the copy of the run, which is in ``run/``.
 EVIDENCE, CARD, SUMS = "evidence.json", "model-card-section.md", "SHA256SUMS"
-"""Files of the bundle beside the copy of the run, which is in ``run/``."""
 
 _CHUNK = 1 << 20
 
+# The first time that ZIP files can hold: the bundle must not depend on when it is written.
 _FIRST_TIME = (1980, 1, 1, 0, 0, 0)
-"""The first time that ZIP files can hold: the bundle must not depend on when it is written."""
 
 _COMPRESSED = (".json", ".jsonl", ".md", ".csv")
 

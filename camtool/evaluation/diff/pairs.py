@@ -27,20 +27,20 @@ from camtool.inputs.prepared_inputs import PreparedInput, group_into_batches
 from camtool.rendering.views import Photo
 from camtool.trust.metrics.removal import impute_linear
 
+# Top, left, bottom, right as shares of the photo.
 Box: TypeAlias = "tuple[float, float, float, float]"
-"""Top, left, bottom, right as shares of the photo."""
 
+# The cost of an image in forward passes: for each model the answer, and a forward and a backward pass for the map.
 PASSES_PER_PAIR = 2 * PASSES_PER_MAP
-"""The cost of an image in forward passes: for each model the answer, and a forward and a backward pass for the map."""
 
+# The cost of its two pictures, which need no answers.
 PASSES_PER_PICTURE = PASSES_PER_PAIR - 2
-"""The cost of its two pictures, which need no answers."""
 
+# Side of the grid on which maps are sampled, and regions shifted.
 _FINE = 4 * GRID
-"""Side of the grid on which maps are sampled, and regions shifted."""
 
+# Longest side of a picture, in pixels.
 _PICTURE = 360
-"""Longest side of a picture, in pixels."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,24 +16,24 @@ from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, PROBABIL
 from camtool.evaluation.diff.pairs import PairedImages, PairRecord
 from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean
 
+# Least share of the heat that has moved to or from a place, on average over the images.
 HEAT_FLOOR = 0.02
-"""Least share of the heat that has moved to or from a place, on average over the images."""
 
 ANYWHERE = "no fixed place"
 
+# A small difference of a cell: half of what each cell has if the heat is even.
 _CELL_FLOOR = 0.005
-"""A small difference of a cell: half of what each cell has if the heat is even."""
 
+# Share of the largest difference of an image down to which its cells belong to the region.
 _OF_PEAK = 0.3
-"""Share of the largest difference of an image down to which its cells belong to the region."""
 
+# Least share of the heat that has moved to or from a region which is chosen for each image.
 _LEAST_MOVED = 0.25
-"""Least share of the heat that has moved to or from a region which is chosen for each image."""
 
 _MOST_PER_CLASS = 2
 
+# The outermost cells, together one more place: a frame around the photo has little heat in each of them.
 _BORDER = np.pad(np.zeros((GRID - 2, GRID - 2), bool), 1, constant_values=True)
-"""The outermost cells, together one more place: a frame around the photo has little heat in each of them."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,8 +27,8 @@ from camtool.explaining.types import Model
 from camtool.models import Transform, to_loaded
 from camtool.progress import Stage, follow_each
 
+# Images for each test of a region: with 19 controls and two fills they take 2,000 forward passes.
 _MOST_IMAGES = 25
-"""Images for each test of a region: with 19 controls and two fills they take 2,000 forward passes."""
 
 _NEVER_TESTED = (
     "Changes that move no heat: a property of the whole photo (tint, compression), and cues that no photo here shows.",

@@ -41,14 +41,14 @@ from camtool.runs.stored_files import build_check
 from camtool.trust.checks.input_checks import FolderTrials
 from camtool.trust.metrics import METRICS
 
+# ``progress(done, total, name)``: images times methods that are done, of how many, and the method that was last.
 Progress: TypeAlias = Callable[[int, int, str], object]
-"""``progress(done, total, name)``: images times methods that are done, of how many, and the method that was last."""
 
+# The method whose weights are drawn: its maps know the features, and nothing of the score. It is in every table.
 _CHANCE = "random"
-"""The method whose weights are drawn: its maps know the features, and nothing of the score. It is in every table."""
 
+# Images that mosaics are made of. A mosaic costs as much as four images.
 _MOST_MOSAICS = 64
-"""Images that mosaics are made of. A mosaic costs as much as four images."""
 
 
 def evaluate(

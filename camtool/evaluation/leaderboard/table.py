@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from camtool.figures.canvas import Figure
 
 
+# The files of a folder.
 NAMES = ("leaderboard.csv", "leaderboard.json", "leaderboard.md", "leaderboard.png")
-"""The files of a folder."""
 
 _DRAWS = 2000
+# Differences that a claim needs: of five all have one sign by chance in 1 of 16 cases, which is more than 5 %.
 _LEAST_PAIRS = 6
-"""Differences that a claim needs: of five all have one sign by chance in 1 of 16 cases, which is more than 5 %."""
 
 _UP, _DOWN = "↑", "↓"
 _FIGURE_SUFFIXES = (".pdf", ".svg", ".png")
@@ -303,14 +303,14 @@ def _write(text: str, path: str | Path | None) -> str:
 _PANEL, _GAP, _EDGE, _ROW = 1.25, 0.18, 0.12, 0.17
 _HEAD, _FOOT = 0.5, 0.28
 
+# Height of the name of a metric, in points.
 _NAME_SIZE = HEADING_SIZE - 1
-"""Height of the name of a metric, in points."""
 
+# Panels beside one another; more are drawn below.
 _ACROSS = 6
-"""Panels beside one another; more are drawn below."""
 
+# Space on both sides of the intervals, as a share of their range.
 _PADDING = 0.06
-"""Space on both sides of the intervals, as a share of their range."""
 
 
 def draw_chart(

@@ -40,15 +40,15 @@ from camtool.trust.metrics.correlation import correlate_spearman
 
 MOST_IMAGES = 32
 
+# The p-value of a look that counts as evidence.
 LEAST_P = 1e-4
-"""The p-value of a look that counts as evidence."""
 
+# Permutations of each look, and of those that may be evidence: ``1 / 20,000`` is below ``LEAST_P``.
 _FEW, _MANY = 199, 19_999
-"""Permutations of each look, and of those that may be evidence: ``1 / 20,000`` is below ``LEAST_P``."""
 
 _CONTROLS = 2
+# Cells along each side for single deletion.
 _DELETED = 4
-"""Cells along each side for single deletion."""
 
 _SHOWN_SIDE, _COLUMNS = 128, 8
 

@@ -206,6 +206,7 @@ class _SoftmaxMode(FunctionMode):
         return result
 
 
+# Functions that return their first argument with its axes in another order.
 _TRANSPOSITIONS = frozenset(
     {
         *(torch.permute, torch.transpose, torch.swapaxes, torch.swapdims, torch.movedim, torch.moveaxis, torch.adjoint),
@@ -213,10 +214,9 @@ _TRANSPOSITIONS = frozenset(
         *(Tensor.adjoint, Tensor.T.__get__, Tensor.H.__get__, Tensor.mT.__get__, Tensor.mH.__get__),  # type: ignore[attr-defined]
     }
 )
-"""Functions that return their first argument with its axes in another order."""
 
+# The usual axes of an attention matrix: queries and keys.
 _LAST_TWO = -2, -1
-"""The usual axes of an attention matrix: queries and keys."""
 
 
 @dataclass(frozen=True, eq=False)

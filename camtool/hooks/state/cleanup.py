@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+# A function that undoes one change. It does no harm if there is nothing to undo, or if it runs twice.
 Step: TypeAlias = Callable[[], object]
-"""A function that undoes one change. It does no harm if there is nothing to undo, or if it runs twice."""
 
 
 class Cleanup:

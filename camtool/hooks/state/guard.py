@@ -391,16 +391,16 @@ class _QueueSnapshot:
                 queue.extend(entries)
 
 
+# Up to this number of elements, buffers are copied in groups and, if floating, compared by value. The batch norms of
+# usual networks have at most a few thousand channels. For larger buffers, e.g. masks, a comparison takes too long, so
+# their version counter alone decides whether they were written to.
 _SMALL = 4096
-"""Up to this number of elements, buffers are copied in groups and, if floating, compared by value. The batch norms of
-usual networks have at most a few thousand channels. For larger buffers, e.g. masks, a comparison takes too long, so
-their version counter alone decides whether they were written to."""
 
+# Fewer elements than this are joined in one thread. Torch divides the work for more of them, which takes longer.
 _JOINED = 32768
-"""Fewer elements than this are joined in one thread. Torch divides the work for more of them, which takes longer."""
 
+# Properties that are the same for all buffers of a group. They may change when the data of a buffer are replaced.
 _get_kind = attrgetter("dtype", "device", "layout", "ndim", "is_nested")
-"""Properties that are the same for all buffers of a group. They may change when the data of a buffer are replaced."""
 
 
 def _restore_tensors(module: nn.Module, before: dict[str, Tensor | None]) -> None:

@@ -89,8 +89,8 @@ class _CachedAnswers:
         self.structure = read_tree(model).structure
 
 
+# The answers by the id of the model, for as long as the model lives.
 _CACHE: dict[int, _CachedAnswers] = {}
-"""The answers by the id of the model, for as long as the model lives."""
 
 
 def _drop_answers(cache: dict[int, _CachedAnswers], key: int, _: object) -> None:

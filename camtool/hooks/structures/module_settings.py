@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from torch import nn
 
+# Types of attributes that are compared as they are; tuples of them are, too.
 _PLAIN = {bool, int, float, str, type(None)}
-"""Types of attributes that are compared as they are; tuples of them are, too."""
 
+# Attributes of every module: its weights, children and hooks, which others compare, and the flag ``training``, which
+# is that of the moment. Most attributes are among them, so it takes long to read them.
 _OF_TORCH = frozenset(vars(nn.Module()))
-"""Attributes of every module: its weights, children and hooks, which others compare, and the flag ``training``, which
-is that of the moment. Most attributes are among them, so it takes long to read them."""
 
 _Attributes: TypeAlias = Mapping[str, Any]
 

@@ -133,9 +133,9 @@ class _HeldTrees(threading.local):
 
 HELD_TREES = _HeldTrees()
 
+# The structures by the id of the model, for as long as the model lives. Each step is a single dictionary operation, so
+# threads need no lock, and a forked process inherits no locked one.
 _STRUCTURES: dict[int, Structure] = {}
-"""The structures by the id of the model, for as long as the model lives. Each step is a single dictionary operation, so
-threads need no lock, and a forked process inherits no locked one."""
 
 
 def read_tree(model: nn.Module) -> ModuleTree:
@@ -324,11 +324,11 @@ class WeightStates:
 # ------------------------------------------------------------------------------------------------------ kinds of models
 
 
+# The name of the module that torch.export adds to an exported graph to check the shapes of its inputs.
 _GUARDS = "_guards_fn"
-"""The name of the module that torch.export adds to an exported graph to check the shapes of its inputs."""
 
+# Classes in torch.ao.nn.quantized that compute with floats: they are in models that are prepared for quantization.
 _FLOAT_KINDS = ("FloatFunctional", "FXFloatFunctional")
-"""Classes in torch.ao.nn.quantized that compute with floats: they are in models that are prepared for quantization."""
 
 
 def describe_unhookable(model: nn.Module) -> str | None:

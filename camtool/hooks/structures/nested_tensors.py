@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+# The inputs of a model: one tensor, a sequence of positional arguments, or a mapping of keyword arguments, in which
+# integer keys stand for positional arguments. :func:`find_main_tensor` returns the image; in a mapping it comes first.
 ModelInputs: TypeAlias = Tensor | Sequence[Any] | Mapping[Any, Any]
-"""The inputs of a model: one tensor, a sequence of positional arguments, or a mapping of keyword arguments, in which
-integer keys stand for positional arguments. :func:`find_main_tensor` returns the image; in a mapping it comes first."""
 
 
 class SharedInput:

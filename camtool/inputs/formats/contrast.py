@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from camtool.inputs.formats.reading_options import ReadingOptions
 
+# Values that are computed at once, as the computation takes eight times the memory of 8-bit values.
 _PART = 1 << 20
-"""Values that are computed at once, as the computation takes eight times the memory of 8-bit values."""
 
+# The VOI LUT functions of DICOM PS3.3 C.11.2.1.
 WindowFunction: TypeAlias = Literal["LINEAR", "LINEAR_EXACT", "SIGMOID"]
-"""The VOI LUT functions of DICOM PS3.3 C.11.2.1."""
 
 
 @dataclass(frozen=True)

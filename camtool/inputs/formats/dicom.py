@@ -34,11 +34,12 @@ _MAGIC = b"DICM"
 _META_BYTES = 4096
 _DEFLATED = re.escape(b"1.2.840.10008.1.2.1.99")
 _INFLATED_BYTES, _INFLATED_PART = 1 << 30, 1 << 24
+# Pixels that are computed at once.
 _PART = 1 << 20
-"""Pixels that are computed at once."""
 _PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 _GRAY = ("MONOCHROME1", "MONOCHROME2")
 _GDCM = "python-gdcm"
+# Transfer syntax → the package that decodes it: lossless JPEG, JPEG-LS, JPEG with 12 bits.
 _PLUGINS = {
     "1.2.840.10008.1.2.4.57": _GDCM,
     "1.2.840.10008.1.2.4.70": _GDCM,
@@ -46,7 +47,6 @@ _PLUGINS = {
     "1.2.840.10008.1.2.4.81": "pyjpegls",
     "1.2.840.10008.1.2.4.51": _GDCM,
 }
-"""Transfer syntax → the package that decodes it: lossless JPEG, JPEG-LS, JPEG with 12 bits."""
 _JPEG_2000 = "pylibjpeg pylibjpeg-openjpeg"
 
 
@@ -142,11 +142,11 @@ def _check_inflated_size(stream: BinaryIO, name: str) -> None:
         raise ImageError(f"{name} is too large to be decoded safely: it unpacks to more than {_INFLATED_BYTES} bytes.")
 
 
+# The attributes that say where an image comes from. None but the first says something of a patient.
 TAGS = (
     *("PatientID", "Modality", "InstitutionName", "Manufacturer", "ManufacturerModelName"),
     *("StationName", "BodyPartExamined", "ViewPosition"),
 )
-"""The attributes that say where an image comes from. None but the first says something of a patient."""
 
 
 def read_tags(path: Path) -> dict[str, str]:
@@ -262,6 +262,7 @@ def _get_frame(dataset: Any, index: int) -> Any:
 
 
 _PIXEL_GROUP = 0x0028
+# Groups of an enhanced file that hold the attributes which other files have themselves.
 _GROUPS = (
     "PixelValueTransformationSequence",
     "FrameVOILUTSequence",
@@ -269,7 +270,6 @@ _GROUPS = (
     "PlanePositionSequence",
     "PlaneOrientationSequence",
 )
-"""Groups of an enhanced file that hold the attributes which other files have themselves."""
 
 
 # ------------------------------------------------------------------------------------------- from pixels to values

@@ -17,10 +17,10 @@ from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.warning_codes import MapWarning
 
 _HEADER_BYTES = 132
+# Largest difference of the direction cosines of two slices: scanners round them.
 _PARALLEL = 1e-3
-"""Largest difference of the direction cosines of two slices: scanners round them."""
+# Largest relative difference of the distances between neighboring slices.
 _UNEVEN = 0.01
-"""Largest relative difference of the distances between neighboring slices."""
 
 
 @dataclass(frozen=True)

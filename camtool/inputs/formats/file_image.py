@@ -14,8 +14,8 @@ from camtool.geometry.origins import Origin
 from camtool.inputs.formats.contrast import Contrast, find_range
 from camtool.warning_codes import MapWarning
 
+# Channels of a gray image and of an RGB image.
 _COLORS = (1, 3)
-"""Channels of a gray image and of an RGB image."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,11 +24,11 @@ from camtool.inputs.formats.nifti import is_nifti, read_nifti
 from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.inputs.formats.tiff import get_orientation, is_tiff, read_tiff, turn_upright
 
+# From a file at its start, its name and the user's options to the image; ``None`` if it is a usual photo.
 Reader: TypeAlias = Callable[[BinaryIO, str, ReadingOptions], FileImage | None]
-"""From a file at its start, its name and the user's options to the image; ``None`` if it is a usual photo."""
 
+# Bytes by which a file is recognized; a compressed NIfTI file needs more than its header's 348.
 HEADER_BYTES = 4096
-"""Bytes by which a file is recognized; a compressed NIfTI file needs more than its header's 348."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ def _read_png(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage
     return FileImage(name, values, contrasts.choose_contrast(options, values), is_scaled=True)
 
 
+# All formats, in the order in which they are tried.
 FORMATS: tuple[Format, ...] = (
     # A DICOM file may hold anything in its first 128 bytes, also the start of a TIFF, so it is tried first.
     Format("DICOM", (".dcm", ".dicom", ".ima"), is_dicom, read_dicom),
@@ -84,10 +85,9 @@ FORMATS: tuple[Format, ...] = (
     Format("TIFF", (".tif", ".tiff"), is_tiff, read_tiff),
     Format("PNG", (".png",), _is_png, _read_png),
 )
-"""All formats, in the order in which they are tried."""
 
+# The suffixes of all formats.
 SUFFIXES: tuple[str, ...] = tuple(suffix for file_format in FORMATS for suffix in file_format.suffixes)
-"""The suffixes of all formats."""
 
 
 def read_stream(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage | None:

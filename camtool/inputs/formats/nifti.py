@@ -21,26 +21,25 @@ from camtool.inputs.formats.reading_options import Axis, ReadingOptions
 from camtool.warning_codes import MapWarning
 
 _GZIP = b"\x1f\x8b"
+# Bytes of a NIfTI-2 header; NIfTI-1 has 348.
 _HEADER_BYTES = 540
-"""Bytes of a NIfTI-2 header; NIfTI-1 has 348."""
 _NIFTI_2 = 4
+# Position of the magic number → its values in single files and in pairs of .hdr and .img.
 _MAGICS = {344: (b"n+1\0", b"ni1\0"), _NIFTI_2: (b"n+2\0", b"ni2\0")}
-"""Position of the magic number → its values in single files and in pairs of .hdr and .img."""
+# The bits of xyzt_units that name the unit of lengths, and the millimeters of meters and micrometers.
 _SPACE_BITS, _MILLIMETERS = 0b111, {1: 1e3, 3: 1e-3}
-"""The bits of xyzt_units that name the unit of lengths, and the millimeters of meters and micrometers."""
+# Bytes that may lie between the header and the data: extensions, e.g. with a history of the processing.
 _EXTENSION_BYTES = 1 << 24
-"""Bytes that may lie between the header and the data: extensions, e.g. with a history of the processing."""
+# Bytes that are unpacked at once.
 _PART_BYTES = 1 << 20
-"""Bytes that are unpacked at once."""
+# Bytes that a value takes as float32, and while it is unpacked and drawn.
 _VALUE_BYTES = 6
-"""Bytes that a value takes as float32, and while it is unpacked and drawn."""
 
 
-# As radiologists look at them, and as DICOM slices are stored: the patient's right is on the left of the image, the
-# front (of sagittal slices the head) is up.
+# Direction of the slices → where the axes of ``(D, H, W)`` run to, by the first letters of left, right, anterior,
+# posterior, superior and inferior. As radiologists look at them, and as DICOM slices are stored: the patient's right is
+# on the left of the image, the front (of sagittal slices the head) is up.
 _CUTS: dict[Axis, str] = {"axial": "SPL", "coronal": "AIL", "sagittal": "RIP", "ras": "RAS"}
-"""Direction of the slices → where the axes of ``(D, H, W)`` run to, by the first letters of left, right,
-anterior, posterior, superior and inferior."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,30 +12,30 @@ from camtool.arguments.checks import check_choice, check_count, check_number
 from camtool.arguments.messages import suggest_names
 from camtool.errors import ImageError
 
+# Direction in which a NIfTI volume is cut to slices; ``"ras"`` keeps the canonical order of the axes.
 Axis: TypeAlias = Literal["axial", "coronal", "sagittal", "ras"]
-"""Direction in which a NIfTI volume is cut to slices; ``"ras"`` keeps the canonical order of the axes."""
 
+# Most pixels of an image file by default. Cameras make up to 150 million pixels.
 MAX_PIXELS = 200_000_000
-"""Most pixels of an image file by default. Cameras make up to 150 million pixels."""
 
+# Most bytes that reading an image file may take by default. With torch and torchvision, a process then stays below
+# 1.5 GB. Photos of 100 million pixels can be turned upright in it: two copies of 4 bytes for each pixel.
 MAX_MEMORY = 850_000_000
-"""Most bytes that reading an image file may take by default. With torch and torchvision, a process then stays below
-1.5 GB. Photos of 100 million pixels can be turned upright in it: two copies of 4 bytes for each pixel."""
 
+# The same in runs, whose process has 820 MB when it reads a photo. HEIC photos of phones (49 million pixels) fit.
 RUN_MEMORY = 640_000_000
-"""The same in runs, whose process has 820 MB when it reads a photo. HEIC photos of phones (49 million pixels) fit."""
 
+# Most pixels of a photo as a run explains and draws it: photo, heatmap and overlay take 11 bytes for each.
 MAX_DRAWN = 40_000_000
-"""Most pixels of a photo as a run explains and draws it: photo, heatmap and overlay take 11 bytes for each."""
 
+# Longest side of an image: a row is the least that is converted at once.
 _MAX_SIDE = 1_000_000
-"""Longest side of an image: a row is the least that is converted at once."""
 
+# Longest side of a photo that is drawn, as of JPEG files: a heatmap takes a number for each cell and pixel of it.
 _MAX_DRAWN_SIDE = 65_535
-"""Longest side of a photo that is drawn, as of JPEG files: a heatmap takes a number for each cell and pixel of it."""
 
+# Bytes of a decoded pixel in Pillow's memory. Whoever allows more pixels allows this much memory for each.
 _PLAIN_BYTES = 4
-"""Bytes of a decoded pixel in Pillow's memory. Whoever allows more pixels allows this much memory for each."""
 
 
 @dataclass(frozen=True)

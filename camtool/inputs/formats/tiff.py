@@ -156,15 +156,15 @@ def _find_transform(
 _DESCRIPTION, _PHOTOMETRIC, _EXTRA_SAMPLES, _SAMPLE_FORMAT, _NODATA = 270, 262, 338, 339, 42113
 _SIGNED = 2
 _ASSOCIATED = 1
+# Descriptions of the first page that say what the pages are: of ImageJ, OME and tifffile.
 _DECLARED = re.compile(r'^ImageJ=|<OME|^\{.*"shape": ')
-"""Descriptions of the first page that say what the pages are: of ImageJ, OME and tifffile."""
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _YCBCR = 0, 1, 2, 6
+# Bytes that a value takes while it is drawn.
 _DRAWN_BYTES = 2
-"""Bytes that a value takes while it is drawn."""
+# Strips or tiles that tifffile decodes at once, at most.
 _THREADS = 8
-"""Strips or tiles that tifffile decodes at once, at most."""
+# Bytes that a byte of a TIFF may be unpacked to: Deflate reaches 1032.
 _MOST_UNPACKED = 1100
-"""Bytes that a byte of a TIFF may be unpacked to: Deflate reaches 1032."""
 _ORDER = "TZYXCS"
 # tifffile's letters of axes. Pages without a declared meaning are "I" or "Q".
 _ROLES = {"T": "T", "Z": "Z", "I": "Z", "Q": "Z", "Y": "Y", "X": "X", "C": "C", "S": "S"}
@@ -386,17 +386,17 @@ _MAGIC = (b"II*\0", b"MM\0*", b"II+\0")
 _BIG = 43
 
 _SUBFILE, _SAMPLES = 254, 277
+# The number of samples that make a pixel's color, by photometric interpretation.
 _COLORS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3}
-"""The number of samples that make a pixel's color, by photometric interpretation."""
+# Bits of the kind of a page: bit 0 is a reduced version of another image, bit 2 a transparency mask.
 _REDUCED = 0b101
-"""Bits of the kind of a page: bit 0 is a reduced version of another image, bit 2 a transparency mask."""
+# Values of ExtraSamples: associated and unassociated alpha.
 _ALPHA = {1, 2}
-"""Values of ExtraSamples: associated and unassociated alpha."""
 
 _CHANNELS = re.compile(r'^channels=(\d+)|SizeC="(\d+)"', re.MULTILINE)
 _SHAPE = re.compile(r'^\{.*"shape": \[(\d+), \d+, \d+\]')
+# Patterns of a page for each band, as ImageJ, OME and tifffile write it into the first page's description.
 _OTHER_AXES = re.compile(r'"axes": "(?!CYX")')
-"""Patterns of a page for each band, as ImageJ, OME and tifffile write it into the first page's description."""
 
 
 def is_tiff(header: bytes) -> bool:
@@ -457,8 +457,8 @@ def _count_bands_in_description(description: str) -> int | None:
 
 _ORIENTATION = 274
 _ON_SIDE = (5, 6, 7, 8)
+# Orientations that exchange rows and columns, and the axes that run backwards after that.
 _FLIPPED = {2: (-2,), 3: (-3, -2), 4: (-3,), 6: (-2,), 7: (-3, -2), 8: (-3,)}
-"""Orientations that exchange rows and columns, and the axes that run backwards after that."""
 
 
 def get_orientation(image: Image.Image) -> Any:

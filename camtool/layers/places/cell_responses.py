@@ -28,33 +28,33 @@ from camtool.layers.image_variants import find_image_size, vary_covered
 from camtool.layers.layouts import Layer
 from camtool.layers.responses import observe_variants
 
+# The indices of a cell along the axes of a grid.
 Cell: TypeAlias = "tuple[int, ...]"
-"""The indices of a cell along the axes of a grid."""
 
+# Random projections of a cell's channels. With one, channels that happen to cancel each other would hide pixels.
 _PROJECTIONS = 2
-"""Random projections of a cell's channels. With one, channels that happen to cancel each other would hide pixels."""
 
+# Number of parts of each axis in which one cell is measured, and with which exact centers are confirmed first.
 _PARTS, _FEW_PARTS = 4, 2
-"""Number of parts of each axis in which one cell is measured, and with which exact centers are confirmed first."""
 
+# With fewer cells that respond, no grid is fitted to their places.
 _FEWEST_CELLS = 4
-"""With fewer cells that respond, no grid is fitted to their places."""
 
+# Distance in strides, as the root mean square over the cells, up to which measured places are those of a grid.
 _MOST_RESIDUAL = 0.75
-"""Distance in strides, as the root mean square over the cells, up to which measured places are those of a grid."""
 
+# Spread along each axis, as a share of the image, from which a cell sees all of it; a uniform response has 0.29.
 _WHOLE = 0.25
-"""Spread along each axis, as a share of the image, from which a cell sees all of it; a uniform response has 0.29."""
 
+# Length of a stride, as a share of that of a grid that covers the image, from which cells have places of their own.
 _LEAST_STRIDE = 0.05
-"""Length of a stride, as a share of that of a grid that covers the image, from which cells have places of their own."""
 
 
+# Length of a receptive field, as a share of the image, up to which it tells one place from another.
 _SMALL = 0.5
-"""Length of a receptive field, as a share of the image, up to which it tells one place from another."""
 
+# Share of a response within the receptive field from which it lies there.
 _LEAST_WITHIN = 0.95
-"""Share of a response within the receptive field from which it lies there."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,8 @@ def cover_parts(
     return found
 
 
+# Number of axes of an image to the number of parts along each: 32, 64 or 64 in all.
 _MOST_COVERED = {1: 32, 2: 8, 3: 4}
-"""Number of axes of an image to the number of parts along each: 32, 64 or 64 in all."""
 
 
 def _choose_strongest(maps: Tensor, count: int) -> list[Cell]:

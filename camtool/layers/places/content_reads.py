@@ -13,24 +13,24 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from camtool.hooks.private_torch import FunctionMode
 from camtool.hooks.structures.nested_tensors import find_tensors
 
+# Functions that give values of a tensor to Python, or as many results as the values say.
 _READS = re.compile(
     "__(array|bool|contains|float|index|int)__|allclose|argwhere|equal|is_nonzero|item|masked_select|nonzero|numpy|"
     "tolist|unique|unique_consecutive"
 )
-"""Functions that give values of a tensor to Python, or as many results as the values say."""
 
+# Functions whose second and further arguments say which positions of the first one they read or write.
 _CHOICES = re.compile(
     "__(get|set)item__|deform_conv2d|gather|grid_sample(r|r_2d|r_3d)?|index_(add|copy|put_?|select)|narrow|"
     "(ps_)?roi_(align|pool)|repeat_interleave|roll|scatter(_add)?|select|take|take_along_dim|tensor_split"
 )
-"""Functions whose second and further arguments say which positions of the first one they read or write."""
 
 
+# Operations of TorchScript that do this; there, it is unknown what their arguments depend on.
 _SCRIPTED = [
     *("aten::Bool", "aten::Float", "aten::Int", "aten::gather", "aten::grid_sampler", "aten::index"),
     *("aten::index_select", "aten::item", "aten::masked_select", "aten::nonzero"),
 ]
-"""Operations of TorchScript that do this; there, it is unknown what their arguments depend on."""
 
 
 def may_read_in_script(model: nn.Module) -> bool:

@@ -193,18 +193,17 @@ def _apply_cosine(products: Tensor) -> Tensor:
     return products / lengths[:, None] / lengths
 
 
+# Name → function from the products of the points times gamma, ``(P, P)``, to the kernel's values.
 KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": lambda products: (products + 1).tanh(),
     "rbf": _apply_rbf,
     "cosine": _apply_cosine,
 }
-"""Name → function from the products of the points times gamma, ``(P, P)``, to the kernel's values."""
 
+# The largest factor of the products of the points.
+#
+# All kernels are saturated there, and float32, whose largest value is 3e38, still holds it times the layer's channels.
 _LARGEST_FACTOR = 1e30
-"""The largest factor of the products of the points.
-
-All kernels are saturated there, and float32, whose largest value is 3e38, still holds it times the layer's channels.
-"""
 
 
 def _compute_kernel_component(features: Tensor, kernel: Callable[[Tensor], Tensor], gamma: float) -> Tensor:

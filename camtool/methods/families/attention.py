@@ -240,11 +240,11 @@ def _mask_tokens(tokens: Tensor, masks: Tensor, part: slice) -> Tensor:
 
 # ------------------------------------------------------------------------------------------- what single patches say
 
+# Texts, or their embeddings, that a map is to have nothing in common with.
 Against: TypeAlias = "str | Tensor | Similarity | Sequence[str | Tensor | Similarity]"
-"""Texts, or their embeddings, that a map is to have nothing in common with."""
 
+# The needs of methods that read each patch in the way the head reads the class token.
 _ON_PATCHES: tuple[Need, ...] = ("one head on all tokens", "attention")
-"""The needs of methods that read each patch in the way the head reads the class token."""
 
 
 @method("maskclip", paper="arXiv 2112.01071", needs=_ON_PATCHES, cost="some passes", ignores_layer=True)
@@ -342,8 +342,8 @@ def _attend_by_similarity(vectors: Tensor, values: Tensor, scale: float) -> Tens
     return (vectors @ vectors.mT * scale).softmax(-1) @ values
 
 
+# From the output of a model to one score per image.
 Score: TypeAlias = Callable[[Any], Tensor]
-"""From the output of a model to one score per image."""
 
 
 def _subtract_redundancy(evidence: Evidence, redundant: Sequence[Similarity], temperature: float) -> list[Score]:

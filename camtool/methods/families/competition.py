@@ -18,8 +18,8 @@ from camtool.methods.refinement import check_passes, refine_method
 from camtool.methods.registry import method
 from camtool.targets import Target
 
+# Share of the layer's evidence at which a depth counts in full. In trained networks depths have 0.1 and more.
 _LEAST_EVIDENCE = 1e-3
-"""Share of the layer's evidence at which a depth counts in full. In trained networks depths have 0.1 and more."""
 
 
 @method("rivalcam", paper="camtool", needs="gradients of several classes")

@@ -241,14 +241,13 @@ def liftcam(evidence: Evidence) -> Tensor:
     return sum_over_positions(contributions)
 
 
+# The largest accepted error of the sum of contributions, relative to the sum of their magnitudes.
+#
+# It is far above the rounding error of float32, and small enough that the weights are exact for any practical purpose.
 _TOLERANCE = 1e-3
-"""The largest accepted error of the sum of contributions, relative to the sum of their magnitudes.
 
-It is far above the rounding error of float32, and small enough that the weights are exact for any practical purpose.
-"""
-
+# The same for float16 and bfloat16, with their larger rounding errors.
 _TOLERANCE_IN_HALF_PRECISION = 3e-2
-"""The same for float16 and bfloat16, with their larger rounding errors."""
 
 
 def _is_complete(contributions: Tensor, change: Tensor) -> bool:

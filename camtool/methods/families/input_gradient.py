@@ -453,14 +453,14 @@ def _find_dependent_nodes(leaf: Tensor, tensors: Sequence[Tensor]) -> set[Node]:
 
 _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 _TRANSPOSED = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
+# The number of axes of a convolution's batched input.
 _INPUT_AXES = {function: 3 + rank for kind in (_CONVOLUTIONS, _TRANSPOSED) for rank, function in enumerate(kind)}
-"""The number of axes of a convolution's batched input."""
 
+# Functions that add a bias to a linear function of their input; batch and instance norm do with fixed statistics.
 _AFFINE = frozenset({*_CONVOLUTIONS, *_TRANSPOSED, functional.linear, functional.batch_norm, functional.instance_norm})
-"""Functions that add a bias to a linear function of their input; batch and instance norm do with fixed statistics."""
 
+# Norms that always use the statistics of their own input.
 _NORMS_OF_INPUT = frozenset({functional.layer_norm, functional.group_norm})
-"""Norms that always use the statistics of their own input."""
 
 
 class _RecordBiases(FunctionMode):

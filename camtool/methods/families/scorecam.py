@@ -29,17 +29,16 @@ from camtool.methods.options import check_choice, check_count, check_number, con
 from camtool.methods.registry import method, weighting
 from camtool.targets import Target
 
+# A function that resizes maps ``(M, *grid)`` to the input's size, ``(M, *size)``.
 Enlarge: TypeAlias = Callable[[Tensor], Tensor]
-"""A function that resizes maps ``(M, *grid)`` to the input's size, ``(M, *size)``."""
 
+# ``mask_input(enlarge, x, maps, samples)`` masks an input ``(C, *size)`` by maps ``(M, *grid)``: ``(M, C, *size)``.
+#
+# ``samples`` ``(M,)`` are the indices of the random samples or steps, for methods that score a mask several times.
 MaskInput: TypeAlias = Callable[[Enlarge, Tensor, Tensor, Tensor], Tensor]
-"""``mask_input(enlarge, x, maps, samples)`` masks an input ``(C, *size)`` by maps ``(M, *grid)``: ``(M, C, *size)``.
 
-``samples`` ``(M,)`` are the indices of the random samples or steps, for methods that score a mask several times.
-"""
-
+# The number of masks at the input's size that are summed at once, to bound the memory.
 MASKS_AT_ONCE = 64
-"""The number of masks at the input's size that are summed at once, to bound the memory."""
 
 
 # --------------------------------------------------------------------------------------- Score-CAM, SS-CAM, IS-CAM
@@ -291,8 +290,8 @@ def blur_input(x: Tensor, radius: int, sigma: float) -> Tensor:
 
 # -------------------------------------------------------------------------------------------------------- Poly-CAM
 
+# The weights of Poly-CAM: the gain of the score if a channel is shown, the loss if it is hidden, or their sum.
 Variant: TypeAlias = Literal["+", "-", "+-"]
-"""The weights of Poly-CAM: the gain of the score if a channel is shown, the loss if it is hidden, or their sum."""
 
 
 @weighting("polycam", paper="arXiv 2204.13359", needs="forwards", cost="many passes")

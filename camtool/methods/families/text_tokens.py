@@ -24,8 +24,8 @@ from camtool.methods.options import check_count
 from camtool.methods.registry import method
 from camtool.outputs.class_scores import find_text_logits
 
+# Names in configurations of Hugging Face for tokens that are no words.
 _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "image_token_id", "image_token_index")
-"""Names in configurations of Hugging Face for tokens that are no words."""
 
 
 @method("tam", paper="arXiv 2506.23270", needs="text")

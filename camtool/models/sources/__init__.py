@@ -14,12 +14,13 @@ from camtool.models.sources.ultralytics import UltralyticsSource
 
 __all__ = ["FACTORY", "MODEL_FILES", "SOURCES", "Source", "register_source"]
 
+# The source of files of other runtimes, which have a suffix and no prefix.
 MODEL_FILES = ModelFileSource()
-"""The source of files of other runtimes, which have a suffix and no prefix."""
 
+# The source of names with a colon behind anything but a prefix: ``"package.module:factory"``.
 FACTORY = FactorySource()
-"""The source of names with a colon behind anything but a prefix: ``"package.module:factory"``."""
 
+# The known sources, in the order in which they are asked about a model, and in which help and errors list them.
 SOURCES: list[Source] = [
     TorchvisionSource(),
     TimmSource(),
@@ -30,7 +31,6 @@ SOURCES: list[Source] = [
     MODEL_FILES,
     FACTORY,
 ]
-"""The known sources, in the order in which they are asked about a model, and in which help and errors list them."""
 
 
 def register_source(source: Source) -> None:

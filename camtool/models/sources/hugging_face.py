@@ -104,8 +104,8 @@ class HuggingFaceSource(Source):
         return None if tokenizer is None else [tokenizer.decode([*phrase]).strip() for phrase in phrases]
 
 
+# Name that transformers gives to a class without a name.
 _PLACEHOLDER_LABEL = re.compile(r"LABEL_\d+")
-"""Name that transformers gives to a class without a name."""
 
 
 def _is_of_transformers(model: nn.Module) -> bool:
@@ -180,17 +180,17 @@ def _read_transform(path: str, **options: Any) -> Transform | None:
     return timm_transform or ProcessorTransform(processor)
 
 
+# Settings of image processors with sides, or multiples of sides, that an image may be enlarged to.
 _SIZES = (
     *("size", "crop_size", "pad_size", "mask_pad_size", "tile_size", "min_size", "max_size", "max_image_size"),
     *("size_divisor", "size_divisibility", "ensure_multiple_of", "image_grid_pinpoints", "min_pixels", "timm"),
     *("patch_size", "high_res_size", "max_patches"),
 )
-"""Settings of image processors with sides, or multiples of sides, that an image may be enlarged to."""
 
 
 _PIXELS = {"min_pixels"}, {"max_pixels"}
+# Settings with the smallest number of pixels, and with the largest one.
 _PIXELS_OF_WHOLE_IMAGES = {"min_pixels", "shortest_edge"}, {"max_pixels", "longest_edge"}
-"""Settings with the smallest number of pixels, and with the largest one."""
 
 
 def _list_sides(processor: Any) -> Iterator[float]:
@@ -293,9 +293,9 @@ def _build_tokenizer(model: nn.Module, path: str) -> Tokenizer:
     return tokenize
 
 
+# Model types trained on texts padded to full length, without an attention mask. They pool at the last position, so a
+# shorter padding would change the embedding.
 _TRAINED_AT_FULL_LENGTH = ("siglip", "siglip2")
-"""Model types trained on texts padded to full length, without an attention mask. They pool at the last position, so a
-shorter padding would change the embedding."""
 
 
 @cache

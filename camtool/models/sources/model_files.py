@@ -24,17 +24,16 @@ from camtool.models.sources.onnx_layers import OnnxModel
 from camtool.models.sources.runtime_files import FileModel, OnnxProgram, OpenVinoProgram, Program, TfLiteProgram
 from camtool.models.sources.source import Source, get_first_line
 
+# Suffix to what opens the file, and to how its package is installed.
 _RUNTIMES: dict[str, tuple[Callable[[str], Program], str]] = {
     ".onnx": (OnnxProgram, "pip install 'camtool[onnxruntime]'"),
     ".xml": (OpenVinoProgram, "pip install 'camtool[openvino]'"),
     ".tflite": (TfLiteProgram, "pip install 'camtool[tflite]'"),
 }
-"""Suffix to what opens the file, and to how its package is installed."""
 
 _CONVERTER = "pip install 'camtool[onnx2pytorch]'"
+# Largest difference between the scores of a converted graph and the file's, as a share of the largest; usual is 1e-6.
 _EXACT = 1e-4
-"""Largest difference between the scores of a converted graph and the file's, as a share of the largest; usual is 1e-6.
-"""
 
 
 class ModelFileSource(Source):

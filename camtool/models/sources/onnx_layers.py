@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto, TensorProto
 
+# Operators whose results are no layers: pooling, which only coarsens, and what only moves values.
 _HIDDEN = frozenset(
     {
         *("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "ReduceMean", "ReduceMax", "ReduceSum"),
@@ -29,13 +30,12 @@ _HIDDEN = frozenset(
         *("Transpose", "Unsqueeze", "Softmax"),
     }
 )
-"""Operators whose results are no layers: pooling, which only coarsens, and what only moves values."""
 
 _MATRICES = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _ACTIVATIONS = frozenset({"Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "PRelu", "Relu", "Sigmoid"})
 
+# Parts of the graph that are kept open.
 _MOST_SESSIONS = 8
-"""Parts of the graph that are kept open."""
 
 
 class OnnxModel(FileModel):
@@ -253,6 +253,7 @@ def _list_inputs(node: NodeProto) -> list[str]:
 
 # --------------------------------------------------------------------------- which pixels a position is computed from
 
+# Operators whose result is at each position computed from that position, or from all in the same way.
 _KEEPING = frozenset(
     {
         *("BatchNormalization", "Cast", "Clip", "Dropout", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish"),
@@ -260,7 +261,6 @@ _KEEPING = frozenset(
         *("Reciprocal", "Relu", "Selu", "Sigmoid", "Softplus", "Sqrt", "Tanh"),
     }
 )
-"""Operators whose result is at each position computed from that position, or from all in the same way."""
 
 _JOINING = frozenset({"Add", "Div", "Max", "Mean", "Min", "Mul", "Sub", "Sum"})
 
@@ -315,13 +315,13 @@ def _average(node: NodeProto, x: Tensor, options: Mapping[str, Any], constants: 
     return x.mean(axes, keepdim=bool(options.get("keepdims", 1)))
 
 
+# Operator → what it does to the tensor that depends on the image; its other inputs are constants.
 _OF_ONE_TENSOR: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys(("Conv", "AveragePool", "MaxPool"), _slide),
     **dict.fromkeys(("GlobalAveragePool", "ReduceMean"), _average),
     "MatMul": _multiply,
     "Transpose": lambda _, x, options, __: x.permute(options["perm"]),
 }
-"""Operator → what it does to the tensor that depends on the image; its other inputs are constants."""
 
 
 def _read_options(node: NodeProto) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from camtool.models.sources.source import Source, limit_silence, tell_download_e
 from camtool.models.two_towers import TextTower, Tokenizer
 from camtool.models.weights import load_state, read_state
 
+# Number of tokens of CLIP's own tokenizer, which open_clip contains.
 _CLIP_VOCABULARY = 49408
-"""Number of tokens of CLIP's own tokenizer, which open_clip contains."""
 
 
 class OpenClipSource(Source):

@@ -23,14 +23,14 @@ from camtool.models.functions import FunctionModel
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# Order of the axes of the images in a file.
 Layout: TypeAlias = Literal["NCHW", "NHWC"]
-"""Order of the axes of the images in a file."""
 
 _CHANNELS = (1, 3)
 _LABEL_FILES = ("labels.txt", "labelmap.txt")
 
+# Bytes of the class names in an archive, a million names: a small archive may unpack to more than the memory.
 _MAX_LABELS_BYTES = 2**26
-"""Bytes of the class names in an archive, a million names: a small archive may unpack to more than the memory."""
 
 
 @dataclass(frozen=True)

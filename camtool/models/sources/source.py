@@ -19,11 +19,11 @@ from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
 from camtool.models.two_towers import Tokenizer
 
+# Largest side that a file may ask images to be resized to. Published models have less.
 _MAX_SIDE = 4096
-"""Largest side that a file may ask images to be resized to. Published models have less."""
 
+# Seconds without a byte after which a server of weights is given up.
 _SILENCE = 60.0
-"""Seconds without a byte after which a server of weights is given up."""
 
 
 class Source(ABC):

@@ -167,8 +167,8 @@ def _build(name: str, **options: Any) -> nn.Module:
     return model
 
 
+# Name of a parameter in torchvision's published DenseNet files: ``norm.1`` is called ``norm1`` in the code today.
 _OLD_DENSENET_NAME = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.(\d)")
-"""Name of a parameter in torchvision's published DenseNet files: ``norm.1`` is called ``norm1`` in the code today."""
 
 
 def _choose_heads(name: str, state: Mapping[str, Tensor]) -> dict[str, bool]:

@@ -25,13 +25,13 @@ from camtool.models.sources.source import Source, get_first_line, limit_silence,
 from camtool.models.sources.torchvision import build_resize
 from camtool.models.weights import load_state, read_state
 
+# Gray level with which YOLO models are trained to see padding.
 _PADDING = 114
-"""Gray level with which YOLO models are trained to see padding."""
 
 _YAML = (".yaml", ".yml")
 
+# The letter of a model's size in the name of a file, as Ultralytics removes it.
 _SCALE = re.compile(r"(\d+)([nslmx])(.+)?$")
-"""The letter of a model's size in the name of a file, as Ultralytics removes it."""
 
 _SAFE_LOAD = "SAFE_LOAD"
 

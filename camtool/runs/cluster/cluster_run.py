@@ -28,20 +28,20 @@ from camtool.runs.save_kinds import OutputSettings
 
 _LOCK = ".run.lock"
 
+# Files of shards that are read at the same time; in an object store each is a wait.
 _READING_THREADS = 16
-"""Files of shards that are read at the same time; in an object store each is a wait."""
 
+# Blocks of a dataset that Ray Data schedules without effort; of more shards, a block holds several.
 _MAX_BLOCKS = 10_000
-"""Blocks of a dataset that Ray Data schedules without effort; of more shards, a block holds several."""
 
+# Time in which the head node of a cluster must answer.
 _SECONDS_TO_CONNECT = 5
-"""Time in which the head node of a cluster must answer."""
 
+# Threads for each core that read remote files: a request is a wait of tens of milliseconds, in which it is free.
 _REMOTE_READERS = 8
-"""Threads for each core that read remote files: a request is a wait of tens of milliseconds, in which it is free."""
 
+# Photos that are explained on this machine until one succeeds. The first ones of a folder may be broken.
 _MAX_TRIED = 8
-"""Photos that are explained on this machine until one succeeds. The first ones of a folder may be broken."""
 
 
 @dataclass(frozen=True)

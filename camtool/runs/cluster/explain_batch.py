@@ -189,11 +189,11 @@ def _list_photos(batch: Mapping[str, Any]) -> list[Photo]:
     ]
 
 
+# Numbers in the metadata of a shard's file, as in :class:`ShardOutcome`.
 _FACTS = ("photos", "failures", "right", "wrong")
-"""Numbers in the metadata of a shard's file, as in :class:`ShardOutcome`."""
 
+# Reasons of failures that a worker reports; all are in the rows.
 _MAX_REASONS = 5
-"""Reasons of failures that a worker reports; all are in the rows."""
 
 
 @dataclass(frozen=True)

@@ -58,17 +58,17 @@ def open_photo(photo: Photo) -> str | bytes:
     return locate(photo.path).read() if is_uri(photo.path) else photo.path
 
 
+# Suffixes of WebDataset's archives.
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz")
-"""Suffixes of WebDataset's archives."""
 
+# Bytes of the largest image in an archive: a header can claim any size, and the member is read into memory.
 _MAX_MEMBER_BYTES = 2**30
-"""Bytes of the largest image in an archive: a header can claim any size, and the member is read into memory."""
 
+# Rows of Parquet that are in memory at once: at 1 MB an image, 64 MB.
 _ROWS_AT_ONCE = 64
-"""Rows of Parquet that are in memory at once: at 1 MB an image, 64 MB."""
 
+# What reading a damaged archive raises.
 _TAR_FAULTS = (tarfile.TarError, OSError, EOFError, zlib.error, ValueError)
-"""What reading a damaged archive raises."""
 
 
 class Source(Protocol):
@@ -237,8 +237,8 @@ def is_image_name(name: str) -> bool:
 
 
 _PARQUET = ".parquet"
+# Parquet files whose footers are read at the same time; reading one from an object store is a wait of 50 ms or so.
 _LISTING_THREADS = 32
-"""Parquet files whose footers are read at the same time; reading one from an object store is a wait of 50 ms or so."""
 
 
 @dataclass(frozen=True)

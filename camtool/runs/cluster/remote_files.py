@@ -18,11 +18,11 @@ from camtool.errors import CamtoolError, ImageError, raise_interrupt
 from camtool.rendering.image_writing import open_atomically
 from camtool.runs.run_folder.description import DESCRIPTION, check_same, is_cluster_run, parse_description
 
+# A question mark is no wildcard here: in a URI it begins the options of the file system.
 _WILDCARDS = re.compile(r"[*\[]")
-"""A question mark is no wildcard here: in a URI it begins the options of the file system."""
 
+# Bytes of a request while an archive is read from its start: the wait for each request is then a small part.
 _BUFFER_BYTES = 2**23
-"""Bytes of a request while an archive is read from its start: the wait for each request is then a small part."""
 
 
 @dataclass(frozen=True)
@@ -149,20 +149,20 @@ def import_library(name: str) -> Any:
     return libraries.import_library(name, f"a run on a cluster needs {library}", "'camtool[ray]'")
 
 
+# Name of the folder with the pictures, one folder for each shard.
 PICTURES = "overlays"
-"""Name of the folder with the pictures, one folder for each shard."""
 
 SHARD_SUFFIX = ".parquet"
 _SHARD_NAME = re.compile(r"shard-\d{6,}-[0-9a-f]{16}\.parquet")
 
+# Times that a shard is begun. A photo that crashes its worker would otherwise be tried without end.
 MAX_ATTEMPTS = 5
-"""Times that a shard is begun. A photo that crashes its worker would otherwise be tried without end."""
 
+# Object stores, by pyarrow's names: a file appears when it is closed. Elsewhere it is renamed when it is complete.
 _WHOLE_AT_CLOSE = ("s3", "gcs", "abfs")
-"""Object stores, by pyarrow's names: a file appears when it is closed. Elsewhere it is renamed when it is complete."""
 
+# Bytes that are read of a file such as ``run.json``; a longer one is damaged.
 _MAX_DOCUMENT_BYTES = 2**24
-"""Bytes that are read of a file such as ``run.json``; a longer one is damaged."""
 
 _TEMPORARY = ".tmp"
 _ATTEMPT = ".attempt"

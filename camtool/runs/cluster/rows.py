@@ -16,9 +16,17 @@ from camtool.runs.cluster.plan import Photo
 from camtool.runs.cluster.remote_files import import_library
 from camtool.runs.stored_files import build_line
 
+# Rows of a Parquet file that are read at once: the report refuses row groups of 512 MiB.
 _ROWS_IN_GROUP = 256
-"""Rows of a Parquet file that are read at once: the report refuses row groups of 512 MiB."""
 
+# Name → type of pyarrow. One row per photo, target and method; a photo that failed has one row. The columns of a
+# :class:`camtool.runs.stored_files.ManifestLine` have its values; ``path`` is its ``image``, and ``class_index`` its
+# ``index``. ``heatmap`` is the map at the layer's size in [0, 1], times 255 as uint8, row-major, compressed by zlib.
+# ``heatmap_place`` says where it lies: top, left, bottom and right of the model's input in pixels of the image; height
+# and width of the input; and in its pixels the center of the first row of cells, the distance of rows, the center of
+# the first column, the distance of columns; null if the image is no photo. ``class_index`` is null for a target that is
+# not about a class, ``probability`` if it is unknown. ``overlay`` is the picture's path relative to the folder of the
+# shard, or null. ``failure`` is the reason why a photo failed; its other columns but ``path`` are null.
 COLUMNS: Mapping[str, str] = {
     "path": "string",
     "method": "string",
@@ -42,22 +50,12 @@ COLUMNS: Mapping[str, str] = {
     "overlay": "string",
     "failure": "string",
 }
-"""Name → type of pyarrow. One row per photo, target and method; a photo that failed has one row.
 
-The columns of a :class:`camtool.runs.stored_files.ManifestLine` have its values; ``path`` is its ``image``, and
-``class_index`` its ``index``. ``heatmap`` is the map at the layer's size in [0, 1], times 255 as uint8, row-major,
-compressed by zlib. ``heatmap_place`` says where it lies: top, left, bottom and right of the model's input in pixels of
-the image; height and width of the input; and in its pixels the center of the first row of cells, the distance of rows,
-the center of the first column, the distance of columns; null if the image is no photo. ``class_index`` is null for a
-target that is not about a class, ``probability`` if it is unknown. ``overlay`` is the picture's path relative to the
-folder of the shard, or null. ``failure`` is the reason why a photo failed; its other columns but ``path`` are null.
-"""
-
+# Columns with a value of the manifest's line as it is.
 _OF_LINE = ("method", "layer", "label", "score", "probability", "predicted_label", "true_label", "correct")
-"""Columns with a value of the manifest's line as it is."""
 
+# Column → value. Columns that are left out are null.
 Row = dict[str, Any]
-"""Column → value. Columns that are left out are null."""
 
 
 def build_rows(photo: Photo, outcome: Sequence[Explanation] | str, overlays: Sequence[str] | None = None) -> list[Row]:

@@ -113,8 +113,8 @@ class ReportContents:
     notices: Sequence[str] = ()
 
 
+# How the page shows a value, and filters by it: text by a list, a percentage by a range.
 ColumnKind: TypeAlias = Literal["text", "number", "percent", "warnings"]
-"""How the page shows a value, and filters by it: text by a list, a percentage by a range."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,7 @@ def _read_cells(row: ReportRow) -> str | None:
 
 _VERDICTS = {True: "Right", False: "Wrong", None: None}
 
+# All columns, in the order in which the page shows them.
 COLUMNS: tuple[Column, ...] = (
     Column("verdict", "Right or wrong", "text", lambda row: _VERDICTS[row.correct], is_filter=True),
     Column("probability", "Probability", "percent", lambda row: row.probability, is_filter=True, is_sort=True),
@@ -175,7 +176,6 @@ COLUMNS: tuple[Column, ...] = (
     Column("box", "Box on the photo", "text", _read_box),
     Column("image", "Photo", "text", lambda row: _escape(row.image), is_sort=True, is_searched=True),
 )
-"""All columns, in the order in which the page shows them."""
 
 
 def list_columns(rows: Iterable[ReportRow]) -> list[Column]:

@@ -217,14 +217,14 @@ def _encode_thumbnail(row: RowPictures) -> str | int | None:
     return 0 if row.pictures and row.thumbnail == row.pictures[0][1] else row.thumbnail
 
 
+# Content of the page's meta element ``generator``, by which a report is known.
 GENERATOR = "camtool report"
-"""Content of the page's meta element ``generator``, by which a report is known."""
 
 # In this order the parts become one script.
 _SCRIPTS = ("dom.js", "theme.js", "data.js", "filters.js", "sidebar.js", "grid.js", "viewer.js", "main.js")
 
+# Characters of a value of run.json that the page shows; a list of labels may hold thousands.
 _MAX_TEXT = 300
-"""Characters of a value of run.json that the page shows; a list of labels may hold thousands."""
 
 
 def render_page(
@@ -345,8 +345,8 @@ def hash_source(text: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
+# Name of the page in the folder of the run.
 PAGE = "index.html"
-"""Name of the page in the folder of the run."""
 
 # The meta element that names us stands in the first lines.
 _HEAD_BYTES = 4096

@@ -33,11 +33,11 @@ from camtool.rendering.views import Photo
 from camtool.runs.process_settings import release_memory
 from camtool.runs.report.columns import ReportRow, StoredHeatmap
 
+# Name of the subfolder beside the page. Browsers use this name, too, when they save a page.
 PICTURE_FOLDER = "index_files"
-"""Name of the subfolder beside the page. Browsers use this name, too, when they save a page."""
 
+# A function that is told how many of how many steps are done.
 Progress: TypeAlias = Callable[[int, int], object]
-"""A function that is told how many of how many steps are done."""
 
 # A picture of up to so many pixels is its own thumbnail: browsers decode it in about 5 ms.
 _MAX_THUMBNAIL_PIXELS = 640 * 480

@@ -24,8 +24,8 @@ from camtool.runs.run_folder.description import DESCRIPTION
 from camtool.runs.run_folder.photo_records import FAILURES
 from camtool.runs.stored_files import MANIFEST, parse_object
 
+# Explanations on one page. A browser opens so many in seconds; of more, the first are shown, and the page says so.
 MAX_ROWS = 100_000
-"""Explanations on one page. A browser opens so many in seconds; of more, the first are shown, and the page says so."""
 
 # A row of a report shows pictures alone; the other files of a run are arrays.
 _PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp"})
@@ -176,8 +176,8 @@ _REQUIRED = ("path", "method", "label")
 _ROWS_AT_A_TIME = 1024
 _MAX_GROUP_BYTES = 2**29
 
+# Numbers that say where a heatmap lies.
 _PLACE = 10
-"""Numbers that say where a heatmap lies."""
 
 # Column of a shard → field of explanations.jsonl; other columns have the field's name.
 _NAMES = {"path": "image", "class_index": "index"}

@@ -26,40 +26,40 @@ from camtool.runs.file_names import is_encodable
 from camtool.runs.run_folder.hashes import hash_file, hash_text, hash_user_code, hash_weights, remove_addresses
 from camtool.runs.stored_files import build_check, parse_object
 
+# Name of the file in the output folder that describes the run.
 DESCRIPTION = "run.json"
-"""Name of the file in the output folder that describes the run."""
 
+# The part of a description that may differ when a run is continued. Its last bits may then differ, too.
 MACHINE = "machine"
-"""The part of a description that may differ when a run is continued. Its last bits may then differ, too."""
 
+# The part of a description with the hashes of the user's own source files.
 _CODE = "code"
-"""The part of a description with the hashes of the user's own source files."""
 
+# The part of a description with the version of camtool.
 _VERSION = "camtool"
-"""The part of a description with the version of camtool."""
 
+# The part of a description that tells it from a file of the user's.
 _MARK = {"format": "camtool run 1"}
-"""The part of a description that tells it from a file of the user's."""
 
+# The rule by which runs were drawn whose description names none.
 _OLD_DRAWING = "heat is repeated up to the border"
-"""The rule by which runs were drawn whose description names none."""
 
+# Part of a description → its type in JSON.
 _PARTS: dict[str, Any] = dict.fromkeys(("directory", "engine", "device", "drawing"), str)
 _PARTS |= dict.fromkeys(("command", "model", "seeds", MACHINE, "inputs"), dict)
 _PARTS |= dict.fromkeys(("sha256", "versions", _CODE), dict[str, str])
 _PARTS |= {"method": list[str], "options": dict[str, dict[str, Any]]}
-"""Part of a description → its type in JSON."""
 
 _REMEDY = "Move it, or give another folder with --out."
 
+# Bytes of a file of labels, which is hashed before it is read.
 _MAX_BYTES = 2**28
-"""Bytes of a file of labels, which is hashed before it is read."""
 
+# Distributions that every result depends on.
 _LIBRARIES = ("torch", "torchvision", "numpy", "pillow", "opencv-python", "opencv-python-headless", "scikit-image")
-"""Distributions that every result depends on."""
 
+# Engine → distributions that its results depend on.
 _ENGINES = {"onnxruntime": ("onnxruntime",), "openvino": ("openvino",), "auto": ("onnxruntime", "openvino")}
-"""Engine → distributions that its results depend on."""
 
 
 # ------------------------------------------------------------------------------------------------------- describing

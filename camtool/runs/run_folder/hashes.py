@@ -23,11 +23,11 @@ from camtool.errors import Forgive, ImageError
 from camtool.inputs.formats.dicom_series import list_dicom_files
 from camtool.inputs.image_files import MAX_BYTES
 
+# Folders of installed libraries, whose imports are not followed: they lead to all of them.
 _INSTALLED = ("site-packages", "dist-packages")
-"""Folders of installed libraries, whose imports are not followed: they lead to all of them."""
 
+# A package that is not followed: its version is in the description.
 _OWN = "camtool"
-"""A package that is not followed: its version is in the description."""
 
 
 def hash_file(path: Path) -> str:

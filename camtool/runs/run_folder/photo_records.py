@@ -30,11 +30,11 @@ from camtool.runs.save_kinds import list_endings
 from camtool.runs.stored_files import MANIFEST, build_checked, parse_object, parse_row
 from camtool.runs.text_escapes import to_json
 
+# Name of the file in the output folder with one JSON line for each photo of the run.
 PHOTOS = "photos.jsonl"
-"""Name of the file in the output folder with one JSON line for each photo of the run."""
 
+# Name of the file with the records of this start of the run. It exists until the run ends by itself.
 JOURNAL = f".{PHOTOS}.part"
-"""Name of the file with the records of this start of the run. It exists until the run ends by itself."""
 
 
 @dataclass(frozen=True)
@@ -184,20 +184,20 @@ def _check_files(record: PhotoRecord, of_explanations: Collection[str]) -> None:
         raise ValueError("a file of an explanation is not listed")
 
 
+# Name of the file in the output folder with one JSON line for each photo that failed.
 FAILURES = "failures.jsonl"
-"""Name of the file in the output folder with one JSON line for each photo that failed."""
 
+# Names of the files in the output folder that describe the run and its results.
 LISTS = (MANIFEST, FAILURES, JOURNAL, PHOTOS, DESCRIPTION)
-"""Names of the files in the output folder that describe the run and its results."""
 
+# Name of the subfolder while files of the old run are moved to it or back.
 _MOVING = ".camtool-moving"
-"""Name of the subfolder while files of the old run are moved to it or back."""
 
+# Name of the same subfolder while the old run is in it, and the lists in the folder are those of the new run.
 _ASIDE = ".camtool-replaced"
-"""Name of the same subfolder while the old run is in it, and the lists in the folder are those of the new run."""
 
+# Name of the same subfolder when the new run has a result. Renaming it decides in one step which run counts.
 _DISCARDED = ".camtool-removed"
-"""Name of the same subfolder when the new run has a result. Renaming it decides in one step which run counts."""
 
 
 def remove_results(folder: Path, names: Iterable[str]) -> None:

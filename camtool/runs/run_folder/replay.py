@@ -155,8 +155,8 @@ class Replayer:
         return (photo for photo in self._read_stored() if photo.batch in batches)
 
 
+# The start of a URL or URI. One slash alone starts a local path, also where a folder is named ``scan:``.
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-"""The start of a URL or URI. One slash alone starts a local path, also where a folder is named ``scan:``."""
 
 
 def _check_shape(description: Mapping[str, Any], path: Path) -> None:

@@ -25,19 +25,19 @@ from camtool.runs.file_names import is_inside
 from camtool.runs.stored_files import MANIFEST, parse_object
 from camtool.runs.text_escapes import escape_hidden
 
+# Name of the contact sheets, before a page's number and the suffix.
 SHEET = "contact-sheet"
-"""Name of the contact sheets, before a page's number and the suffix."""
 
+# Pictures on a page: eight rows of five, which is about as high as two screens.
 PICTURES_PER_SHEET = 40
-"""Pictures on a page: eight rows of five, which is about as high as two screens."""
 
 _COLUMNS = 5
 
+# Text in a sheet that tells it from a file of the user's.
 _MARK = "camtool contact sheet"
-"""Text in a sheet that tells it from a file of the user's."""
 
+# Bytes at the start of a file in which the text stands.
 _HEAD_BYTES = 4096
-"""Bytes at the start of a file in which the text stands."""
 
 
 def build_caption(fields: Mapping[str, Any]) -> Caption:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from camtool.arguments.messages import format_count
 from camtool.warning_codes import CodedWarning, HeatPlaces
 
+# The columns of a terminal that the text of a report fits into.
 _WIDTH = 80
-"""The columns of a terminal that the text of a report fits into."""
 
 _INDENT = "    "
 

@@ -19,19 +19,19 @@ from camtool.targets import score_targets
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import Finding
 
+# Sum of |gradient times activation| over a layer, relative to the score. In a linear model of positive terms it is 1;
+# for a logit of a trained network it is above that, as positive and negative terms cancel in the score only.
 _VANISHING_SHARE = 1e-3
-"""Sum of |gradient times activation| over a layer, relative to the score. In a linear model of positive terms it is 1;
-for a logit of a trained network it is above that, as positive and negative terms cancel in the score only."""
 
+# Steps along the gradient, relative to the activations. One that is too small is lost in rounding, one that is too
+# large leaves the range in which the score is linear, so a single step that agrees is enough.
 _STEPS = (1e-3, 1e-2, 1e-1)
-"""Steps along the gradient, relative to the activations. One that is too small is lost in rounding, one that is too
-large leaves the range in which the score is linear, so a single step that agrees is enough."""
 
+# Factor by which the measured change may differ. In ReLU networks the smallest step differs by a few percent.
 _AGREEMENT = 1.25
-"""Factor by which the measured change may differ. In ReLU networks the smallest step differs by a few percent."""
 
+# Rounding errors of the score that its expected change must exceed.
 _ROUNDING_ERRORS = 100
-"""Rounding errors of the score that its expected change must exceed."""
 
 
 def find_skip_reason(context: CheckContext) -> str | None:

@@ -30,40 +30,41 @@ from camtool.warning_codes import MapWarning
 
 # The thresholds were chosen on 45 photos with three crops of each and 27 other photos, MobileNetV2 and SqueezeNet.
 # ``python -m benchmarks checks`` counts false alarms.
+
+# Least decrease of the entropy of the prediction, relative to that of equal probabilities, for a finding.
 _LESS_ENTROPY = 0.15
-"""Least decrease of the entropy of the prediction, relative to that of equal probabilities, for a finding."""
 
+# Least increase of the highest score's distance from the mean score, in standard deviations of the scores. A network
+# without norms is more certain of any larger input, but its scores only grow together, which leaves this unchanged.
 _MORE_CONTRAST = 2.0
-"""Least increase of the highest score's distance from the mean score, in standard deviations of the scores. A network
-without norms is more certain of any larger input, but its scores only grow together, which leaves this unchanged."""
 
+# What the third view lacks on each side, as a share of the image: 16 of 224 pixels.
 _CROPPED = 1 / 14
-"""What the third view lacks on each side, as a share of the image: 16 of 224 pixels."""
 
+# Ratio of the scales of height and width from which on a change of the aspect counts.
 _SQUASHED = 1.1
-"""Ratio of the scales of height and width from which on a change of the aspect counts."""
 
+# Share of white minus black by which two normalizations may differ, e.g. by rounded constants.
 _SAME_NORMALIZATION = 0.05
-"""Share of white minus black by which two normalizations may differ, e.g. by rounded constants."""
 
+# White minus black of bytes from which a mean is subtracted, as models of Caffe take them, in BGR.
 _CAFFE_SPAN = 200
-"""White minus black of bytes from which a mean is subtracted, as models of Caffe take them, in BGR."""
 
+# Images of a folder from which on inputs are compared, and up to which.
 _FEWEST_IMAGES, _MOST_IMAGES = 8, 64
-"""Images of a folder from which on inputs are compared, and up to which."""
 
+# Standard errors that the mean gain over a folder must exceed.
 _STANDARD_ERRORS = 3.0
-"""Standard errors that the mean gain over a folder must exceed."""
 
+# Mean gain that counts: the first is more than rounding, as a range that the images have already changes nothing
+# else. With fewer than ``_MANY_CLASSES`` the contrast of small networks rises by chance, so the second holds.
 _LEAST_GAIN, _LEAST_GAIN_OF_FEW = 0.05, 0.2
-"""Mean gain that counts: the first is more than rounding, as a range that the images have already changes nothing
-else. With fewer than ``_MANY_CLASSES`` the contrast of small networks rises by chance, so the second holds."""
 
+# Classes from which on folders are compared, and from which on small gains count.
 _FEWEST_CLASSES, _MANY_CLASSES = 10, 100
-"""Classes from which on folders are compared, and from which on small gains count."""
 
+# Longer side of the photos that measure a transform, in shorter sides: resizing longer ones may take gigabytes.
 _LONGEST = 8
-"""Longer side of the photos that measure a transform, in shorter sides: resizing longer ones may take gigabytes."""
 
 _Measured = TypeVar("_Measured")
 

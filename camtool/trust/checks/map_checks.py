@@ -22,20 +22,20 @@ from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import Finding
 from camtool.warning_codes import HeatPlaces
 
+# Correlation from which two maps are the same. On the photos and scenes of the tests, the most similar maps of a
+# method that tells classes apart (layercam on a model of ten classes) correlate by 0.987 over all classes.
 _SAME_MAP = 0.995
-"""Correlation from which two maps are the same. On the photos and scenes of the tests, the most similar maps of a
-method that tells classes apart (layercam on a model of ten classes) correlate by 0.987 over all classes."""
 
+# The ranks of the classes that are compared, relative to the number of classes. The classes next to the first may
+# look alike, e.g. two breeds of dogs, and have the same map for a good reason; those of all ranks do not.
 _RANKS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""The ranks of the classes that are compared, relative to the number of classes. The classes next to the first may
-look alike, e.g. two breeds of dogs, and have the same map for a good reason; those of all ranks do not."""
 
+# How far the mean heat at the border exceeds that inside, relative to the range of the map, for a finding. On the
+# photos and scenes of the tests, the smaller of the values for image and blank image is at most 0.02.
 _BORDER_EXCESS = 0.15
-"""How far the mean heat at the border exceeds that inside, relative to the range of the map, for a finding. On the
-photos and scenes of the tests, the smaller of the values for image and blank image is at most 0.02."""
 
+# With fewer cells along a side, a cell covers more than a quarter of the image, as wide as a typical object.
 _FEWEST_CELLS = 4
-"""With fewer cells along a side, a cell covers more than a quarter of the image, as wide as a typical object."""
 
 
 def find_classes_skip_reason(context: CheckContext) -> str | None:
@@ -152,15 +152,15 @@ def _compute_border_excess(raw: NDArray[Any]) -> float:
 # ----------------------------------------------------------------------------------------------- the place of the heat
 
 
+# Distance in cells, beyond the spread of the response, from which heat lies elsewhere. On networks whose places
+# are known it is at most 0.5; what a crop, a mirror or a zoom moves has 0.1 to 27 (benchmarks place_proof).
 _FURTHEST = 1.5
-"""Distance in cells, beyond the spread of the response, from which heat lies elsewhere. On networks whose places
-are known it is at most 0.5; what a crop, a mirror or a zoom moves has 0.1 to 27 (benchmarks place_proof)."""
 
+# How many times as much a cell that sees the whole image must depend on a pixel where it is drawn as on any.
 _FEWEST_TIMES = 2.0
-"""How many times as much a cell that sees the whole image must depend on a pixel where it is drawn as on any."""
 
+# Distance in cells that counts as where a cell is drawn.
 _NEAR = 2.0
-"""Distance in cells that counts as where a cell is drawn."""
 
 
 def find_place_skip_reason(context: CheckContext) -> str | None:

@@ -20,33 +20,33 @@ from camtool.trust.checks.check_report import Finding
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
+# Largest difference of two maps of the same image, relative to the range of the map. Rounding of half precision is
+# below it, and what a colormap of 100 colors shows is above it.
 _SAME_SHARE = 0.01
-"""Largest difference of two maps of the same image, relative to the range of the map. Rounding of half precision is
-below it, and what a colormap of 100 colors shows is above it."""
 
+# Share of the change of the score from which on a path beside the layer counts. Without such a path it is 0.
 _OTHER_SHARE = 0.01
-"""Share of the change of the score from which on a path beside the layer counts. Without such a path it is 0."""
 
+# Relative rounding error of a score.
 _ROUNDING = 1e-5
-"""Relative rounding error of a score."""
 
+# Classes, and pairs of classes with related names, below which the last layer is not judged.
 _FEWEST_CLASSES = 100
-"""Classes, and pairs of classes with related names, below which the last layer is not judged."""
 
+# Skewness of the last layer's weights below which it is negated. For ImageNet it is 0.38 (MobileNetV2), 0.23
+# (SqueezeNet 1.1) and 0.41 (EfficientNet-Lite0): a class has a few strong features, and many that speak a little
+# against it.
 _NEGATIVE_SKEW = -0.1
-"""Skewness of the last layer's weights below which it is negated. For ImageNet it is 0.38 (MobileNetV2), 0.23
-(SqueezeNet 1.1) and 0.41 (EfficientNet-Lite0): a class has a few strong features, and many that speak a little against
-it."""
 
+# Standard errors by which classes with related names are more alike than others. They are 70 to 95 in those three
+# networks, and between -2 and 2 if the classes are shuffled.
 _UNRELATED = 5.0
-"""Standard errors by which classes with related names are more alike than others. They are 70 to 95 in those three
-networks, and between -2 and 2 if the classes are shuffled."""
 
+# Share of the layers with weights and a grid up to the explained one below which it is early.
 _EARLY = 0.4
-"""Share of the layers with weights and a grid up to the explained one below which it is early."""
 
+# Share of the classes from which on a word that they share says nothing of their kind, e.g. in "class 1".
 _COMMON = 0.1
-"""Share of the classes from which on a word that they share says nothing of their kind, e.g. in "class 1"."""
 
 
 def find_training_modules(model: nn.Module) -> list[str]:

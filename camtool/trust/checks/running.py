@@ -25,6 +25,7 @@ class Check(NamedTuple):
     find_skip_reason: Callable[[CheckContext], str | None] = lambda _: None
 
 
+# All checks, in the order in which they run, by name.
 CHECKS: Mapping[str, Check] = MappingProxyType(
     {
         "mode": Check(model_checks.check_mode),
@@ -44,7 +45,6 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "scale": Check(input_checks.check_scale, input_checks.find_skip_reason),
     }
 )
-"""All checks, in the order in which they run, by name."""
 
 
 def run_checks(

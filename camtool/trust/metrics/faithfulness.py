@@ -22,8 +22,8 @@ from camtool.trust.metrics.scores import Explain, Score, check_maps, explain_aga
 # The fractions of the pixels that the library grad-cam removes.
 _ROAD_FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
+# Sizes that one round of the bisection of sufficient-area measures.
 _AREA_POINTS = 6
-"""Sizes that one round of the bisection of sufficient-area measures."""
 
 # No method removes several cells of a grid at once, or fills with these two.
 _MASK_CELLS, _MASK_SHARES, _MASK_REMOVALS = 7, (1 / 8, 1 / 4, 1 / 2), ("blur", "mean")

@@ -69,11 +69,11 @@ def rank_pixels(maps: Tensor, *, seed: int = 0) -> Tensor:
     return order.argsort(1)
 
 
+# ``function(*needs, **options) -> (N,)``: one number per image.
 MetricFunction: TypeAlias = Callable[..., Tensor]
-"""``function(*needs, **options) -> (N,)``: one number per image."""
 
+# The distance between the seeds of two draws of random maps, larger than the number of calls of one metric.
 _CHANCE_STEP = 10_000
-"""The distance between the seeds of two draws of random maps, larger than the number of calls of one metric."""
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,8 @@ class Metric:
         return {name: getattr(inputs, source) for name, source in required} | options
 
 
+# Name → metric, in the order of registration. Import :mod:`camtool.trust.metrics` to fill it.
 METRICS: dict[str, Metric] = {}
-"""Name → metric, in the order of registration. Import :mod:`camtool.trust.metrics` to fill it."""
 
 
 def metric(

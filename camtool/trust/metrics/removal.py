@@ -17,11 +17,11 @@ from torch.nn.functional import avg_pool2d, conv2d, interpolate, max_pool2d, pad
 from camtool.arguments.checks import check_choice
 from camtool.errors import MetricError
 
+# A name of :data:`REMOVALS`, or a function from images ``(N, C, H, W)`` to what replaces their pixels.
 Removal: TypeAlias = str | Callable[[Tensor], Tensor]
-"""A name of :data:`REMOVALS`, or a function from images ``(N, C, H, W)`` to what replaces their pixels."""
 
+# ``fill(rows, removed) -> (M, C, H, W)``: the images of these rows ``(M,)`` without the pixels ``(M, H, W)``.
 Fill: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""``fill(rows, removed) -> (M, C, H, W)``: the images of these rows ``(M,)`` without the pixels ``(M, H, W)``."""
 
 # The standard deviation of the blur, as a fraction of the shorter side: 10 pixels of 224. With less, e.g. RISE's 5
 # pixels cut off after 5, objects can still be recognized.
@@ -63,19 +63,17 @@ def _average_color(images: Tensor) -> Tensor:
     return images.mean((2, 3), keepdim=True).expand_as(images)
 
 
+# Name → function from images to what replaces their pixels, whichever of them are removed. ``"blur"`` is the blurred
+# image. ``"mean"`` is the mean color of the image. ``"zero"`` is the zero of the model's input: the mean color of the
+# training images if the preprocessing subtracts it, else black.
 BASELINES: dict[str, Callable[[Tensor], Tensor]] = {
     "blur": blur_images,
     "mean": _average_color,
     "zero": torch.zeros_like,
 }
-"""Name → function from images to what replaces their pixels, whichever of them are removed.
 
-``"blur"`` is the blurred image. ``"mean"`` is the mean color of the image. ``"zero"`` is the zero of the model's input:
-the mean color of the training images if the preprocessing subtracts it, else black.
-"""
-
+# The names of all ways to remove pixels. ``"inpaint"`` is :func:`impute_linear`.
 REMOVALS: tuple[str, ...] = (*BASELINES, "inpaint")
-"""The names of all ways to remove pixels. ``"inpaint"`` is :func:`impute_linear`."""
 
 
 def make_baseline(images: Tensor, removal: Removal) -> Tensor:

@@ -16,18 +16,17 @@ from camtool.hooks.folded_model import FoldedModel
 from camtool.maps import upcast
 from camtool.outputs.class_scores import Link, compute_class_scores, compute_probabilities
 
+# ``score(images, rows) -> (M,)``: the score of each image ``(M, C, H, W)``.
+#
+# ``rows`` ``(M,)`` says from which of the metric's images each one was made, so that its target is known. An attribute
+# ``chunk_size`` says how many images the score takes at once; without it the number is estimated.
 Score: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""``score(images, rows) -> (M,)``: the score of each image ``(M, C, H, W)``.
 
-``rows`` ``(M,)`` says from which of the metric's images each one was made, so that its target is known. An attribute
-``chunk_size`` says how many images the score takes at once; without it the number is estimated.
-"""
-
+# ``explain(images, rows) -> (M, H, W)``: the maps of one method. ``rows`` as in :data:`Score`.
 Explain: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""``explain(images, rows) -> (M, H, W)``: the maps of one method. ``rows`` as in :data:`Score`."""
 
+# ``explain(mosaics, rows, cells) -> (M, H, W)``: as :data:`Explain`, of the output for one cell of each mosaic.
 ExplainCells: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""``explain(mosaics, rows, cells) -> (M, H, W)``: as :data:`Explain`, of the output for one cell of each mosaic."""
 
 # The first layers of usual networks have 64 channels, e.g. VGG's at the full resolution of the image, which has 3.
 _ASSUMED_GROWTH = 64 / 3

@@ -33,18 +33,17 @@ from camtool.runs.stored_files import parse_object
 from camtool.runs.text_escapes import escape_hidden
 
 PAGE_NAME = "index.html"
+# The folder of the pictures.
 FOLDER = "index_files"
-"""The folder of the pictures."""
 
 _GENERATOR = "camtool audit"
 
 _SCRIPTS = ("dom.js", "theme.js", "audit.js")
 
+# Titles and explanations of pictures, and of those of a kind of candidates where they differ.
+#
+# And what removing and giving a candidate is called, by its kind, where it is not covering and pasting.
 _TEXTS = json.loads(Path(__file__).with_name("page_texts.json").read_text(encoding="utf-8"))
-"""Titles and explanations of pictures, and of those of a kind of candidates where they differ.
-
-And what removing and giving a candidate is called, by its kind, where it is not covering and pasting.
-"""
 
 _PAIRS = ("covered", "pasted")
 
@@ -203,26 +202,26 @@ def format_percent(share: float | None) -> str:
     return "" if share is None else f"{100 * min(share, 1.0):.0f} %"
 
 
+# The file that lists the pictures by finding.
 _LIST_NAME = "pictures.json"
-"""The file that lists the pictures by finding."""
 
+# Images with the cue, and images of each other kind, for one finding.
 _EXAMPLES, _OTHERS = 4, 3
-"""Images with the cue, and images of each other kind, for one finding."""
 
+# Findings with pictures: 20 pictures of 10 KB each.
 _MOST_FINDINGS = 40
-"""Findings with pictures: 20 pictures of 10 KB each."""
 
+# The longest side of a picture, and that of inputs which are enlarged.
 _SIDE, _SMALL = 288, 128
-"""The longest side of a picture, and that of inputs which are enlarged."""
 
+# An image of another class is like those with the cue if it has it more strongly than this share of the others.
 _PRESENT = 0.95
-"""An image of another class is like those with the cue if it has it more strongly than this share of the others."""
 
 _QUALITY = 88
 
 Pixels: TypeAlias = NDArray[np.uint8]
+# A picture or a pair: ``name``, ``file`` (the short name), ``files``, ``answers``, and ``label``, the class.
 Entry: TypeAlias = "dict[str, Any]"
-"""A picture or a pair: ``name``, ``file`` (the short name), ``files``, ``answers``, and ``label``, the class."""
 
 
 @dataclass(frozen=True)
