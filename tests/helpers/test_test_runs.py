@@ -89,11 +89,12 @@ def test_a_case_costs_what_it_would_alone_without_imports(tmp_path: Path) -> Non
     finished = run_suite(tmp_path, files, "--case-costs", "costs.json", "--check-costs")
     costs = json.loads((tmp_path / "costs.json").read_text(encoding="utf-8"))
     costs = {case.partition("::test_")[2]: seconds for case, seconds in costs.items()}
-    call = costs["a_call"]  # the others are compared with it, as processors are not equally fast
+    # The others are compared with it, as processors are not equally fast; a busy one takes up to twice as long for one.
+    call = costs["a_call"]
     assert costs["an_import"] < 0.2 * call
-    assert 0.1 * call < costs["a_fixture_that_is_made_here"] < 0.6 * call
-    assert 0.1 * call < costs["a_fixture_that_was_made_before"] < 0.6 * call
-    assert costs["a_process"] > 0.2 * call
+    assert 0.05 * call < costs["a_fixture_that_is_made_here"] < 0.8 * call
+    assert 0.05 * call < costs["a_fixture_that_was_made_before"] < 0.8 * call
+    assert costs["a_process"] > 0.05 * call
     assert finished.returncode == 1, "a slow case that is not listed fails the run"
     assert re.search(r"test_a_call took [\d.]+ s of processor time: make it faster, or list it", finished.stdout)
 
