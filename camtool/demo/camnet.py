@@ -6,22 +6,16 @@ The network is small enough to train on a laptop, with a grid that is fine enoug
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camtool.arguments.messages import suggest_names
 from camtool.demo.shapes import LABELS
 from camtool.errors import ModelError
-from camtool.models import Loaded, read_state
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from camtool.models import Transform
-
+from camtool.models import Loaded, Transform, read_state
 
 # Side of the network's input, in pixels.
 SIZE = 128

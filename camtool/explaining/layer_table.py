@@ -7,8 +7,9 @@ from dataclasses import replace
 from html import escape
 from itertools import groupby
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch import nn
 
 from camtool.arguments.explain_arguments import check_settings, explain_foreign_arguments
@@ -26,9 +27,6 @@ from camtool.layers.layouts import Layer
 from camtool.layers.survey import find_candidates
 from camtool.models import Loaded, Transform, to_loaded
 from camtool.rendering.text_tables import StyledLine, align_columns, fit_columns, wrap_paragraph
-
-if TYPE_CHECKING:
-    import torch
 
 # Headings of the cells that :func:`describe_candidate` returns.
 HEADINGS = ("layer", "output", "layout", "stride", "gradient", "verdict")

@@ -10,19 +10,17 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Figure  # other modules import it from here
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
+from numpy.typing import NDArray
 
 from camtool.figures.paper_style import format_number
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from numpy.typing import NDArray
 
 # Left, top, width and height in inches, from the figure's top left.
 Box = tuple[float, float, float, float]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from camtool.errors import ImageError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 # Suffixes of files that hold a heatmap as numbers, with the place of its pixels in the world.
 HEATMAP_SUFFIXES: tuple[str, ...] = (".nii", ".nii.gz", ".tif", ".tiff")

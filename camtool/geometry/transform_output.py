@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from PIL import Image
+from PIL import Image
 
 # Function from a PIL image to the model's input, ``(C, H, W)``.
-Transform: TypeAlias = "Callable[[Image.Image], Any]"
+Transform: TypeAlias = Callable[[Image.Image], Any]
 
 # Advice in errors about transforms whose geometry cannot be found.
 REMEDY = (

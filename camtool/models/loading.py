@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from camtool.arguments.checks import check_not_url, parse_device
 from camtool.arguments.explain_arguments import check_settings, get_module, is_function, read_by_position
@@ -25,7 +26,7 @@ from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.structures.modules import describe_unhookable
-from camtool.models.functions import FunctionModel
+from camtool.models.functions import CallKeywords, FunctionModel
 from camtool.models.loaded import Loaded, TextEncoder
 from camtool.models.preprocessing import StatedPreprocessing, check_fits_model, read_transform_beside
 from camtool.models.sources import FACTORY, MODEL_FILES, SOURCES, Source
@@ -34,12 +35,6 @@ from camtool.models.sources.source import get_first_line
 from camtool.models.two_towers import ENCODERS, ImageTower, TextTower, find_encoders, get_image_tower
 from camtool.models.vision_language import get_vision_language_model, takes_image_and_text
 from camtool.models.weights import FILE_KINDS, WeightsWarning, find_file_kind
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from camtool.models.functions import CallKeywords
-
 
 # Full name of a wrapper class → its attribute that holds the model. These wrappers compute what the model computes: on
 # several devices, in a compiled form, or with averaged weights. Names instead of classes, so that nothing is imported

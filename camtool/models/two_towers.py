@@ -9,19 +9,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from camtool.errors import ModelError
 from camtool.hooks.private_torch import convert_tensors_of_module, share_children
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.nested_tensors import map_tensors
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 # From texts to the input of the text tower: a tensor of tokens, or a mapping of keyword arguments.
 Tokenizer: TypeAlias = Callable[[list[str]], Any]

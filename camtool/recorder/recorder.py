@@ -12,10 +12,12 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any
 
 import torch
 from torch import nn
+from typing_extensions import Self
 
 from camtool.arguments.explain_arguments import HasModel, get_module
 from camtool.arguments.messages import format_count, suggest_names
@@ -28,11 +30,6 @@ from camtool.recorder.edits import EditHooks, Edits
 from camtool.recorder.forward_recorder import EndForward, ForwardRecorder, GradientRecorder
 from camtool.recorder.records import Keep, Record, Storage
 from camtool.recorder.selection import LayerSelection, select
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
 
 
 class RecorderBlock:

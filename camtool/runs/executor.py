@@ -22,11 +22,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from PIL.Image import Image
+from typing_extensions import Self
 
 from camtool.arguments.checks import iterate_leaves
 from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError, raise_interrupt
@@ -43,10 +44,6 @@ from camtool.runs.run_folder.run_folder import Batch, RunFolder, RunStart, open_
 from camtool.runs.save_kinds import OutputSettings
 from camtool.runs.stored_files import parse_row, to_row
 from camtool.warning_codes import MapWarning
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

@@ -9,19 +9,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from camtool.arguments.checks import check_choice
 from camtool.errors import FunctionError, ModelError
 from camtool.hooks.state.guard import is_library_running
 from camtool.models.functions import FunctionModel
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # Order of the axes of the images in a file.
 Layout: TypeAlias = Literal["NCHW", "NHWC"]

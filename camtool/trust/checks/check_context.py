@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from camtool import maps
@@ -24,9 +25,6 @@ from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.methods import Method
 from camtool.outputs import predictions
 from camtool.targets import Target
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, eq=False)

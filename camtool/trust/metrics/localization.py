@@ -7,9 +7,10 @@ of a model that uses the background scores low.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import conv2d
 
@@ -18,10 +19,6 @@ from camtool.errors import MetricError
 from camtool.rendering.regions import find_boxes
 from camtool.trust.metrics.registry import metric
 from camtool.trust.metrics.scores import check_maps
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 # The overlaps with a box from which MaxBoxAccV2 counts a hit.
 _OVERLAPS = (0.3, 0.5, 0.7)
