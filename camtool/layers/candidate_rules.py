@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
@@ -356,13 +356,3 @@ PROJECTION: tuple[Rule[Projection], ...] = (
         verdict="a projection of {facts.source}",
     ),
 )
-
-# All tables by their names.
-TABLES: dict[str, tuple[Rule[Any], ...]] = {
-    "TRACE": TRACE,
-    "READING": READING,
-    "MODULE": MODULE,
-    "RESPONSE": RESPONSE,
-    "ORDER": ORDER,
-    "PROJECTION": PROJECTION,
-}

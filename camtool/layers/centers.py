@@ -346,7 +346,7 @@ def _pass_node(node: Node, children: Sequence[_Grid | None]) -> _Grid | None:
         if rule is None:
             return _join(_choose(node, children) if name == "Where" else children, shape)
         # Weights and indices that follow the first input carry no grid of their own.
-        return rule(node, children[0], shape)
+        return None if children[0] is None else rule(node, children[0], shape)
     # No rule covers it, this torch saves other values in it, or these cannot be read, e.g. because of checkpointing.
     except (_UnreadableError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         kind = _MixedError if isinstance(error, _MixedError) else _UnreadableError
@@ -391,7 +391,7 @@ def _carries(shape: Sizes, size: Sizes) -> bool:
 
 # ------------------------------------------------------------------------------------------------- rules of nodes
 
-_Rule: TypeAlias = "Callable[[Node, _Grid | None, Sizes], _Grid | None]"
+_Rule: TypeAlias = Callable[[Node, _Grid, Sizes], _Grid | None]
 
 
 def _slide(
@@ -434,9 +434,7 @@ def _slide(
     return _Grid(tuple(size), tuple(axes))
 
 
-def _convolve(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
-    if grid is None:
-        return None
+def _convolve(node: Node, grid: _Grid, shape: Sizes) -> _Grid | None:
     weight = _get_weight(node)
     kernel = tuple(weight.shape[2:])
     stride, padding, dilation = (
@@ -506,9 +504,7 @@ _STANDARD_ERRORS = 2.5
 _ROUNDING = 1e-4
 
 
-def _pool(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
-    if grid is None:
-        return None
+def _pool(node: Node, grid: _Grid, shape: Sizes) -> _Grid | None:
     kernel = get_saved_integers(node, "kernel_size")
     stride = _repeat(get_saved_integers(node, "stride") or kernel, len(kernel))
     padding = _repeat(get_saved_integers(node, "padding"), len(kernel))
@@ -516,10 +512,8 @@ def _pool(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
     return _slide(grid, shape, kernel, stride, padding, dilation)
 
 
-def _pad(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+def _pad(node: Node, grid: _Grid, shape: Sizes) -> _Grid | None:
     """Pad or crop the last axes; a pair of numbers for each, the last axis first."""
-    if grid is None:
-        return None
     pairs = get_saved_integers(node, "pad") or get_saved_integers(node, "padding")
     if not any(pairs):
         return grid
@@ -532,10 +526,8 @@ def _pad(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
     return _crop(grid, {back - is_last: (-before, 1) for back, (before, _) in pads.items() if back > is_last}, axes)
 
 
-def _slice(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+def _slice(node: Node, grid: _Grid, shape: Sizes) -> _Grid | None:
     """Take each n-th cell from a first one on, along one axis."""
-    if grid is None:
-        return None
     old = get_saved_integers(node, "self_sym_sizes")
     dim, start, step = (get_saved_integers(node, name)[0] for name in ("dim", "start", "step"))
     back = None if old == shape else _find_axis(grid, old, dim)
@@ -562,7 +554,9 @@ def _find_axis(grid: _Grid, shape: Sizes, dim: int) -> int | None:
 def _take(grid: _Grid, back: int, count: int, start: float, step: float) -> _Grid:
     """Return a number of cells of a grid along one axis, counted from the last one: each so many cells from a first."""
     axes, size = list(grid.axes), list(grid.size)
-    axes[-back], size[-back] = _shift(axes[-back], start, step), count
+    old = axes[-back]
+    axes[-back] = replace(old, offset=old.offset + old.stride * start, stride=old.stride * step)
+    size[-back] = count
     return _Grid(tuple(size), tuple(axes))
 
 
@@ -588,10 +582,8 @@ def _select_part(node: Node, number: int, grid: _Grid | None) -> _Grid | None:
     return _take(grid, back, get_node_shape(node, number)[dim], start, 1)
 
 
-def _index(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+def _index(node: Node, grid: _Grid, shape: Sizes) -> _Grid | None:
     """Take cells by their numbers along one axis; other axes, e.g. of tokens, keep the grid."""
-    if grid is None:
-        return None
     old = get_saved_integers(node, "self_sym_sizes")
     dims, index = get_saved_integers(node, "dim"), get_saved_value(node, "index")
     chosen = dict(enumerate(get_saved_value(node, "indices") or ())) if index is None else {dims[0] % len(old): index}
@@ -605,10 +597,8 @@ def _index(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
     return _take_places(grid, back, numbers % old[dim])
 
 
-def _sample(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+def _sample(node: Node, grid: _Grid, shape: Sizes) -> _Grid | None:
     """Interpolate at places that a tensor names, as in a crop or a zoom; refuse what is turned or bent."""
-    if grid is None:
-        return None
     positions = get_saved_value(node, "grid")[0].double()
     if positions.is_meta or len(shape) != len(grid.size) + 2:
         _refuse()
@@ -641,31 +631,23 @@ _UNEVEN = 0.01
 
 def _crop(grid: _Grid, starts: dict[int, tuple[float, float]], shape: Sizes) -> _Grid:
     """Return the grid with other first cells and steps along axes that are counted from the last one."""
-    axes, size = list(grid.axes), list(grid.size)
     for back, (start, step) in starts.items():
-        if back <= len(axes):
-            axes[-back] = _shift(axes[-back], start, step)
-            size[-back] = shape[-back]
-    return _Grid(tuple(size), tuple(axes))
+        if back <= len(grid.size):
+            grid = _take(grid, back, shape[-back], start, step)
+    return grid
 
 
-def _shift(axis: AxisCenters, start: float, step: float) -> AxisCenters:
-    return replace(axis, offset=axis.offset + axis.stride * start, stride=axis.stride * step)
-
-
-def _flip(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+def _flip(node: Node, grid: _Grid, shape: Sizes) -> _Grid | None:
     """Mirror axes: the centers of the image's run backwards."""
     for dim in get_saved_integers(node, "dims"):
-        back = None if grid is None else _find_axis(grid, shape, dim)
-        if grid is not None and back is not None:
+        back = _find_axis(grid, shape, dim)
+        if back is not None:
             grid = _take(grid, back, shape[dim], shape[dim] - 1, -1)
     return grid
 
 
-def _resample(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+def _resample(node: Node, grid: _Grid, shape: Sizes) -> _Grid | None:
     """Interpolate, or average adaptively: the old and the new cells cover the same pixels."""
-    if grid is None:
-        return None
     count = len(grid.size)
     new = shape[-count:]
     if len(shape) != count + 2 or set(new) == {1}:
@@ -686,10 +668,8 @@ def _cover(grid: _Grid, new: Sizes, *, is_aligned: bool = False) -> _Grid:
     return _crop(grid, starts, new)
 
 
-def _reduce(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+def _reduce(node: Node, grid: _Grid, shape: Sizes) -> _Grid | None:
     """Reduce axes: a mean over positions is the same everywhere, a mean over channels keeps the grid."""
-    if grid is None:
-        return None
     old = get_saved_integers(node, "self_sym_sizes") or tuple(getattr(get_saved_value(node, "self"), "shape", ()))
     dims = {dim % len(old) for dim in get_saved_integers(node, "dim")} if old else set()
     count = len(grid.size)
@@ -699,19 +679,15 @@ def _reduce(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
     return None if any(old[dim] == math.prod(grid.size) for dim in dims) else grid
 
 
-def _shuffle(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+def _shuffle(node: Node, grid: _Grid, shape: Sizes) -> _Grid | None:
     """Turn channels into pixels (upscale) or pixels into channels (downscale)."""
-    if grid is None:
-        return None
     up = get_saved_integers(node, "upscale_factor")
     step = 1 / up[0] if up else float(get_saved_integers(node, "downscale_factor")[0])
     return _crop(grid, dict.fromkeys((1, 2), (step / 2 - 0.5, step)), shape)
 
 
-def _unfold(node: Node, grid: _Grid | None, shape: Sizes) -> _Grid | None:
+def _unfold(node: Node, grid: _Grid, shape: Sizes) -> _Grid | None:
     """Cut one axis into windows, whose cells become a new last axis."""
-    if grid is None:
-        return None
     old, count = get_saved_integers(node, "self_sym_sizes"), len(grid.size)
     dim, length, step = (get_saved_integers(node, name)[0] for name in ("dimension", "size", "step"))
     starts = [first for first in range(1, len(old)) if old[first : first + count] == grid.size]
