@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log10, sqrt
+from math import sqrt
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -32,6 +32,7 @@ from camtool.layers.layouts import Layer, Layout
 from camtool.layers.selection import find_layers
 from camtool.models import Loaded, Transform, resolve_labels
 from camtool.recorder import LayerSelection, select
+from camtool.rendering.signal_plots import choose_tick_step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -514,8 +515,6 @@ def _number_tiles(name: str, count: int, size: int, spacing: float) -> TileNumbe
         size: Number of values in a tile.
         spacing: Smallest distance between two numbers, in tiles.
     """
-    decade = 10 ** max(0, ceil(log10(spacing)) - 1)
-    step = next(step * decade for step in (1, 2, 5, 10) if step * decade >= spacing)
-    numbers = range(0, count, step)
+    numbers = range(0, count, choose_tick_step(spacing))
     tiles: TileNumbers = load_canvas().TileNumbers(name, numbers, [tile * size + (size - 1) / 2 for tile in numbers])
     return tiles

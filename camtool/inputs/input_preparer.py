@@ -108,19 +108,19 @@ class InputPreparer:
 
     # ------------------------------------------------------------------------------------------------ single inputs
 
-    def prepare(self, source: Source, *, is_prepared: bool = False) -> PreparedInput:
+    def prepare(self, source: Source) -> PreparedInput:
         """Prepare one input.
 
         Args:
-            source: An image in any form, or a tensor. A signal, a volume or a clip may be an array too.
-            is_prepared: The tensor is the model's input already. Floating tensors ``(C, h, w)`` without a transform
-                are always taken so, and so are signals, volumes and clips.
+            source: An image in any form, or a tensor. A signal, a volume or a clip may be an array too. Floating
+                tensors ``(C, h, w)`` without a transform are taken as the model's input, and so are signals, volumes
+                and clips.
 
         Raises:
             ImageError: The source cannot be read, or the transform made no input of it.
             GeometryError: The transform is more than a crop and a resize.
         """
-        return self._prepare_kind(source, check_kind(self._model, source, self._kind), is_prepared=is_prepared)
+        return self._prepare_kind(source, check_kind(self._model, source, self._kind), is_prepared=False)
 
     def iterate_inputs(self, img: Any) -> Iterator[PreparedInput]:
         """Yield the inputs of a list or of a batch, each prepared when its turn comes; or the only one.

@@ -277,26 +277,22 @@ def _find_source(tensor: Tensor) -> Tensor | None:
     return leaf
 
 
-def read_centers(
-    outputs: Sequence[tuple[Tensor, Sequence[int]]], image: Tensor, *, has_frames: bool = False
-) -> list[CellCenters | None]:
+def read_centers(outputs: Sequence[tuple[Tensor, Sequence[int]]], image: Tensor) -> list[CellCenters | None]:
     """Return the centers of the cells of outputs, read from the graph between the image and each output.
 
     Args:
         outputs: Outputs of layers, on the graph, each with the size of its grid.
         image: The image input ``(N, C, *size)``, a leaf of the graph.
-        has_frames: Whether the rows of the layers' batch are the frames of clips ``(N, C, T, H, W)``.
-            Then the graph is read for height and width alone, and each row of cells belongs to its own frame.
 
     Returns:
         For each output the centers, or None if the graph does not determine them.
     """
-    positions = _read_places(outputs, image, has_frames=has_frames)
+    positions = _read_places(outputs, image, has_frames=False)
     return [part if is_exact else None for part, is_exact, _ in positions]
 
 
 def _read_places(
-    outputs: Sequence[tuple[Tensor, Sequence[int]]], image: Tensor, *, has_frames: bool = False
+    outputs: Sequence[tuple[Tensor, Sequence[int]]], image: Tensor, *, has_frames: bool
 ) -> list[tuple[CellCenters | None, bool, bool]]:
     """Return the centers of the cells of outputs, see :func:`read_centers`, and whether each step was understood.
 
@@ -304,6 +300,9 @@ def _read_places(
 
     If one was not, the cells are spread over the part of the image that the step before it saw. This is right for
     patches behind a crop, e.g., but not for a step that moves pixels.
+
+    If ``has_frames``, the rows of the layers' batch are the frames of clips ``(N, C, T, H, W)``: the graph is read for
+    height and width alone, and each row of cells belongs to its own frame.
     """
     size = tuple(image.shape[2:])
     before = (_PIXEL,) * has_frames  # the time axis, which the graph moves to the batch

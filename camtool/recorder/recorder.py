@@ -30,6 +30,7 @@ from camtool.recorder.edits import EditHooks, Edits
 from camtool.recorder.forward_recorder import EndForward, ForwardRecorder, GradientRecorder
 from camtool.recorder.records import Keep, Record, Storage
 from camtool.recorder.selection import LayerSelection, select
+from camtool.rendering.text_tables import align_columns
 
 
 class RecorderBlock:
@@ -300,9 +301,8 @@ class Recorder:
             shape = "-" if record.shape is None else str(record.shape)
             kind = type(find_module(self._model, name)).__name__
             rows.append((name or "(model)", kind, str(record.calls), shape))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n  ".join([f"Recorder of {type(self._model).__name__}, {format_count(len(self), 'layer')}", *lines])
+        head = f"Recorder of {type(self._model).__name__}, {format_count(len(self), 'layer')}"
+        return "\n  ".join([head, *align_columns(rows)])
 
     def _warn_of_several_calls(self) -> None:
         several = [name for name, record in self if record.most_calls > 1]

@@ -207,7 +207,7 @@ class _SignalPage:
         from PIL import ImageDraw
 
         bottom, pen = self._band_top + _BAND_HEIGHT, ImageDraw.Draw(page)
-        for tick in range(0, self._length, _choose_tick_step(self._length)):
+        for tick in range(0, self._length, choose_tick_step(self._length / 8)):
             x = _LEFT + (tick + 0.5) / self._length * self.columns
             pen.line((x, bottom + 3, x, bottom + 8), fill=MUTED)
             draw_text(page, (x, bottom + 12), str(tick), SMALL_TEXT_SIZE, MUTED, anchor="ma")
@@ -233,11 +233,11 @@ class _SignalPage:
         return "channel, value" if self._height >= _MIN_HEIGHT_WITH_VALUES else "channel"
 
 
-def _choose_tick_step(length: int) -> int:
-    """Return 1, 2 or 5 times a power of ten, for about eight ticks."""
-    rough = max(1.0, length / 8)
-    unit = 10 ** math.floor(math.log10(rough))
-    return int(next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= rough))
+def choose_tick_step(spacing: float) -> int:
+    """Return 1, 2 or 5 times a power of ten: the smallest of them that is at least a spacing."""
+    least = max(1.0, spacing)
+    unit = 10 ** math.floor(math.log10(least))
+    return int(next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= least))
 
 
 def _thin_out(values: Heat, columns: int) -> tuple[Heat, Heat]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from camtool.inputs.formats.reading_options import ReadingOptions
 
-# Values that are computed at once, as the computation takes eight times the memory of 8-bit values.
+# Values that are computed at once: in float64 and in copies, values of 8 bits take many times their memory.
 _PART = 1 << 20
 
 # The VOI LUT functions of DICOM PS3.3 C.11.2.1.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -34,8 +34,6 @@ _MAGIC = b"DICM"
 _META_BYTES = 4096
 _DEFLATED = re.escape(b"1.2.840.10008.1.2.1.99")
 _INFLATED_BYTES, _INFLATED_PART = 1 << 30, 1 << 24
-# Pixels that are computed at once.
-_PART = 1 << 20
 _PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 _GRAY = ("MONOCHROME1", "MONOCHROME2")
 _GDCM = "python-gdcm"
@@ -337,8 +335,8 @@ def _read_gray(
         return values, chosen, ()
     if first.get("VOILUTSequence", None):
         for plane, (_, frame) in zip(values, parts, strict=True):
-            for rows in _cut_rows(plane):
-                plane[rows] = _apply_table(plane[rows], frame.VOILUTSequence[0], frame)
+            for part in contrasts.cut_parts(plane):
+                plane[part] = _apply_table(plane[part], frame.VOILUTSequence[0], frame)
         bits = int(first.VOILUTSequence[0].LUTDescriptor[2])
         white = Contrast((0.0,), (float(2**bits - 1),), is_inverted=is_inverted)
         return values, white, ()
@@ -355,18 +353,11 @@ def _compute_values(parts: Sequence[tuple[NDArray[Any], Any]]) -> tuple[NDArray[
     is_padded = any(frame.get("PixelPaddingValue", None) is not None for _, frame in parts)
     valid = np.ones(values.shape, np.bool_) if is_padded else None
     for index, (pixels, frame) in enumerate(parts):
-        for rows in _cut_rows(pixels):
-            values[index, rows, :, 0] = _apply_modality(pixels[rows], frame)
+        for part in contrasts.cut_parts(pixels):
+            values[index, ..., 0][part] = _apply_modality(pixels[part], frame)
             if valid is not None:
-                valid[index, rows, :, 0] = _find_valid(pixels[rows], frame)
+                valid[index, ..., 0][part] = _find_valid(pixels[part], frame)
     return values, valid
-
-
-def _cut_rows(pixels: NDArray[Any]) -> Iterator[slice]:
-    """Yield the rows that are computed at once: in float64 and in copies they take many times the memory."""
-    step = max(1, _PART // max(1, pixels[:1].size))
-    for start in range(0, len(pixels), step):
-        yield slice(start, start + step)
 
 
 def _apply_modality(pixels: NDArray[Any], dataset: Any) -> NDArray[Any]:

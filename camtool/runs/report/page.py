@@ -6,7 +6,6 @@ values and links of all rows, as JSON that is safe inside a script element.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import statistics
@@ -342,7 +341,7 @@ def _build_policy(script: str, style: str) -> str:
 
 def hash_source(text: str) -> str:
     """Return the source of a content security policy that allows this script or style."""
-    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
 # Name of the page in the folder of the run.
