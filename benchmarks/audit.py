@@ -39,7 +39,7 @@ from benchmarks.paired import describe_machine
 from benchmarks.planted import Network, get_weights_path, load_planted, plan_networks, read_entries
 from benchmarks.planted_scenes import KINDS, CueScene
 from camtool.evaluation.audit import running
-from camtool.evaluation.audit.candidates import CueCandidate, Discovery, RegionCandidate
+from camtool.evaluation.audit.cues.candidates import CueCandidate, Discovery, RegionCandidate
 from camtool.evaluation.audit.images import AuditImages
 from camtool.evaluation.audit.statistics import compute_share
 from camtool.evaluation.subject import Subject

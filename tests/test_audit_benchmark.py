@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from benchmarks import audit, planted
 from benchmarks.planted import plan_networks
+from camtool.evaluation.audit.cues.place import PlaceCandidate
 from camtool.evaluation.audit.images import GRID
-from camtool.evaluation.audit.place import PlaceCandidate
 
 AGAIN = (33, 36, 40)
 """An honest network, one that uses a tint and one that uses a position: six would take over three minutes."""

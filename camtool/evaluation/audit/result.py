@@ -14,7 +14,7 @@ from camtool.arguments.checks import check_choice
 from camtool.arguments.messages import format_count, format_ends, suggest_names
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import MetricError, raise_interrupt
-from camtool.evaluation.audit.candidates import DECOYS
+from camtool.evaluation.audit.cues.candidates import DECOYS
 from camtool.evaluation.audit.report import page
 from camtool.evaluation.audit.report.page import FOLDER, format_percent, read_pictures
 from camtool.evaluation.audit.statistics import compute_share

@@ -20,12 +20,12 @@ from camtool.arguments.messages import format_count, suggest_names
 from camtool.errors import MetricError
 from camtool.evaluation.annotations import Region, check_targets, find_targets, is_missing, match_regions, read_columns
 from camtool.evaluation.audit import statistics, trials
-from camtool.evaluation.audit.candidates import COMPARED_IMAGES, DECOYS, CueCandidate, Discovery
-from camtool.evaluation.audit.concept import LEAST_CLASSES, find_concepts
+from camtool.evaluation.audit.cues.candidates import COMPARED_IMAGES, DECOYS, CueCandidate, Discovery
+from camtool.evaluation.audit.cues.concept import LEAST_CLASSES, find_concepts
+from camtool.evaluation.audit.cues.patch import find_patches
+from camtool.evaluation.audit.cues.place import find_frames, find_places, find_positions
+from camtool.evaluation.audit.cues.property import find_colors, find_properties
 from camtool.evaluation.audit.images import PASSES_PER_MAP, AuditImages, ImageRecord, pack_records, unpack_records
-from camtool.evaluation.audit.patch import find_patches
-from camtool.evaluation.audit.place import find_frames, find_places, find_positions
-from camtool.evaluation.audit.property import find_colors, find_properties
 from camtool.evaluation.audit.report.page import FindingPictures, check_results, write_pictures
 from camtool.evaluation.audit.result import NAMES, VERDICTS_NAME, Audit, Finding, Verdict, rank_findings, read_verdicts
 from camtool.evaluation.audit.split import Half

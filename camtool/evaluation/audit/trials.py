@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from camtool.evaluation.audit import statistics
-from camtool.evaluation.audit.candidates import COMPARED_IMAGES, Change, CueCandidate
+from camtool.evaluation.audit.cues.candidates import COMPARED_IMAGES, Change, CueCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean
 from camtool.progress import PassCounter, Stage, follow_loop

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from camtool.errors import ImageError, MetricError
-from camtool.evaluation.audit.candidates import draw_shifts
+from camtool.evaluation.audit.cues.candidates import draw_shifts
 from camtool.evaluation.audit.images import GRID, PASSES_PER_MAP, AuditImages
 from camtool.evaluation.audit.split import compute_perceptual_hash
 from camtool.evaluation.subject import Subject

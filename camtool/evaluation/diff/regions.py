@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camtool.evaluation.audit import statistics
-from camtool.evaluation.audit.candidates import describe_place
+from camtool.evaluation.audit.cues.candidates import describe_place
+from camtool.evaluation.audit.cues.place import find_regions, grow
 from camtool.evaluation.audit.images import GRID
-from camtool.evaluation.audit.place import find_regions, grow
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, PROBABILITY_FLOOR, Effect, Remember, hash_parts
 from camtool.evaluation.diff.pairs import PairedImages, PairRecord
 from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from camtool.errors import MetricError, TargetError
-from camtool.evaluation.audit.candidates import describe_place, draw_shifts
+from camtool.evaluation.audit.cues.candidates import describe_place, draw_shifts
+from camtool.evaluation.audit.cues.place import find_regions
 from camtool.evaluation.audit.images import GRID, share_heat
-from camtool.evaluation.audit.place import find_regions
 from camtool.evaluation.audit.statistics import MaximumTest, run_maximum_test
 from camtool.evaluation.subject import Subject, check_image_list, check_single_labels
 from camtool.explaining.device_maps import compute_class_maps

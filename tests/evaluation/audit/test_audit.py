@@ -14,9 +14,9 @@ from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.demo.shapes import LABELS
 from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.audit import running
-from camtool.evaluation.audit.candidates import describe_place, draw_shifts
+from camtool.evaluation.audit.cues.candidates import describe_place, draw_shifts
+from camtool.evaluation.audit.cues.place import PlaceCandidate
 from camtool.evaluation.audit.images import GRID
-from camtool.evaluation.audit.place import PlaceCandidate
 from camtool.evaluation.photo_properties import PROPERTIES, compress, measure_blockiness
 
 SIDE = 40

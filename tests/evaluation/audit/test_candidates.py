@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from camtool.evaluation.audit.candidates import Change, Discovery
-from camtool.evaluation.audit.images import GRID, AuditImages, ImageRecord
-from camtool.evaluation.audit.patch import PatchCandidate, _choose_templates
-from camtool.evaluation.audit.place import (
+from camtool.evaluation.audit.cues.candidates import Change, Discovery
+from camtool.evaluation.audit.cues.patch import PatchCandidate, _choose_templates
+from camtool.evaluation.audit.cues.place import (
     FrameCandidate,
     PlaceCandidate,
     PositionCandidate,
@@ -20,6 +19,7 @@ from camtool.evaluation.audit.place import (
     find_positions,
     measure_frame,
 )
+from camtool.evaluation.audit.images import GRID, AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import estimate_false_discovery_rate
 from camtool.evaluation.audit.trials import Effect, Interval, Outcome
 from camtool.evaluation.subject import Subject

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import camtool
+from camtool.evaluation.audit.cues.property import ColorCandidate, read_colors
 from camtool.evaluation.audit.images import AuditImages
-from camtool.evaluation.audit.property import ColorCandidate, read_colors
 from camtool.evaluation.subject import Subject
 
 from .test_audit import build_net

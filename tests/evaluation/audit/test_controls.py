@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import camtool
-from camtool.evaluation.audit.place import PlaceCandidate
-from camtool.evaluation.audit.property import PropertyCandidate
+from camtool.evaluation.audit.cues.place import PlaceCandidate
+from camtool.evaluation.audit.cues.property import PropertyCandidate
 from camtool.evaluation.audit.trials import Bench
 from tests.evaluation.audit.test_audit import run_audit
 

@@ -21,8 +21,8 @@ from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.audit import images as audit_images
 from camtool.evaluation.audit import running
+from camtool.evaluation.audit.cues.place import PlaceCandidate
 from camtool.evaluation.audit.images import GRID, AuditImages
-from camtool.evaluation.audit.place import PlaceCandidate
 from camtool.evaluation.audit.state import State, _stamp
 from camtool.evaluation.subject import Subject
 from camtool.inputs.formats.contrast import Contrast

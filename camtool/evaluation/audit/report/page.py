@@ -20,7 +20,7 @@ from torch import Tensor
 
 from camtool.arguments.messages import format_count, format_ends, map_json
 from camtool.errors import Forgive
-from camtool.evaluation.audit.candidates import Change, CueCandidate, RegionCandidate
+from camtool.evaluation.audit.cues.candidates import Change, CueCandidate, RegionCandidate
 from camtool.evaluation.audit.images import ImageRecord
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, PROBABILITY_FLOOR, Bench
 from camtool.inputs.prepared_inputs import PreparedInput

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 
-from camtool.evaluation.audit.candidates import COMPARED_IMAGES, Change, CueCandidate, Discovery, RegionCandidate
+from camtool.evaluation.audit.cues.candidates import COMPARED_IMAGES, Change, CueCandidate, Discovery, RegionCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import ALPHA
 from camtool.evaluation.photo_properties import PROPERTIES

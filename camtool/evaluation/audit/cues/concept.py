@@ -23,7 +23,7 @@ from torch.nn.functional import interpolate, normalize
 
 from camtool.concept_maps.factorization import compute_amounts, factorize
 from camtool.errors import CamtoolError
-from camtool.evaluation.audit.candidates import Change, Discovery, RegionCandidate
+from camtool.evaluation.audit.cues.candidates import Change, Discovery, RegionCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import average_units, run_maximum_test
 from camtool.inputs.prepared_inputs import PreparedInput

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d, interpolate, max_pool2d
 
 from camtool.errors import CamtoolError
-from camtool.evaluation.audit.candidates import Discovery, RegionCandidate, describe_place
+from camtool.evaluation.audit.cues.candidates import Discovery, RegionCandidate, describe_place
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import run_maximum_test
 from camtool.inputs.prepared_inputs import PreparedInput

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from camtool.evaluation.audit.candidates import Change, CueCandidate, Discovery, RegionCandidate, describe_place
+from camtool.evaluation.audit.cues.candidates import Change, CueCandidate, Discovery, RegionCandidate, describe_place
 from camtool.evaluation.audit.images import GRID, AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import ALPHA
 from camtool.inputs.prepared_inputs import PreparedInput
