@@ -20,6 +20,7 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,10 +111,11 @@ def assert_looks_at(
 def assert_no_shortcuts(
     audit: Audit | str | PathLike[str], known: Mapping[str, str] | str | PathLike[str] | None = None
 ) -> None:
-    """Check that the user has called each finding of an audit the object.
+    """Check that an audit has no suspicious finding that the user has not called the object.
 
-    A finding without a verdict fails, and so does one that is a shortcut or unsure, and an audit that could test
-    nothing. No finding passes, which does not mean that there is no shortcut: see ``audit.not_tested``.
+    A suspicious finding without a verdict fails, and so does one that is unsure, each that is called a shortcut, and an
+    audit that could test nothing. No finding passes, which does not mean that there is no shortcut: see
+    ``audit.not_tested``.
 
     Args:
         audit: What :func:`camtool.audit` returned, or the path of its ``audit.json`` or of its folder.
@@ -121,7 +123,7 @@ def assert_no_shortcuts(
             warning, or the failure, names those that fit no finding.
 
     Raises:
-        AssertionError: A finding is not called the object, or nothing was tested.
+        AssertionError: A finding is suspicious and not called the object, or nothing was tested.
         MetricError: The audit or the verdicts cannot be read.
     """
     __tracebackhide__ = True
@@ -134,15 +136,16 @@ def assert_no_shortcuts(
         raise AssertionError(f"Nothing was tested: {result.untested}")
     keys = [finding.key for finding in result.findings]
     unused = [f"known: the audit has no finding {one!r}.{suggest_names(one, keys)}" for one in {*verdicts} - {*keys}]
-    suspects = [one for one in result.findings if verdicts.get(one.key, one.verdict) != "object"]
+    judged = [replace(one, verdict=verdicts.get(one.key, one.verdict)) for one in result.findings]
+    suspects = [one for one in judged if one.is_suspicious]
     if suspects:
         picture = find_picture(result.folder, suspects[0].key)
         absent = "There are no pictures; camtool.audit(..., out=FOLDER) writes them."
         lines = [
-            f"{place}. {one.sentence} Verdict: {verdicts.get(one.key, one.verdict) or 'none'}. Key: {one.key!r}"
-            for place, one in enumerate(suspects, 1)
+            f"{number}. {one.sentence} Verdict: {one.verdict or 'none'}. Key: {one.key!r}"
+            for number, one in enumerate(suspects, 1)
         ]
-        count = f"{len(suspects)} of {format_count(len(result.findings), 'finding')}"
+        count = format_count(len(suspects), "suspicious finding")
         first = f"The first one: {picture}" if picture else absent
         raise AssertionError("\n".join([f"{count} without the verdict 'object':", *lines, *sorted(unused), first]))
     if unused:

@@ -232,13 +232,16 @@ def test_findings_without_the_verdict_object_fail(tmp_path: Path) -> None:
     first, second = (finding.key for finding in audit.findings)
     text = read_failure(assert_no_shortcuts, audit, {first: "object", second: "unsure"})
     assert text == (
-        "1 of 2 findings without the verdict 'object':\n"
+        "1 suspicious finding without the verdict 'object':\n"
         "1. 20 of 25 'star' images: a patch; covering it changes 75 % (50 to 90) of the answers (controls 10 %), "
         "pasting it makes 50 % (33 to 67) of other images 'star'; q = 0.002. Verdict: unsure. "
         "Key: 'star: patch: a patch'\n"
         "There are no pictures; camtool.audit(..., out=FOLDER) writes them."
     )
     assert_no_shortcuts(audit, {first: "object", second: "object"})
+    harmless = replace(audit, findings=tuple(replace(finding, suspicions=()) for finding in audit.findings))
+    assert_no_shortcuts(harmless)
+    assert "1 suspicious finding" in read_failure(assert_no_shortcuts, harmless, {first: "shortcut"})
     assert_no_shortcuts(replace(audit, findings=()))
     write_pictures(tmp_path, first, second)
     audit.mark(first, "object").save(tmp_path)
@@ -249,7 +252,7 @@ def test_findings_without_the_verdict_object_fail(tmp_path: Path) -> None:
         assert read_size(picture) == (64, 48)
         assert picture.parent == tmp_path / "index_files"
     # Verdicts that are given count more than those in the folder.
-    assert "2 of 2 findings" in read_failure(assert_no_shortcuts, tmp_path, {first: "shortcut"})
+    assert "2 suspicious findings" in read_failure(assert_no_shortcuts, tmp_path, {first: "shortcut"})
     (tmp_path / "known.json").write_text(json.dumps({second: "object"}))
     assert_no_shortcuts(tmp_path, tmp_path / "known.json")
     with pytest.raises(CamtoolError, match=r"verdicts: .*nothing.json does not exist"):

@@ -40,10 +40,24 @@ _MODEL_HELP = "Name of a model, e.g. demo or demo-cheat; NAME=WEIGHTS; or with -
 
 _GOES_ON = "Stopped; the same command goes on from here."
 
+# The exit code of an audit that could test nothing.
+_UNTESTED = 3
+
 _NO_SHORTCUT = "No finding at q ≤ {:g}, which does not mean that there is no shortcut."
 _NOT_THE_SAME = "No finding at q ≤ {:g}, which does not mean that the models look at the same."
 
-Passes = Annotated[int, Option(metavar="N", min=1, help="Most forward passes.")]
+
+def _read_passes(value: int | str) -> int | str:
+    """Return a number of forward passes, or ``"all"``; the default is a number already."""
+    text = str(value)
+    if text == "all":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text!r} is neither a number above 0 nor 'all'.")
+    return int(text)
+
+
+Passes = Annotated[Any, Option(metavar="N|all", parser=_read_passes, help="Most forward passes.")]
 Level = Annotated[float, Option(metavar="Q", help="Largest q of a finding.")]
 Controls = Annotated[int, Option(metavar="N", min=1, help="Control regions in each image.")]
 
@@ -90,11 +104,11 @@ def audit_model(
         metadata: A CSV file with a column image and others, e.g. site; by default that of --truth.
         group: Column of what belongs together, e.g. patient; of DICOM files by default PatientID.
         masks: Masks of the objects, by the paths of the photos, not black in them.
-        kind: Kinds of cues: place, border, position, patch, property, color, concept.
+        kind: Kinds of cues: border, place, mark, patch, position, property, color, concept.
         method: Method of the maps.
         limit: Audit N photos only, with --truth as many of each class as possible.
         verdicts: Your verdicts about findings of an earlier audit.
-        fail_on: 'finding': exit code 1 if a finding has not the verdict 'object', or if nothing was tested; for CI.
+        fail_on: 'finding': exit code 1 if a finding is suspicious and has not the verdict 'object'; for CI.
     """
     from camtool.arguments.checks import check_choice
     from camtool.evaluation.audit import audit
@@ -134,8 +148,9 @@ def audit_model(
     if result.untested:
         lines = [f"Nothing was tested: {terminal.escape(result.untested)}"]
     _write_result(result, out, printed, lines, "Pictures, and what was not tested", unread=result.unread)
-    has_failed = fail_on is not None and bool(result.suspects or result.untested)
-    raise typer.Exit(int(has_failed or result.unread > 0))
+    if result.untested:
+        raise typer.Exit(_UNTESTED)
+    raise typer.Exit(int(result.unread > 0 or (fail_on is not None and bool(result.suspects))))
 
 
 def _read_columns(metadata: Path | None, truth: str | None, plan: Plan) -> dict[str, list[str | None]] | None:
@@ -341,10 +356,13 @@ def _write_result(
         return
     for note in result.notes:
         terminal.print_note(note)
-    for finding in result.findings:
-        verdict = getattr(finding, "verdict", None)
-        given = f" (your verdict: {verdict})" if verdict else ""
-        terminal.print_line(f"[bold]{terminal.escape(finding.sentence)}[/]{given}")
+    for title, findings in result.sections.items():
+        if title:
+            terminal.print_line(f"[bold]{title}[/]")
+        for finding in findings:
+            verdict = getattr(finding, "verdict", None)
+            given = f" (your verdict: {verdict})" if verdict else ""
+            terminal.print_line(f"{'  ' if title else ''}{terminal.escape(finding.sentence)}{given}")
     for line in lines:
         terminal.print_line(line)
     terminal.print_line(f"{page}: [bold]{terminal.escape(str(out / 'index.html'))}[/]")

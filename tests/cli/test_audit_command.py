@@ -53,7 +53,7 @@ def run_command(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize("truth", ["imagefolder", "labels.csv"])
 def test_few_photos_get_a_sentence_and_files(run_command, tmp_path, truth):
     finished = run_command("photos", *COMMON, "--truth", truth, "--metadata", "sites.csv", "--group", "patient")
-    assert finished.code == 0
+    assert finished.code == 3
     reason = (
         "2 classes with fewer than 8 values of 'patient' in a half: 'arrow' (0), 'cross' (1). Give 16 or more of each."
     )
@@ -71,7 +71,7 @@ def test_few_photos_get_a_sentence_and_files(run_command, tmp_path, truth):
 def test_json_is_printed(run_command):
     finished = run_command("photos/arrow", *COMMON, "--json")
     assert json.loads(finished.out)["findings"] == []
-    assert finished.err == ""
+    assert (finished.code, finished.err) == (3, "")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,7 @@ def test_json_is_printed(run_command):
         (("--fail-on", "shortcuts"), "--fail-on must be one of 'finding'"),
         (("--engine", "onnx"), "Invalid value for '--engine'"),
         (("--kinds", "patches"), "Did you mean 'patch'"),
+        (("--passes", "0"), "'0' is neither a number above 0 nor 'all'"),
     ],
 )
 def test_wrong_options_are_named(run_command, options, message):
@@ -119,6 +120,19 @@ def test_the_exit_code_tells_of_findings(run_command, monkeypatch, tmp_path, ver
     assert run_command("photos/arrow", *COMMON, "--fail-on", "finding", "--json").code == code
 
 
+def test_what_a_class_is_recognized_by_is_no_alarm(run_command, monkeypatch):
+    found = build_audit(build_finding(), build_finding(key="star", label="star", suspicions=()))
+    monkeypatch.setattr("camtool.evaluation.audit.audit", lambda *arguments, **options: found)
+    lines = run_command("photos/arrow", *COMMON, "--passes", "all").out.splitlines()
+    assert lines[0] == "Suspicious"
+    assert lines[1].startswith("  20 of 25 'heart' images")
+    assert lines[2] == "What the classes are recognized by"
+    assert lines[3].startswith("  20 of 25 'star' images")
+    assert run_command("photos/arrow", *COMMON, "--fail-on", "finding").code == 1
+    found = build_audit(build_finding(suspicions=()))
+    assert run_command("photos/arrow", *COMMON, "--fail-on", "finding").code == 0
+
+
 def test_masks_are_found_by_the_paths_of_the_photos(run_command, tmp_path):
     """Few photos have no findings, so the function is asked."""
     from camtool.cli.evaluation_commands import _find_masks
@@ -128,7 +142,7 @@ def test_masks_are_found_by_the_paths_of_the_photos(run_command, tmp_path):
     plan = plan_run([str(tmp_path / "photos")], recursive=True)
     masks = _find_masks(tmp_path / "masks", plan)
     assert masks == [tmp_path / "masks/arrow/0.gif", None, None, None]
-    assert run_command("photos/*/*.png", *COMMON, "--truth", "imagefolder", "--masks", "masks").code == 0
+    assert run_command("photos/*/*.png", *COMMON, "--truth", "imagefolder", "--masks", "masks").code == 3
     Image.new("L", (128, 128)).save("masks/arrow/0.png")
     assert (
         "has two masks of photos/arrow/0.png, masks/arrow/0.gif and masks/arrow/0.png"
@@ -151,11 +165,11 @@ def test_other_columns_of_the_classes_are_metadata_and_a_name_of_two_photos_is_r
     rows = "image;label;patient\n0.png;arrow;a\n1.png;cross;\n2.png;arrow;a\n3.png;cross;c\n"
     (tmp_path / "labels.csv").write_text(rows)
     finished = run_command("photos", *COMMON, "--truth", "labels.csv", "--group", "patient", "--engine", "prepared")
-    assert finished.code == 0
+    assert finished.code == 3
     assert json.loads((tmp_path / "audit/audit.json").read_text())["notes"][0].startswith("4 images are 3 independent")
     (tmp_path / "photos/cross/0.png").write_bytes((tmp_path / "photos/cross/1.png").read_bytes())
     finished = run_command("photos", *COMMON, "--truth", "imagefolder", "--metadata", "sites.csv", "--out", "other")
-    assert finished.code == 0
+    assert finished.code == 3
     for rows, told in (
         ("0.png,a\n", ": image '0.png' is the name of 2 photos"),
         ("1.png,a\n1.png,b\n", " has two different rows about photos/cross/1.png; leave one there."),
@@ -182,7 +196,7 @@ def write_dicom_files(folder, count):
 
 def test_tags_of_dicom_files_are_columns_and_patients_stay_together(run_command, tmp_path):
     write_dicom_files(tmp_path / "scans", 6)
-    assert run_command("scans", *COMMON, "--truth", "truth.csv").code == 0
+    assert run_command("scans", *COMMON, "--truth", "truth.csv").code == 3
     content = json.loads((tmp_path / "audit/audit.json").read_text())
     assert (content["image_count"], content["notes"][0][:34]) == (6, "6 images are 3 independent groups:")
 
@@ -201,14 +215,15 @@ def test_findings_are_counted_by_scanner_and_name_no_patient(tmp_path):
         camtool.audit(camtool.load("demo"), photos, labels, group="Patient", **options)
 
 
-def test_nothing_tested_fails_the_gate_and_a_photo_that_cannot_be_read_fails_the_command(run_command, tmp_path):
-    assert run_command("photos/arrow", *COMMON).code == 0
-    assert run_command("photos/arrow", *COMMON, "--fail-on", "finding").code == 1
+def test_nothing_tested_and_a_photo_that_cannot_be_read_have_exit_codes(run_command, monkeypatch, tmp_path):
+    assert run_command("photos/arrow", *COMMON, "--fail-on", "finding").code == 3
     (tmp_path / "photos/arrow/broken.png").write_bytes(b"no image")
     finished = run_command("photos/arrow", *COMMON)
-    assert finished.code == 1
+    assert finished.code == 3
     assert "1 photo could not be read, see audit/audit.md" in finished.err
     assert "photos/arrow/broken.png" in (tmp_path / "audit/audit.md").read_text()
+    monkeypatch.setattr("camtool.evaluation.audit.audit", lambda *_, **__: build_audit(unread=1))
+    assert run_command("photos/arrow", *COMMON).code == 1
 
 
 def test_options_reach_the_audit(run_command, monkeypatch, tmp_path):
@@ -339,7 +354,7 @@ def test_the_folders_of_all_photos_are_counted(run_command, monkeypatch, tmp_pat
     (tmp_path / "photos/zebra/2019").mkdir(parents=True)
     Image.new("RGB", (40, 40)).save(tmp_path / "photos/zebra/2019/0.png")
     method = ("--method", "gradcam")
-    assert run_command(*args, *method, command=()).code == 0
+    assert run_command(*args, *method, command=()).code == (3 if command == "audit" else 0)
     if command == "audit":  # the folders name the classes
         assert "'arrow' (" in json.loads((tmp_path / "audit/audit.json").read_text())["untested"]
     if command == "diff":
@@ -400,7 +415,7 @@ def test_overwrite_starts_anew_and_removes_nothing_of_the_user(run_command, tmp_
     assert run_command(*start, "gradcm", command=(command,)).code == 2
     assert [path.read_text() for path in state.parent.iterdir()] == [line]
     start = (*start, "gradcam")
-    assert run_command(*start, "--overwrite", command=(command,)).code == 0
+    assert run_command(*start, "--overwrite", command=(command,)).code == (3 if command == "audit" else 0)
     assert not (state.parent / f".{state.name}.replaced").exists()
     assert "of an earlier start" not in state.read_text()
     state.write_text("my notes\n")

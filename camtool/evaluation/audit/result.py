@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -70,7 +71,7 @@ class Finding:
         p: The p-value of the whole claim.
         q: The Benjamini-Hochberg value among all candidates that were tested.
         smallest_share: The smallest share of answers that this many images could have shown, with 80 % power.
-        facts: Suspicious facts, most telling first.
+        facts: What is remarkable about it, most telling first.
         images: Images that have it, by name or number, at most 20.
         without: Images of the class that do not have it, at most 20.
         accuracy: The accuracy on images of the class with it and without it; None without labels.
@@ -79,6 +80,8 @@ class Finding:
         also: The same cue by other candidates that were confirmed, in words.
         accuracy_by_group: As ``accuracy``, for each of ``by_group``; NaN where there is no image.
         outside: Share of it that is outside of the given masks; None without a place or masks.
+        sameness: Share of its pixels that look the same in the images that have it; None without a fixed form.
+        suspicions: Why it is no part of an object; none if it is what objects of the class are recognized by.
     """
 
     key: str
@@ -103,6 +106,13 @@ class Finding:
     also: tuple[str, ...] = ()
     accuracy_by_group: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     outside: float | None = None
+    sameness: float | None = None
+    suspicions: tuple[str, ...] = ()
+
+    @property
+    def is_suspicious(self) -> bool:
+        """True if it is no part of an object: by the user's verdict, or without one by its suspicions."""
+        return self.verdict == "shortcut" or (self.verdict != "object" and bool(self.suspicions))
 
     @property
     def worst_group(self) -> WorstGroup | None:
@@ -212,8 +222,24 @@ class Audit:
 
     @property
     def suspects(self) -> tuple[Finding, ...]:
-        """The findings that the user has not called the object."""
-        return tuple(finding for finding in self.findings if finding.verdict != "object")
+        """The findings that are no part of an object, see :attr:`Finding.is_suspicious`."""
+        return tuple(finding for finding in self.findings if finding.is_suspicious)
+
+    @property
+    def recognized_by(self) -> tuple[Finding, ...]:
+        """The findings that may be parts of objects: what the classes are recognized by."""
+        return tuple(finding for finding in self.findings if not finding.is_suspicious)
+
+    @property
+    def sections(self) -> dict[str, tuple[Finding, ...]]:
+        """Title → its findings: those that are no part of an object, then the others; without empty sections."""
+        sections = {"Suspicious": self.suspects, "What the classes are recognized by": self.recognized_by}
+        return {title: findings for title, findings in sections.items() if findings}
+
+    def count_findings(self) -> str:
+        """Return the number of findings in words, e.g. ``"1 suspicious finding and 2 others"``."""
+        suspects = format_count(len(self.suspects), "suspicious finding")
+        return f"{suspects} and {format_count(len(self.recognized_by), 'other')}" if self.recognized_by else suspects
 
     def mark(self, key: str, verdict: Verdict) -> Audit:
         """Return the audit with the user's verdict about a finding.
@@ -234,16 +260,17 @@ class Audit:
 
     def to_json(self) -> str:
         """Return everything as JSON; infinite and unknown numbers are null."""
+        findings = tuple(chain.from_iterable(self.sections.values()))
         content = asdict(replace(self, folder=None))
         del content["folder"]
-        for kind in ("findings", "rejected", "decoys"):
-            content[kind] = [_to_record(finding) for finding in getattr(self, kind)]
+        for kind, listed in (("findings", findings), ("rejected", self.rejected), ("decoys", self.decoys)):
+            content[kind] = [*map(_to_record, listed)]
         return encode_json(content)
 
     def to_markdown(self) -> str:
         """Return the audit as a page of Markdown."""
-        count = format_count(len(self.findings), "finding")
-        lines = ["# Audit", "", f"{format_count(self.image_count, 'image')}, {count} at q ≤ {self.level:g}."]
+        images = format_count(self.image_count, "image")
+        lines = ["# Audit", "", f"{images}, {self.count_findings()} at q ≤ {self.level:g}."]
         if self.false_discovery_rate is not None:
             decoys, rate = format_count(self.surviving_decoys, "decoy"), format_percent(self.false_discovery_rate)
             lines[-1] += (
@@ -251,8 +278,12 @@ class Audit:
                 f"({self.surviving_decoys} + 1) / {DECOYS} / {len(self.findings)}, at most {rate}. It is "
                 "coarse for few findings."
             )
-        for number, finding in enumerate(self.findings, 1):
-            lines += ["", f"{number}. {finding.sentence}", *_list_details(finding)]
+        number = 1
+        for title, findings in self.sections.items():
+            lines += ["", f"## {title}"]
+            for finding in findings:
+                lines += ["", f"{number}. {finding.sentence}", *_list_details(finding)]
+                number += 1
         if self.untested:
             lines += ["", f"Nothing was tested: {self.untested}"]
         elif not self.findings:
@@ -343,8 +374,12 @@ def read_audit(path: str | os.PathLike[str]) -> Audit:
     return replace(audit, findings=findings, folder=path.parent)
 
 
+# What audits of earlier versions do not say of a finding.
+_NEW = ("sameness", "suspicions")
+
+
 def _read_finding(record: Mapping[str, Any]) -> Finding:
-    values = {each.name: record[each.name] for each in fields(Finding)}
+    values = {each.name: record[each.name] for each in fields(Finding) if each.name not in _NEW or each.name in record}
     for name in ("removal", "transplant"):
         if values[name] is not None:
             pairs = {key: Interval(*_read_numbers(values[name][key])) for key in ("answers", "probability")}
@@ -367,19 +402,21 @@ def _read_numbers(values: Sequence[float | None]) -> list[float]:
 
 
 def rank_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return findings in the order of suspicion: those with most suspicious facts first, then the largest effects."""
+    """Return findings in the order of suspicion: with most suspicions, then most facts, then the largest effects."""
 
-    def compute_rank(finding: Finding) -> tuple[bool, int, float]:
+    def compute_rank(finding: Finding) -> tuple[bool, int, int, float]:
         effects = [effect.answers.mean for effect in (finding.removal, finding.transplant) if effect is not None]
-        return finding.verdict == "object", -len(finding.facts), -max(effects, default=0.0)
+        return not finding.is_suspicious, -len(finding.suspicions), -len(finding.facts), -max(effects, default=0.0)
 
     return tuple(sorted(findings, key=compute_rank))
 
 
 def _list_details(finding: Finding) -> list[str]:
     details = []
+    if finding.suspicions:
+        details.append(f"Suspicious: {', '.join(finding.suspicions)}.")
     if finding.facts:
-        details.append(f"Suspicious: {', '.join(finding.facts)}.")
+        details.append(f"Observed: {', '.join(finding.facts)}.")
     if finding.outside is not None:
         details.append(f"Of it {format_percent(finding.outside)} is outside of the given masks.")
     if finding.also:
@@ -412,7 +449,7 @@ def _to_record(finding: Finding) -> dict[str, Any]:
     parts = {"removal": finding.removal, "transplant": finding.transplant, "worst_group": finding.worst_group}
     records = {name: None if part is None else part._asdict() for name, part in parts.items()}
     sentence = None if finding.removal is finding.transplant is None else finding.sentence
-    return {**asdict(finding), **records, "sentence": sentence}
+    return {**asdict(finding), **records, "sentence": sentence, "is_suspicious": finding.is_suspicious}
 
 
 def list_sections(sections: Mapping[str, Sequence[str]], command: str) -> list[str]:

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain, starmap
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -19,9 +19,10 @@ from camtool.arguments.checks import check_choice
 from camtool.arguments.messages import format_count, suggest_names
 from camtool.errors import MetricError
 from camtool.evaluation.annotations import Region, check_targets, find_targets, is_missing, match_regions, read_columns
-from camtool.evaluation.audit import statistics, trials
-from camtool.evaluation.audit.cues.candidates import COMPARED_IMAGES, DECOYS, CueCandidate, Discovery
+from camtool.evaluation.audit import statistics
+from camtool.evaluation.audit.cues.candidates import COMPARED_IMAGES, DECOYS, CueCandidate, Discovery, RegionCandidate
 from camtool.evaluation.audit.cues.concept import LEAST_CLASSES, find_concepts
+from camtool.evaluation.audit.cues.mark import find_marks
 from camtool.evaluation.audit.cues.patch import find_patches
 from camtool.evaluation.audit.cues.place import find_frames, find_places, find_positions
 from camtool.evaluation.audit.cues.property import find_colors, find_properties
@@ -69,12 +70,13 @@ class Kind:
     reason_to_ask: str = ""
 
 
-# Name → kind of candidates.
+# Name → kind of candidates. Of several kinds that find one cue equally clearly, the first one names it.
 KINDS: dict[str, Kind] = {
-    "place": Kind(find_places),
     "border": Kind(find_frames),
-    "position": Kind(find_positions),
+    "place": Kind(find_places),
+    "mark": Kind(find_marks),
     "patch": Kind(find_patches),
+    "position": Kind(find_positions),
     "property": Kind(find_properties),
     "color": Kind(find_colors),
     "concept": Kind(find_concepts, LEAST_CLASSES, "they take several times as long"),
@@ -90,6 +92,10 @@ _COMPARED = 10
 _ALL = 0.9
 
 _OUT_OF_BUDGET = "the forward-pass budget ran out, so this decoy is counted as a false finding"
+
+# Share of the pixels of a part that look the same in most images from which on it is a stamp. In two small worlds it
+# was at most 0.23 for parts of objects, and at least 0.6 for stamps (``python -m benchmarks audit_worlds``).
+_STAMPED = 0.4
 
 # Share of a region outside of the given masks from which on it counts as outside.
 _OUTSIDE = 0.5
@@ -110,7 +116,7 @@ def audit(
     metadata: Mapping[str, Sequence[Any]] | None = None,
     *,
     group: str | None = None,
-    passes: int = 20_000,
+    passes: int | Literal["all"] = 20_000,
     level: float = 0.02,
     controls: int = 19,
     method: str = "faithcam",
@@ -143,7 +149,8 @@ def audit(
             DICOM files, e.g. ``"Manufacturer"``, are columns as well.
         group: The column of what belongs together, e.g. of patients: it goes to one half, and counts as one. Of DICOM
             files by default ``"PatientID"``.
-        passes: Most forward passes. Candidates beyond it are in ``not_tested``; the maps are always computed.
+        passes: Most forward passes, or ``"all"``. The most suspicious candidates come first; each of those beyond it is
+            in ``not_tested`` with what it needs. The maps are always computed.
         level: The largest q of a finding.
         controls: Control regions in each image, 1 or more.
         method: The method of the maps.
@@ -166,7 +173,7 @@ def audit(
         CamtoolError: The method cannot explain the model, the engine is not installed, or ``out`` holds a file that an
             audit would replace and that camtool did not write.
     """
-    check_options(passes, controls, batch_size, level)
+    most_passes = check_options(passes, controls, batch_size, level)
     check_image_list(images)
     folder = check_results(out, NAMES)
     subject = Subject(model, transform, class_names, device)
@@ -187,7 +194,7 @@ def audit(
             state=State(subject, sources, settings, folder, probe.score_first_inputs()),
             images=probe,
             names=names,
-            passes=passes,
+            passes=most_passes,
             level=level,
             controls=controls,
             seed=seed,
@@ -277,13 +284,13 @@ class _Run(Run):
         views = self._split_by_label(usable, *halves)
         untested = "" if views else self.not_tested[noted]
         pairs = self._find_candidates(self._choose_possible(len(usable)), views)
-        costs = [2 * trials.count_passes(pair.candidate, self.controls) for pair in pairs]
         rest = self.passes - PASSES_PER_MAP * len(records)
         noted, count = len(self.not_tested), len(pairs)
-        pairs, most = self.share_passes(
-            pairs, costs, rest, _MOST_IMAGES, lambda pair: self._name_candidate(pair.candidate)
-        )
-        self._prepare_benches(views, most, len(pairs))
+        self._prepare_benches(views, len(pairs))
+        self._measure_all([candidate for pair in pairs for candidate in (pair.candidate, *pair.decoys)])
+        pairs, most = self.share_passes(pairs, self._count_pair, rest, _MOST_IMAGES, self._name_pair)
+        for bench in self.benches.values():
+            bench.limit_images(most)
         outcomes, decoys = self._test(pairs, rest)
         self.not_tested += [
             f"{self._name_candidate(outcome.candidate)}: {outcome.reason}." for outcome in outcomes if outcome.reason
@@ -299,9 +306,16 @@ class _Run(Run):
             discovery = Discovery(self.images, view.found.records, view.found.groups, view.targets, self.seed)
             candidates = [candidate for kind in kinds.values() for candidate in kind.find(discovery)]
             pairs += [Pair(candidate, _make_decoys(candidate, discovery, random)) for candidate in candidates]
-        return sorted(pairs, key=lambda pair: -pair.candidate.promise)
+        # Passes that do not suffice for all serve to test what is most suspicious.
+        return sorted(pairs, key=lambda pair: (not pair.candidate.suspicion, -pair.candidate.promise))
 
-    def _prepare_benches(self, views: Sequence[View], most_images: int, count: int) -> None:
+    def _count_pair(self, pair: Pair, images: int) -> int:
+        """Return the forward passes of a candidate and its decoys, each with at most a number of images."""
+        bench = self.benches[pair.candidate.target]
+        decoys = sum(bench.count_passes(decoy, self.level, most=images) for decoy in pair.decoys)
+        return bench.count_passes(pair.candidate, most=images) + decoys
+
+    def _prepare_benches(self, views: Sequence[View], count: int) -> None:
         """Prepare the tests of a number of candidates, for the classes of each view."""
         # Enough permutations that the smallest possible p, times three effects and all candidates (Bonferroni), stays
         # below `level`.
@@ -312,7 +326,7 @@ class _Run(Run):
                 records=view.tested.records,
                 groups=view.tested.groups,
                 controls=self.controls,
-                most_images=most_images,
+                most_images=_MOST_IMAGES,
                 seed=self.seed,
                 remember=self.state.remember,
                 permutations=permutations,
@@ -391,7 +405,6 @@ class _Run(Run):
     def _test(self, pairs: Sequence[Pair], rest: int) -> tuple[list[Outcome], list[Outcome]]:
         """Return the outcomes of the candidates, and those of their decoys."""
         candidates, decoys = [pair.candidate for pair in pairs], [decoy for pair in pairs for decoy in pair.decoys]
-        self._measure_all([one for pair in pairs for one in (pair.candidate, *pair.decoys)])
         with closing(PassProgress(self._count_tests(candidates, decoys, rest))) as counter:
             for bench in self.benches.values():
                 bench.counter = counter
@@ -480,17 +493,30 @@ class _Run(Run):
         write_pictures(folder, pictures)
 
     def _join_cues(self, confirmed: Sequence[tuple[Outcome, Finding]]) -> list[Finding]:
-        """Return one finding for each cue: the clearest, which names the others."""
+        """Return one finding for each cue: the clearest, which names the others and is suspicious if one of them is."""
         joined = list[tuple[Outcome, Finding]]()
-        for outcome, finding in sorted(confirmed, key=lambda pair: (pair[0].p, -len(pair[0].present))):
+        for outcome, finding in sorted(confirmed, key=lambda pair: _rank_as_name(pair[0])):
             for index, (other, first) in enumerate(joined):
-                if _is_same_cue(self.images, other, outcome):
-                    name = f"{finding.name} ({finding.kind}, {finding.present} images)"
-                    joined[index] = other, replace(first, also=(*first.also, name))
+                is_same = _is_same_cue(self.images, other, outcome)
+                if is_same or (first.suspicions and self._is_effect(outcome, other)):
+                    also = (*first.also, f"{finding.name} ({finding.kind}, {finding.present} images)")
+                    suspicions = dict.fromkeys((*first.suspicions, *(finding.suspicions if is_same else ())))
+                    joined[index] = other, replace(first, also=also, suspicions=(*suspicions,))
                     break
             else:
                 joined.append((outcome, finding))
         return [finding for _, finding in joined]
+
+    def _is_effect(self, outcome: Outcome, of: Outcome) -> bool:
+        """Return True if nothing is left of a cue without a place where the region of another one is not changed.
+
+        A stamp with sharp edges, for example, makes photos sharper.
+        """
+        rest = outcome.candidate.leave_region(of.candidate) if outcome.candidate.target == of.candidate.target else None
+        if rest is None:
+            return False
+        again = self.benches[rest.target].test(rest)
+        return not again.reason and not (again.p <= self.level and again.is_large)
 
     def _list_keys(self, outcomes: Sequence[Outcome]) -> list[str]:
         """Return a key for each candidate that names no image, so that it stays as it is if images are added."""
@@ -516,7 +542,9 @@ class _Run(Run):
         having = [record for record in of_class if record.index in present]
         without = [record for record in of_class if record.index not in present]
         by_group, accuracy_by_group = self._count_by_group(of_class, present)
-        outside = candidate.measure_outside(self.images, outcome.present[:SHOWN])
+        shown = outcome.present[:SHOWN]
+        outside = candidate.measure_outside(self.images, shown)
+        sameness = candidate.measure_sameness(self.images, shown) if shown else None
         return Finding(
             key=key,
             kind=candidate.kind,
@@ -531,13 +559,15 @@ class _Run(Run):
             p=outcome.p,
             q=q,
             smallest_share=self._find_smallest_share(outcome, tests),
-            facts=self._list_facts(outcome, outside),
+            facts=self._list_facts(outcome),
+            suspicions=_list_suspicions(outcome, sameness, outside),
             images=tuple(map(self.images.name, outcome.present[:SHOWN])),
             without=tuple(self.images.name(record.index) for record in without[:SHOWN]),
             accuracy=(_measure_accuracy(having), _measure_accuracy(without)) if self.has_labels else None,
             by_group=by_group,
             accuracy_by_group=accuracy_by_group,
             outside=outside,
+            sameness=sameness,
         )
 
     def _find_smallest_share(self, outcome: Outcome, tests: int) -> float:
@@ -549,8 +579,8 @@ class _Run(Run):
         level = self.level / max(1, tests * len(outcome.effects))
         return max(statistics.compute_detectable_share(outcome.removal.groups, level, columns), ANSWER_FLOOR)
 
-    def _list_facts(self, outcome: Outcome, outside: float | None) -> tuple[str, ...]:
-        """Return what makes a candidate suspicious, of which a share is outside of the given masks."""
+    def _list_facts(self, outcome: Outcome) -> tuple[str, ...]:
+        """Return what is remarkable about a candidate."""
         facts = outcome.candidate.list_facts()
         if 0 < len(outcome.present) < _ALL * outcome.class_count:
             facts.append("only in a part of the class")
@@ -558,8 +588,6 @@ class _Run(Run):
             facts.append("works on other classes")
         if outcome.alone is not None and outcome.alone >= 0.5:
             facts.append("works alone on a blank image")
-        if outside is not None and outside >= _OUTSIDE:
-            facts.append("outside the given masks")
         return tuple(facts)
 
     def _count_by_group(
@@ -581,6 +609,38 @@ class _Run(Run):
 
     def _name_candidate(self, candidate: CueCandidate) -> str:
         return f"'{self.name_class(candidate.target)}', {candidate.name} ({candidate.kind})"
+
+    def _name_pair(self, pair: Pair) -> str:
+        return self._name_candidate(pair.candidate)
+
+
+def _rank_as_name(outcome: Outcome) -> tuple[bool, float, int, int]:
+    """Return the rank of a candidate that may name a cue: the clearest, then by its kind.
+
+    What has no place comes last, as it may be an effect of what has one.
+    """
+    candidate = outcome.candidate
+    kind = [*KINDS].index(candidate.kind)
+    return not isinstance(candidate, RegionCandidate), outcome.p, kind, -len(outcome.present)
+
+
+def _list_suspicions(outcome: Outcome, sameness: float | None, outside: float | None) -> tuple[str, ...]:
+    """Return why a candidate is no part of an object; nothing if it may be one.
+
+    Args:
+        outcome: The candidate, and the images that have it.
+        sameness: The share of its pixels that look the same in all images; None if that is unknown.
+        outside: The share of it that is outside of the given masks; None without masks.
+    """
+    # Objects may often be at the border, e.g. in crops, but not all of a class.
+    is_common = len(outcome.present) >= _ALL * outcome.class_count
+    reasons = {
+        outcome.candidate.suspicion: True,
+        "at the border in nearly all images": outcome.candidate.is_at_border and is_common,
+        "the same pixels in all images": sameness is not None and sameness >= _STAMPED,
+        "outside the given masks": outside is not None and outside >= _OUTSIDE,
+    }
+    return tuple(reason for reason, holds in reasons.items() if reason and holds)
 
 
 def _make_decoys(candidate: CueCandidate, discovery: Discovery, random: np.random.Generator) -> list[CueCandidate]:

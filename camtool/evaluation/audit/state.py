@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,15 +47,17 @@ _T = TypeVar("_T")
 _R = TypeVar("_R", bound=Record)
 
 
-def check_options(passes: int, controls: int, batch_size: int, level: float) -> None:
-    """Check the numbers that an audit and a comparison have.
+def check_options(passes: int | str, controls: int, batch_size: int, level: float) -> int:
+    """Check the numbers that an audit and a comparison have, and return the most forward passes.
 
     Raises:
         MetricError: One is too small or too large.
     """
     for name, value in (("passes", passes), ("controls", controls), ("batch_size", batch_size)):
-        check_count(name, value, error=MetricError)
+        if value != "all" or name != "passes":
+            check_count(name, value, error=MetricError)
     check_number("level", level, above=0, below=1, error=MetricError)
+    return sys.maxsize if passes == "all" else int(passes)
 
 
 def shorten_list(names: Sequence[str]) -> str:
@@ -285,6 +288,8 @@ class Run:
             halves: Both halves.
             units: The words for groups.
         """
+        if self._note_one_group(halves):
+            return []
         counts = [half.count_groups() for half in halves]
         classes = sorted(target for target in {*counts[0], *counts[1]} if target >= 0)
         least = {target: min(count[target] for count in counts) for target in classes}
@@ -297,20 +302,46 @@ class Run:
             )
         return [target for target in classes if target not in small]
 
+    def _note_one_group(self, halves: Sequence[Half[_R]]) -> bool:
+        """Return True if all images are one group, and note it."""
+        if len({*chain.from_iterable(half.groups for half in halves)}) > 1:
+            return False
+        images = format_count(len({record.index for half in halves for record in half.records}), "image")
+        self.not_tested.append(f"All {images} look alike or belong together, so they count as one; give others.")
+        return True
+
     def share_passes(
-        self, tests: Sequence[_T], costs: Sequence[int], rest: int, most: int, name: Callable[[_T], str]
+        self,
+        tests: Sequence[_T],
+        count_passes: Callable[[_T, int], int],
+        rest: int,
+        most: int,
+        name: Callable[[_T], str],
     ) -> tuple[list[_T], int]:
-        """Return the first tests that the passes suffice for, and the images for each; the others are noted.
+        """Return the tests that the passes suffice for, the first ones first, and the images for each.
+
+        If the passes do not suffice for all tests with the fewest images, those that they do not suffice for are noted
+        with what each would need.
 
         Args:
-            tests: All tests.
-            costs: The forward passes of each test for one image.
+            tests: All tests, the most important first.
+            count_passes: Returns the forward passes of a test with a number of images.
             rest: The forward passes that are left for all tests.
             most: Most images for each test.
             name: Returns the name of a test.
         """
-        kept = len(tests)
-        while kept and rest // sum(costs[:kept]) < LEAST_GROUPS:
-            kept -= 1
-        self.not_tested += [f"{name(test)}: {self.passes:,} passes do not suffice; give more." for test in tests[kept:]]
-        return [*tests[:kept]], min(most, rest // sum(costs[:kept])) if kept else 0
+        for images in range(most, LEAST_GROUPS - 1, -1):
+            if sum(count_passes(test, images) for test in tests) <= rest:
+                return [*tests], images
+        kept = list[_T]()
+        for test in tests:
+            cost = count_passes(test, LEAST_GROUPS)
+            if cost <= rest:
+                kept.append(test)
+                rest -= cost
+            else:
+                self.not_tested.append(
+                    f"{name(test)}: needs {cost:,} forward passes, {max(0, rest):,} of {self.passes:,} are left; "
+                    f"give passes={self.passes + cost - max(0, rest):,} for it, or passes='all'."
+                )
+        return kept, LEAST_GROUPS

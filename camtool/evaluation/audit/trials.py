@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -161,12 +162,6 @@ class Outcome:
         return any(effect.is_large for effect in self.effects)
 
 
-def count_passes(candidate: CueCandidate, controls: int) -> int:
-    """Return the forward passes for one image in all tests of a candidate."""
-    columns = candidate.count_columns(controls)
-    return (len(candidate.fills) + 1) * columns + 2
-
-
 class _Choice(NamedTuple):
     """The images of the confirmation half in the tests of a candidate.
 
@@ -245,16 +240,21 @@ class Bench:
         transplant, alone = next(iter(transplants), None), self._show_alone(candidate, used[:_ALONE])
         return replace(outcome, removals=removals, transplants=transplant, alone=alone, reason=reason)
 
-    def count_passes(self, candidate: CueCandidate, level: float = 1.0) -> int:
-        """Return the forward passes of :meth:`test`; a few less if an image cannot be changed."""
+    def limit_images(self, count: int) -> None:
+        """Take at most a number of images for each test from now on."""
+        self.most_images = count
+        self._choices.clear()
+
+    def count_passes(self, candidate: CueCandidate, level: float = 1.0, most: int = sys.maxsize) -> int:
+        """Return the forward passes of :meth:`test` with at most some images; a few less if one cannot be changed."""
         chosen = self._choose(candidate)
         if chosen.presence_p > level:
             return 0
         if any(len({self.groups[row] for row in rows}) < LEAST_GROUPS for rows in (chosen.used, chosen.recipients)):
             return 0
-        used = len(chosen.used)
+        used, recipients = min(most, len(chosen.used)), min(most, len(chosen.recipients))
         covering = used * self._count_passes(candidate, is_removal=True)
-        return covering + len(chosen.recipients) * self._count_passes(candidate, is_removal=False) + min(_ALONE, used)
+        return covering + recipients * self._count_passes(candidate, is_removal=False) + min(_ALONE, used)
 
     def _count_passes(self, candidate: CueCandidate, *, is_removal: bool) -> int:
         """Return the forward passes for one image in a test."""

@@ -25,6 +25,9 @@ _NOT_SHOWN = (
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~!&])")
 
+# The section of a finding: whether it is suspicious → its title.
+_SECTIONS = {False: "Recognized by", True: "Suspicious"}
+
 
 def write_card(evidence: Mapping[str, Any]) -> str:
     """Return the section as Markdown. Texts of the run may come from anybody, so markup in them is escaped."""
@@ -130,7 +133,8 @@ def _list_audits(audits: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"{_escape(audit['file'])}: {images}, {findings} at q ≤ {audit['level']:g}."
         yield ""
         for finding in audit["findings"]:
-            yield f"* {_escape(finding['sentence'])} Verdict of the user: {finding['verdict'] or 'none'}."
+            section, verdict = _SECTIONS[finding["is_suspicious"]], finding["verdict"] or "none"
+            yield f"* {section}: {_escape(finding['sentence'])} Verdict of the user: {verdict}."
         if audit["untested"]:
             yield f"* Nothing was tested: {_escape(audit['untested'])}"
         elif not audit["findings"]:

@@ -281,7 +281,10 @@ def _describe_audit(folder: Path, path: Path) -> dict[str, Any]:
     """Return the findings of an audit beside the run, with what was not tested."""
     audit = read_audit(folder / path)
     names = ("untested", "image_count", "level", "surviving_decoys", "false_discovery_rate", "command")
-    findings = [{"sentence": one.sentence, "verdict": one.verdict, "key": one.key} for one in audit.findings]
+    findings = [
+        {name: getattr(finding, name) for name in ("sentence", "verdict", "key", "is_suspicious")}
+        for finding in audit.findings
+    ]
     lists = {"not_tested": [*audit.not_tested], "notes": [*audit.notes]}
     return {"file": path.as_posix(), "findings": findings, **{name: getattr(audit, name) for name in names}, **lists}
 

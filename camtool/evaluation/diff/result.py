@@ -151,6 +151,11 @@ class CamDiff:
     command: str = ""
     pictures: Mapping[int, tuple[bytes, bytes]] = field(default_factory=dict)
 
+    @property
+    def sections(self) -> dict[str, tuple[MovedHeat, ...]]:
+        """Title → findings: one section without a title."""
+        return {"": self.findings}
+
     def __repr__(self) -> str:
         return f"<CamDiff of {format_count(len(self.images), 'image')}: {format_count(len(self.findings), 'finding')}>"
 

@@ -6,7 +6,7 @@ import os
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -42,7 +42,7 @@ def diff(
     images: Sequence[Any] | Tensor,
     labels: Sequence[int | str] | None = None,
     *,
-    passes: int = 20_000,
+    passes: int | Literal["all"] = 20_000,
     level: float = 0.02,
     controls: int = 19,
     method: str = "faithcam",
@@ -69,7 +69,8 @@ def diff(
             and names of classes, is that of ``old``.
         images: A list of what :func:`camtool.explain` takes as one image. Files are read again when they are needed.
         labels: The class of each image, by index or by name; by default that of the highest mean probability of both.
-        passes: Most forward passes. Places beyond it are in ``not_tested``; the maps are always computed.
+        passes: Most forward passes, or ``"all"``. Places beyond it are in ``not_tested`` with what each needs; the maps
+            are always computed.
         level: The largest q of a finding.
         controls: Control regions in each image, 1 or more.
         method: The method of the maps, of both models. Quantized models, which have no gradients, need
@@ -88,7 +89,7 @@ def diff(
             another comparison works in the folder.
         CamtoolError: The method cannot explain a model, or a file in the folder is not as camtool wrote it.
     """
-    check_options(passes, controls, batch_size, level)
+    most_passes = check_options(passes, controls, batch_size, level)
     check_count("pictures", pictures, least=0, error=MetricError)
     check_image_list(images)
     check_single_labels(labels)
@@ -110,7 +111,7 @@ def diff(
             state=State(subjects[0], sources, settings, folder, logits),
             images=pairs.old,
             names=names,
-            passes=passes,
+            passes=most_passes,
             level=level,
             controls=controls,
             seed=seed,
@@ -161,9 +162,8 @@ class _Comparison(Run):
         found, tested = self.split(records, "near-duplicates and bursts")
         regions = find_moved_regions(found.records, found.groups, self.choose_classes([found, tested]), self.seed)
         regions.sort(key=lambda region: -region.promise)
-        # Two models, two fills.
-        costs, rest = [4 * (self.controls + 2)] * len(regions), self.passes - PASSES_PER_PAIR * len(records)
-        regions, most = self.share_passes(regions, costs, rest, _MOST_IMAGES, self._name_region)
+        rest = self.passes - PASSES_PER_PAIR * len(records)
+        regions, most = self.share_passes(regions, self._count_passes, rest, _MOST_IMAGES, self._name_region)
         bench = PairBench(
             images=self.pairs,
             records=tested.records,
@@ -175,6 +175,10 @@ class _Comparison(Run):
         )
         outcomes = [bench.test(region) for region in follow_each(regions, Stage("Testing", "place"))]
         return self._conclude(records, outcomes, PASSES_PER_PAIR * len(records) + bench.passes)
+
+    def _count_passes(self, region: MovedRegion, images: int) -> int:
+        """Return the forward passes of a test: of two models with two fills."""
+        return 4 * (self.controls + 2) * images
 
     def _conclude(self, records: Sequence[PairRecord], outcomes: Sequence[RegionOutcome], passes: int) -> CamDiff:
         findings, unconfirmed = self._describe_all([outcome for outcome in outcomes if not outcome.reason])

@@ -34,6 +34,8 @@ def build_finding(**changes: Any) -> Finding:
         q=0.002,
         smallest_share=0.2,
         facts=("same place in all images", "small"),
+        sameness=0.9,
+        suspicions=("the same pixels in all images",),
         images=("a.png", "b.png"),
         without=("c.png",),
         accuracy=(0.9, 0.6),

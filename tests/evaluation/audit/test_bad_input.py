@@ -89,7 +89,7 @@ def test_the_share_outside_of_masks_is_told(masks, outside):
     result = run_audit(masks=masks)
     (finding,) = result.findings
     assert finding.outside == outside
-    assert ("outside the given masks" in finding.facts) == bool(outside)
+    assert ("outside the given masks" in finding.suspicions) == bool(outside)
     assert ("Of it 100 % is outside of the given masks." in result.to_markdown()) == bool(outside)
 
 

@@ -19,11 +19,14 @@ from camtool.evaluation.audit.cues.place import (
     find_positions,
     measure_frame,
 )
+from camtool.evaluation.audit.cues.sameness import UsualImage
 from camtool.evaluation.audit.images import GRID, AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import estimate_false_discovery_rate
 from camtool.evaluation.audit.trials import Effect, Interval, Outcome
 from camtool.evaluation.subject import Subject
 from tests.evaluation.audit.test_audit import build_net, run_audit
+
+NOTHING_STILL = UsualImage(torch.full((3, 40, 40), 9.0), 0.0, torch.zeros(40, 40, dtype=torch.bool))
 
 
 class Images:
@@ -33,7 +36,7 @@ class Images:
         self.tensors, self.heats = tensors, {}
 
     def prepare(self, index):
-        return SimpleNamespace(tensor=self.tensors[index])
+        return SimpleNamespace(tensor=self.tensors[index % len(self.tensors)])
 
 
 def make_record(index, target, heat=None):
@@ -106,7 +109,7 @@ def test_a_position_moves_what_is_hot_to_its_goal():
     image[:, 8:12, 8:12] = 1  # cell (2, 2)
     images = Images(image[None])
     record = make_record(0, 0, spot(2, 2))
-    candidate = PositionCandidate(0, "", 1.0, np.array([0.75, 0.25]), np.array([[0.55, 0.65]]))
+    candidate = PositionCandidate(0, "", 1.0, np.array([0.75, 0.25]), np.array([[0.55, 0.65]]), NOTHING_STILL)
     images.heats[0] = record.heat
     given, control = candidate.transplant(Change(images, 0, 0, 1, np.random.default_rng(0)))
     assert given[:, 28:32, 8:12].all()
@@ -120,7 +123,7 @@ def test_a_position_moves_what_is_hot_to_its_goal():
 def test_a_moved_mark_is_one_cue_with_its_place():
     images = Images(draw_noise(1))
     images.heats[0] = spot(9, 9)
-    position = PositionCandidate(0, "", 1.0, np.array([0.9, 0.9]), np.array([[0.5, 0.5]]))
+    position = PositionCandidate(0, "", 1.0, np.array([0.9, 0.9]), np.array([[0.5, 0.5]]), NOTHING_STILL)
     corner, other = (PlaceCandidate(0, "", 1.0, spot(*cell) > 0) for cell in ((9, 9), (0, 0)))
     assert position.is_same_cue(corner, images, [0])
     assert corner.is_same_cue(position, images, [0])
@@ -132,7 +135,7 @@ def test_a_class_at_another_place_is_found():
     random = np.random.default_rng(0)
     cells = [(2, 2) if number < 20 else tuple(random.integers(0, GRID, 2)) for number in range(60)]
     records = [make_record(number, int(number >= 20), spot(*cell)) for number, cell in enumerate(cells)]
-    found = {candidate.target: candidate for candidate in find_positions(make_discovery(draw_noise(1), records))}
+    found = {candidate.target: candidate for candidate in find_positions(make_discovery(draw_noise(60), records))}
     assert found[0].center == pytest.approx([0.25, 0.25])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import ClassVar, NamedTuple
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from camtool.evaluation.audit.cues.sameness import UsualImage, find_usual_image
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import MaximumTest, average_units, run_maximum_test
 from camtool.inputs.prepared_inputs import PreparedInput
@@ -37,6 +38,9 @@ _SAME_CUE = 0.5
 
 # Share of the input up to which a cue is small.
 _SMALL = 0.1
+
+# Images of a class of which the usual one is the median, and as many of the others.
+_MOST_COMPARED = 40
 
 # Decoys of each candidate.
 DECOYS = 9
@@ -81,6 +85,7 @@ class Discovery:
     groups: Sequence[int]
     targets: Sequence[int]
     seed: int
+    _usual: dict[int, UsualImage] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def classes(self) -> NDArray[np.int_]:
@@ -90,10 +95,25 @@ class Discovery:
     def test_classes(self, values: NDArray[np.float64]) -> Iterator[ClassTest]:
         """Yield for each class how it differs from the others in values ``(N, M)`` of the records."""
         for target in self.targets:
-            is_own = self.classes == target
-            units, is_unit = average_units(values, self.groups, is_own)
-            test = run_maximum_test(units, is_unit, seed=self.seed)
-            yield ClassTest(target, is_own, units[is_unit].mean(0), units[~is_unit].mean(0), test)
+            yield self.test_class(target, values)
+
+    def test_class(self, target: int, values: NDArray[np.float64]) -> ClassTest:
+        """Return how a class differs from the others in values ``(N, M)`` of the records."""
+        is_own = self.classes == target
+        units, is_unit = average_units(values, self.groups, is_own)
+        test = run_maximum_test(units, is_unit, seed=self.seed)
+        return ClassTest(target, is_own, units[is_unit].mean(0), units[~is_unit].mean(0), test)
+
+    def find_usual_image(self, target: int) -> UsualImage:
+        """Return what the inputs of a class show, which is found once."""
+        if target not in self._usual:
+            own, others = (
+                [record.index for record in self.records if (record.target == target) == is_own][:_MOST_COMPARED]
+                for is_own in (True, False)
+            )
+            inputs = ([self.images.prepare(index).tensor for index in indices] for indices in (own, others))
+            self._usual[target] = find_usual_image(*inputs)
+        return self._usual[target]
 
     def draw_other(self, target: int, random: np.random.Generator) -> NDArray[np.bool_]:
         """Return True for the records of another class, which is drawn at random."""
@@ -140,7 +160,9 @@ class CueCandidate(ABC):
     """True if giving it to an image is compared between classes, as the same change may raise any of them."""
 
     likeness: ClassVar[str] = ""
-    """Property that all images of the class share, if that is suspicious, e.g. the place."""
+    """Property that all images of the class share, e.g. the place."""
+    suspicion: ClassVar[str] = ""
+    """The reason why candidates of this kind are no part of an object; empty where it depends on the candidate."""
 
     target: int
     name: str
@@ -204,6 +226,13 @@ class CueCandidate(ABC):
         """Return True if two candidates of a class are one cue in these images, which have both."""
         return False
 
+    def leave_region(self, other: CueCandidate) -> CueCandidate | None:
+        """Return the candidate for all but the region of another one, to tell whether it is an effect of that.
+
+        None if it has a place of its own, or the other one has none.
+        """
+        return None
+
     def isolate(self, images: AuditImages, donor: int) -> Tensor | None:
         """Return a blank input with the candidate of a donor alone, ``(C, H, W)``; None if impossible."""
         return None
@@ -212,13 +241,17 @@ class CueCandidate(ABC):
         """Return the mean share of it that is outside of the masks of images; None without a place or masks."""
         return None
 
+    def measure_sameness(self, images: AuditImages, indices: Sequence[int]) -> float | None:
+        """Return the share of its pixels that look the same in images which have it; None if it has no fixed form."""
+        return None
+
     @property
     def is_at_border(self) -> bool:
         """True if it touches the border of the input in all images."""
         return False
 
     def list_facts(self) -> list[str]:
-        """Return what makes it suspicious by its shape alone."""
+        """Return what its shape alone tells of it."""
         is_small = self.area is not None and self.area <= _SMALL
         facts = {self.likeness: True, "at the border": self.is_at_border, "small": is_small}
         return [fact for fact, holds in facts.items() if fact and holds]

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import avg_pool2d, conv2d, interpolate, max_pool2d
+from torch.nn.functional import avg_pool2d, conv2d, interpolate, max_pool2d, pad
 
 from camtool.errors import CamtoolError
 from camtool.evaluation.audit.cues.candidates import Discovery, RegionCandidate, describe_place
+from camtool.evaluation.audit.cues.sameness import measure_sameness
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import run_maximum_test
 from camtool.inputs.prepared_inputs import PreparedInput
@@ -55,7 +56,6 @@ class PatchCandidate(RegionCandidate):
     """
 
     kind: ClassVar[str] = "patch"
-    likeness: ClassVar[str] = "looks the same in all images"
 
     layer: str
     template: Tensor
@@ -97,6 +97,19 @@ class PatchCandidate(RegionCandidate):
         region = self.locate(images, image)
         margin = -(-min(region.shape) // self.grid)
         return max_pool2d(region[None, None].float(), 2 * margin + 1, 1, margin)[0, 0] > 0
+
+    def measure_sameness(self, images: AuditImages, indices: Sequence[int]) -> float | None:
+        """Return the share of the pixels of the part that look the same, moved by up to a cell."""
+        inputs = [images.prepare(index) for index in indices]
+        margin = -(-min(inputs[0].tensor.shape[-2:]) // self.grid)
+        side, parts = self.template.shape[-1] * margin, []
+        for image in inputs:
+            rows, columns = (self.locate(images, image).any(axis).nonzero().flatten() for axis in (1, 0))
+            top, left = (int(ends[0]) if len(ends) else 0 for ends in (rows, columns))
+            padded = pad(image.tensor[None], (2 * margin,) * 4, mode="replicate")[0]
+            top, left = top + margin, left + margin
+            parts.append(padded[:, top : top + side + 2 * margin, left : left + side + 2 * margin])
+        return measure_sameness(images, indices, parts, margin)
 
     def _compare(self, raw: Tensor) -> Tensor:
         (activations,) = _center(raw)

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import adaptive_max_pool2d, max_pool2d
 
 from camtool.evaluation.audit.cues.candidates import Change, CueCandidate, Discovery, RegionCandidate, describe_place
+from camtool.evaluation.audit.cues.sameness import UsualImage, measure_sameness
 from camtool.evaluation.audit.images import GRID, AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import ALPHA
 from camtool.inputs.prepared_inputs import PreparedInput
@@ -23,8 +25,6 @@ _MOST_PER_CLASS = 3
 
 # Draws of which a decoy is that which is least like its candidate.
 _DRAWS = 5
-
-_SAME_PLACE = "same place in all images"
 
 # Standard deviation of a row of a frame, as a share of that of the image: compression leaves a little.
 _FLAT = 0.05
@@ -39,7 +39,7 @@ class PlaceCandidate(RegionCandidate):
     """
 
     kind: ClassVar[str] = "place"
-    likeness: ClassVar[str] = _SAME_PLACE
+    likeness: ClassVar[str] = "same place in all images"
 
     cells: NDArray[np.bool_]
 
@@ -61,6 +61,12 @@ class PlaceCandidate(RegionCandidate):
         height, width = image.tensor.shape[-2:]
         rows, columns = np.arange(height) * GRID // height, np.arange(width) * GRID // width
         return torch.from_numpy(self.cells[np.ix_(rows, columns)]).to(image.tensor.device)
+
+    def measure_sameness(self, images: AuditImages, indices: Sequence[int]) -> float | None:
+        """Return the share of the pixels of the cells that look the same."""
+        inputs = [images.prepare(index) for index in indices]
+        parts = [image.tensor[:, self.locate(images, image)][..., None] for image in inputs]
+        return measure_sameness(images, indices, parts, 0)
 
     def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> PlaceCandidate:
         """Return the region at a place that is drawn with the heat of another class as its probability."""
@@ -100,16 +106,18 @@ class PositionCandidate(CueCandidate):
     Attributes:
         center: Down and across from 0 to 1, the mean center of the heat of the class.
         goals: ``(N, 2)``, the centers in images of other classes.
+        usual: What the class shows: what stands still in its images, e.g. a mark in a corner, is not moved.
     """
 
     kind: ClassVar[str] = "position"
-    likeness: ClassVar[str] = _SAME_PLACE
+    suspicion: ClassVar[str] = "the same place in all images"
     fills: ClassVar[tuple[str, ...]] = ("a move to where the other classes are",)
     compares_images: ClassVar[bool] = True
     present: ClassVar[float] = 0.8
 
     center: NDArray[np.float64]
     goals: NDArray[np.float64]
+    usual: UsualImage
 
     def encode(self) -> bytes:
         """Return the center."""
@@ -121,15 +129,15 @@ class PositionCandidate(CueCandidate):
 
     def measure(self, images: AuditImages, record: ImageRecord) -> float:
         """Return minus the distance of the center of the heat from that of the class."""
-        return -float(np.linalg.norm(compute_center(record.heat) - self.center))
+        return -float(np.linalg.norm(self._find_center(record.heat) - self.center))
 
     def compare_moves(
         self, images: AuditImages, record: ImageRecord, others: Sequence[ImageRecord], random: np.random.Generator
     ) -> list[Tensor]:
         """Move what is hot in the image to the center of another one, and the other images as far."""
-        step = self.goals[int(random.integers(len(self.goals)))] - compute_center(record.heat)
+        step = self.goals[int(random.integers(len(self.goals)))] - self._find_center(record.heat)
         inputs = [images.prepare(each.index).tensor for each in (record, *others)]
-        return [torch.stack([image, _move(image, step)]) for image in inputs]
+        return [torch.stack([image, self._move(image, step)]) for image in inputs]
 
     def remove(self, change: Change) -> None:
         """Return None: the controls are in other images, see :meth:`compare_moves`."""
@@ -137,9 +145,20 @@ class PositionCandidate(CueCandidate):
     def transplant(self, change: Change) -> Tensor:
         """Move the object to the place of the class, and to the places of objects of other classes."""
         images, index, _, controls, random = change
-        image, start = images.prepare(index).tensor, compute_center(images.heats[index])
+        image, start = images.prepare(index).tensor, self._find_center(images.heats[index])
         goals = self.goals[random.integers(len(self.goals), size=controls)]
-        return torch.stack([_move(image, goal - start) for goal in (self.center, *goals)])
+        return torch.stack([self._move(image, goal - start) for goal in (self.center, *goals)])
+
+    def _move(self, image: Tensor, step: NDArray[np.float64]) -> Tensor:
+        """Return an input ``(C, H, W)`` with its content moved, but for what stands still in the class."""
+        height, width = image.shape[-2:]
+        moving = torch.where(self.usual.find_still(image), image.mean((1, 2), keepdim=True), image)
+        return self.usual.keep_still(
+            image, torch.roll(moving, (round(step[0] * height), round(step[1] * width)), (1, 2))
+        )
+
+    def _find_center(self, heat: NDArray[np.float64]) -> NDArray[np.float64]:
+        return compute_center(np.where(find_still_cells(self.usual), 0, heat))
 
     def is_same_cue(self, other: CueCandidate, images: AuditImages, indices: Sequence[int]) -> bool:
         """Return True for a region that holds the center of the heat in half of the images: it is what is moved."""
@@ -148,7 +167,7 @@ class PositionCandidate(CueCandidate):
         inside = []
         for index in indices:
             region = other.locate(images, images.prepare(index))
-            down, across = compute_center(images.heats[index])
+            down, across = self._find_center(images.heats[index])
             inside.append(bool(region[int(down * region.shape[0]), int(across * region.shape[1])]))
         return float(np.mean(inside)) >= 0.5
 
@@ -156,7 +175,7 @@ class PositionCandidate(CueCandidate):
         """Return the center in an image of another class, one that is not near."""
         drawn = self.goals[random.integers(len(self.goals), size=_DRAWS)]
         center = drawn[np.linalg.norm(drawn - self.center, axis=1).argmax()]
-        return PositionCandidate(self.target, _name_position(center), self.promise, center, self.goals)
+        return PositionCandidate(self.target, _name_position(center), self.promise, center, self.goals, self.usual)
 
 
 def compute_center(heat: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -166,24 +185,36 @@ def compute_center(heat: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array([hot.sum(1) @ at, hot.sum(0) @ at]) / hot.sum() if hot.sum() > 0 else np.full(2, 0.5)
 
 
-def _move(image: Tensor, step: NDArray[np.float64]) -> Tensor:
-    height, width = image.shape[-2:]
-    return torch.roll(image, (round(step[0] * height), round(step[1] * width)), (1, 2))
-
-
 def _name_position(center: NDArray[np.float64]) -> str:
     cells = np.zeros((GRID, GRID), bool)
     cells[tuple(np.minimum((center * GRID).astype(int), GRID - 1))] = True
     return f"the object in {describe_place(cells)}"
 
 
+def find_still_cells(usual: UsualImage) -> NDArray[np.bool_]:
+    """Return the cells ``(GRID, GRID)`` with something that stands still in a class, and those beside them.
+
+    Their heat says nothing about the position of what moves.
+    """
+    still = max_pool2d(adaptive_max_pool2d(usual.still[None].float(), GRID), 3, 1, 1)[0] > 0
+    cells: NDArray[np.bool_] = still.cpu().numpy()
+    return cells
+
+
 def find_positions(discovery: Discovery) -> list[PositionCandidate]:
-    """Return the classes whose heat has another center than that of the others, by a permuted maximum statistic."""
-    candidates, centers = [], np.stack([compute_center(record.heat) for record in discovery.records])
-    for target, is_own, _, _, tested in discovery.test_classes(np.concatenate([centers, -centers], 1)):
+    """Return the classes whose heat has another center than that of the others, by a permuted maximum statistic.
+
+    The heat of what stands still in a class, e.g. of a mark in a corner, is left out.
+    """
+    candidates = list[PositionCandidate]()
+    for target in discovery.targets:
+        usual = discovery.find_usual_image(target)
+        still = find_still_cells(usual)
+        centers = np.stack([compute_center(np.where(still, 0, record.heat)) for record in discovery.records])
+        _, is_own, _, _, tested = discovery.test_class(target, np.concatenate([centers, -centers], 1))
         if tested.p.min() <= ALPHA:
             center, z = np.median(centers[is_own], 0), float(tested.z.max())
-            candidates.append(PositionCandidate(target, _name_position(center), z, center, centers[~is_own]))
+            candidates.append(PositionCandidate(target, _name_position(center), z, center, centers[~is_own], usual))
     return candidates
 
 
@@ -196,7 +227,7 @@ class FrameCandidate(RegionCandidate):
     """
 
     kind: ClassVar[str] = "border"
-    likeness: ClassVar[str] = _SAME_PLACE
+    suspicion: ClassVar[str] = "a frame is no part of an object"
     present: ClassVar[float] = 0.5
     # A frame is there or not, and many photos of other classes may have one.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -61,9 +61,11 @@ class PropertyCandidate(CueCandidate):
         sign: 1 if the class has more of it, -1 for less.
         of_class: Its mean in the class.
         of_others: Its mean in the other classes.
+        kept: Parts of the images that are not changed, see :meth:`leave_region`; None for none.
     """
 
     kind: ClassVar[str] = "property"
+    suspicion: ClassVar[str] = "a property of the whole photo"
     fills: ClassVar[tuple[str, ...]] = ("a shift to the mean of the other classes",)
     compares_images: ClassVar[bool] = True
     compares_classes: ClassVar[bool] = True
@@ -74,10 +76,16 @@ class PropertyCandidate(CueCandidate):
     sign: int
     of_class: float
     of_others: float
+    kept: RegionCandidate | None = None
 
     def encode(self) -> bytes:
-        """Return the two means."""
-        return np.array([self.of_class, self.of_others]).tobytes()
+        """Return the two means, and what is not changed."""
+        kept = b"" if self.kept is None else self.kept.key.encode()
+        return np.array([self.of_class, self.of_others]).tobytes() + kept
+
+    def leave_region(self, other: CueCandidate) -> PropertyCandidate | None:
+        """Return the same property of all but the region of another candidate; None if that has none."""
+        return replace(self, kept=other) if isinstance(other, RegionCandidate) else None
 
     def count_columns(self, controls: int) -> int:
         """Return one more than the number of images that are changed alike."""
@@ -115,7 +123,11 @@ class PropertyCandidate(CueCandidate):
         value = kind.measure(image.photo.astype(float))
         pixels = kind.shift(image.photo, value, value + step)
         changed = None if pixels is None else images.make_input(image, pixels)
-        return changed if changed is not None and changed.shape == image.tensor.shape else None
+        if changed is None or changed.shape != image.tensor.shape:
+            return None
+        if self.kept is None:
+            return changed
+        return torch.where(self.kept.locate_change(images, image), image.tensor, changed)
 
     def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> PropertyCandidate:
         """Return another property, drawn at random, with the means of another class."""

@@ -73,6 +73,7 @@ def render_audit(content: Mapping[str, Any], pictures: Mapping[str, Any], verdic
         verdicts: All verdicts in the folder, also those of other findings.
     """
     findings = content["findings"]
+    suspects = format_count(sum(finding["is_suspicious"] for finding in findings), "suspicious finding")
     shown, images = escape_texts(content), format_count(content["image_count"], "image")
     rejected = [{**one, "why": explain_rejection(one["q"], content["level"])} for one in shown["rejected"]]
     return render_template(
@@ -81,7 +82,7 @@ def render_audit(content: Mapping[str, Any], pictures: Mapping[str, Any], verdic
         read_template("report.css") + read_template("audit.css"),
         {"keys": [finding["key"] for finding in findings], "verdicts": verdicts},
         generator=_GENERATOR,
-        title="Nothing was tested" if content["untested"] else f"{format_count(len(findings), 'finding')} in {images}",
+        title="Nothing was tested" if content["untested"] else f"{suspects} in {images}",
         audit=shown,
         findings=[
             _describe(finding, escape_texts(_choose_pictures(pictures.get(original["key"], {}), finding["kind"])))

@@ -1,0 +1,99 @@
+"""Candidates of the kind *mark*: the same pixels at the same place in most images of a class, and not in the others.
+
+They are looked for in the images and not in their heat, which fades at corners, where marks often are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, interpolate, max_pool2d
+
+from camtool.evaluation.audit.cues.candidates import Discovery, describe_place
+from camtool.evaluation.audit.cues.place import PlaceCandidate, find_regions
+from camtool.evaluation.audit.cues.sameness import UsualImage
+from camtool.evaluation.audit.images import GRID, AuditImages, ImageRecord
+from camtool.inputs.prepared_inputs import PreparedInput
+
+# Rim of a mark, as a share of the input's side.
+_RIM = 1 / 64
+
+_MOST_PER_CLASS = 2
+
+
+@dataclass(frozen=True, eq=False)
+class MarkCandidate(PlaceCandidate):
+    """The same pixels at the same place of each input.
+
+    Attributes:
+        usual: What the class shows.
+        pixels: ``(H, W)``, True for the pixels that the class shares.
+    """
+
+    kind: ClassVar[str] = "mark"
+    likeness: ClassVar[str] = ""
+    suspicion: ClassVar[str] = "the same pixels at a fixed place"
+
+    usual: UsualImage
+    pixels: Tensor
+
+    def measure(self, images: AuditImages, record: ImageRecord) -> float:
+        """Return the share of the pixels that look as usual in the class."""
+        image = images.prepare(record.index)
+        return float(self.usual.find_same(image.tensor)[self.locate(images, image)].double().mean())
+
+    def measure_sameness(self, images: AuditImages, indices: Sequence[int]) -> None:
+        """Return None: it is a candidate only as its pixels look the same."""
+
+    def locate(self, images: AuditImages, image: PreparedInput) -> Tensor:
+        """Return the pixels."""
+        return self.usual.resize(self.pixels, image.tensor)
+
+    def locate_change(self, images: AuditImages, image: PreparedInput) -> Tensor:
+        """Return the pixels with a rim, which resizing and compression have mixed with what is beside them."""
+        rim = max(1, round(min(image.tensor.shape[-2:]) * _RIM))
+        return max_pool2d(self.locate(images, image)[None, None].float(), 2 * rim + 1, 1, rim)[0, 0] > 0
+
+    def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> MarkCandidate:
+        """Return what another class usually shows at another place, where it has heat."""
+        others = [target for target in np.unique(discovery.classes).tolist() if target != self.target]
+        place, usual = super().make_decoy(discovery, random), discovery.find_usual_image(int(random.choice(others)))
+        pixels = _to_pixels(place.cells, usual.still)
+        return MarkCandidate(self.target, place.name, self.promise, place.cells, usual, pixels)
+
+
+def find_marks(discovery: Discovery) -> list[MarkCandidate]:
+    """Return the places where images of a class look the same and others do not, by a permuted maximum statistic."""
+    candidates = list[MarkCandidate]()
+    for target in discovery.targets:
+        usual = discovery.find_usual_image(target)
+        if not usual.still.any():
+            continue
+        inputs = (discovery.images.prepare(record.index).tensor for record in discovery.records)
+        tested = discovery.test_class(
+            target, np.stack([_share_cells(usual.find_still(image)) for image in inputs])
+        ).test
+        z, share = tested.z.reshape(GRID, GRID), _share_cells(usual.still).reshape(GRID, GRID)
+        for cells in find_regions(share, (z > tested.critical) & (share > 0))[:_MOST_PER_CLASS]:
+            around = max_pool2d(torch.from_numpy(cells)[None].float(), 3, 1, 1)[0].numpy() > 0
+            pixels = usual.still & _to_pixels(around, usual.still)
+            name = f"the same pixels in {describe_place(cells)}"
+            candidates.append(MarkCandidate(target, name, float(z[cells].max()), cells, usual, pixels))
+    return candidates
+
+
+def _share_cells(pixels: Tensor) -> NDArray[np.float64]:
+    """Return the share of each cell ``(GRID * GRID,)`` that is True in an input ``(H, W)``."""
+    shares: NDArray[np.float64] = adaptive_avg_pool2d(pixels[None].double(), GRID).flatten().cpu().numpy()
+    return shares
+
+
+def _to_pixels(cells: NDArray[np.bool_], image: Tensor) -> Tensor:
+    """Return the pixels ``(H, W)`` of an input that are in some cells ``(GRID, GRID)``."""
+    return interpolate(torch.from_numpy(cells)[None, None].float(), image.shape[-2:], mode="nearest-exact")[0, 0] > 0
