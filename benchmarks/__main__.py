@@ -16,6 +16,7 @@ _SHARED = (
     "package_photos",
     "paired",
     "photos",
+    "audit_worlds_scenes",
     "planted_scenes",
     "torchcam_extractors",
     "truth_scenes",
