@@ -44,10 +44,15 @@ MODULES = {add_package(name_module(file)) for file in FILES}
 
 
 @cache  # parsing all files takes seconds
+def parse(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@cache
 def list_imports(file: Path) -> tuple[str, ...]:
     """Return the dotted names that a file imports anywhere: modules, and names in packages that are modules."""
     names = []
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(parse(file)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -280,7 +285,7 @@ def test_modules_have_docstrings() -> None:
 def test_a_comment_above_a_constant_explains_it() -> None:
     # Not a string below it: that is a statement, and a reader meets the value first.
     for file in FILES:
-        body = ast.parse(file.read_text(encoding="utf-8")).body
+        body = parse(file).body
         strings = [node for node in body[1:] if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
         assert [node.lineno for node in strings] == [], file
 
