@@ -216,7 +216,7 @@ def test_an_audit_without_findings_says_what_that_means(opened: Opened, folder: 
     audit: Audit = build_audit(findings=(), false_discovery_rate=None)
     audit.save(folder)
     page = open_page(opened, folder)
-    assert page.locator("h1").inner_text() == "0 findings in 100 images"
+    assert page.locator("h1").inner_text() == "0 suspicious findings in 100 images"
     assert "No finding does not mean no shortcut" in page.locator(".subtitle").inner_text()
     assert page.get_by_role("region", name="Candidates that were not confirmed").is_visible()
     page.keyboard.press("j")
