@@ -206,7 +206,7 @@ def test_names_with_markup_do_not_run(opened: Opened, folder: Path) -> None:  # 
     )
     build_audit(finding, notes=(bad,), not_tested=(bad,), command=bad).save(folder)
     page = open_page(opened, folder)
-    assert page.locator("h2").first.inner_text() == f"1\n{bad}: {bad}"
+    assert page.locator("article h2").first.inner_text() == f"1\n{bad}: {bad}"
     get_verdict_button(page, 1, "Object").click()
     assert download(page, folder) == {bad: "object"}
     assert page.evaluate("window.hacked") is None
