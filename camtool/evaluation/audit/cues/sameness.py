@@ -1,4 +1,4 @@
-"""How far parts of images look the same pixel by pixel, as stamps do and objects do not."""
+"""How much of several images looks the same pixel by pixel: all of a stamp, hardly anything of an object."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STILL, _MORE = 0.6, 0.5
 
 @dataclass(frozen=True, eq=False)
 class UsualImage:
-    """What the inputs of a class show at each pixel.
+    """Median input of a class, and the pixels that look the same in most of its inputs.
 
     Attributes:
         pixels: ``(C, H, W)``, the median of some inputs of the class.
