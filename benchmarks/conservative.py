@@ -21,8 +21,8 @@ import typer
 import camtool
 from benchmarks.networks import (
     HELD_OUT,
-    Bench,
     Explain,
+    MapJudge,
     Measured,
     Network,
     Question,
@@ -79,45 +79,45 @@ def main(
     for network in read_networks(scenes=scenes):
         if only and network.name not in only:
             continue
-        bench = Bench(network, HELD_OUT, [*_MEASURES][:4], most=most, most_pointing=most // 2)
+        judge = MapJudge(network, HELD_OUT, [*_MEASURES][:4], most=most, most_pointing=most // 2)
         for method, options in METHODS.items():
-            for name, entry in _measure_pair(network, bench, method, options).items():
+            for name, entry in _measure_pair(network, judge, method, options).items():
                 stored["rows"].setdefault(name, {})[network.name] = entry
                 print(network.name, name, json.dumps(entry), flush=True)
-        if turns and bench.questions:
-            stored["cost"][network.name] = _measure_costs(network, bench.questions[0], turns)
+        if turns and judge.questions:
+            stored["cost"][network.name] = _measure_costs(network, judge.questions[0], turns)
             print(network.name, stored["cost"][network.name], flush=True)
         stored = {"machine": describe_machine(1), **stored}
         out.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
 
 
-def _measure_pair(network: Network, bench: Bench, method: str, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _measure_pair(network: Network, judge: MapJudge, method: str, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the numbers of a method and of its wrapped twin; none if one of them does not fit the network."""
     measured: dict[str, Measured] = {}
     for name in (f"conservative:{method}", method):  # a network without such operations is refused at once
         explain = explain_by(name, **options)
         try:
             slow = method == "integrated-gradients"
-            measured[name] = bench.measure(explain, ["pointing", "insertion"] if slow else [])
-            measured[name] |= {} if slow else {"weights": _measure_dependence(network, bench, explain)}
+            measured[name] = judge.measure(explain, ["pointing", "insertion"] if slow else [])
+            measured[name] |= {} if slow else {"weights": _measure_dependence(network, judge, explain)}
         except camtool.CamtoolError as error:
             print(network.name, name, "does not fit:", error, flush=True)
             return {}
-    counts = {"questions": len(bench.questions), "pointing questions": len(bench.pointing)}
+    counts = {"questions": len(judge.questions), "pointing questions": len(judge.pointing)}
     return {
         name: counts | {key: summarize(values[key], measured[method][key]) for key in values}
         for name, values in reversed(measured.items())
     }
 
 
-def _measure_dependence(network: Network, bench: Bench, explain: Explain) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _measure_dependence(network: Network, judge: MapJudge, explain: Explain) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return 1 less the metric ``cascading-randomization`` for the first questions."""
 
     def explain_images(question: Question, *_: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(explain(network.model, question)))[None].float()
 
     kept = []
-    for question in bench.questions[:_RANDOMIZED]:
+    for question in judge.questions[:_RANDOMIZED]:
         function = partial(explain_images, question)
         maps = function()
         kept.append(compute_cascading_randomization(network.model, function, question.inputs, maps).item())

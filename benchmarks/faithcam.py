@@ -29,8 +29,8 @@ import camtool
 from benchmarks.networks import (
     HELD_OUT,
     TUNED,
-    Bench,
     Heat,
+    MapJudge,
     Measured,
     Network,
     PhotosOption,
@@ -194,22 +194,22 @@ def main(
 
 def _measure_rows(network: Network, place: str, rows: Sequence[str], most: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the numbers of each row that fits the network, with the gains over Grad-CAM or over faithcam."""
-    bench = Bench(network, place, tuple(_MEASURES), most=most, most_pointing=most // 2)
+    judge = MapJudge(network, place, tuple(_MEASURES), most=most, most_pointing=most // 2)
     references: dict[str, Measured] = {}
-    for row in dict.fromkeys(["gradcam", "faithcam", *rows] if bench.questions else []):
+    for row in dict.fromkeys(["gradcam", "faithcam", *rows] if judge.questions else []):
         variant = (ABLATIONS | OTHERS | PEER_ROWS)[row]
         if variant.layers and network.name not in variant.layers:
             continue
         with _replace(variant):
             try:
-                measured = bench.measure(partial(_explain, variant, network.name), _list_left_out(row))
+                measured = judge.measure(partial(_explain, variant, network.name), _list_left_out(row))
             except camtool.MethodError as error:
                 print(network.name, row, "does not fit:", error, flush=True)
                 continue
         if row in ("gradcam", "faithcam"):
             references[row] = measured
         reference = references["faithcam" if row in ABLATIONS and row != "faithcam" else "gradcam"]
-        entry: dict[str, Any] = {"questions": len(bench.questions), "pointing questions": len(bench.pointing)}
+        entry: dict[str, Any] = {"questions": len(judge.questions), "pointing questions": len(judge.pointing)}
         yield row, entry | {name: summarize(values, reference[name]) for name, values in measured.items()}
 
 

@@ -2,7 +2,7 @@
 
 Networks of ImageNet answer about photos, those of scenes (the demo's, and those of ``tools/train_scene_models.py``)
 about scenes that none of them was trained on and nothing was tuned on. A question is a prepared image and a class that
-the network recognizes in it; :class:`Bench` judges maps that answer it.
+the network recognizes in it; :class:`MapJudge` judges maps that answer it.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ MEASURES = {
     "insertion": "insertion",
     "pointing": "pointing",
 }
-"""Measures of :class:`Bench`, with their names in tables. All are higher for better maps.
+"""Measures of :class:`MapJudge`, with their names in tables. All are higher for better maps.
 
 ``cells``: Spearman's correlation of the heat in 4 x 4 cells with the drop of the logit when a cell is set to 0, the
 mean color. ``fine``: the same with 7 x 7 cells that are blurred. ``masks``: the metric ``faithfulness-correlation``.
@@ -259,7 +259,7 @@ _STEPS = 10
 """Steps of insertion and deletion."""
 
 
-class Bench:
+class MapJudge:
     """Questions of a network, with what removing parts of their images does, which all methods are compared with.
 
     Args:

@@ -16,7 +16,7 @@ import typer
 
 import camtool
 from benchmarks.networks import (
-    Bench,
+    MapJudge,
     ScenesOption,
     WeightsOption,
     explain_by,
@@ -50,18 +50,18 @@ def main(
         return
     torch.set_num_threads(threads)
     for network in read_networks(weights, None, scenes):
-        bench = Bench(network, measures=tuple(_MEASURES), most=most, most_pointing=most // 2)
+        judge = MapJudge(network, measures=tuple(_MEASURES), most=most, most_pointing=most // 2)
         for asked in method:
             try:
                 stretched, placed = (
-                    bench.measure(explain_by(asked, placement=placement)) for placement in ("stretch", "centers")
+                    judge.measure(explain_by(asked, placement=placement)) for placement in ("stretch", "centers")
                 )
             except camtool.MethodError as error:
                 print(network.name, asked, "does not fit:", error, flush=True)
                 continue
             for row, measured in ((f"{asked}, stretched", stretched), (asked, placed)):
                 entry = {name: summarize(values, stretched[name]) for name, values in measured.items()}
-                rows.setdefault(row, {})[network.name] = {"questions": len(bench.questions), **entry}
+                rows.setdefault(row, {})[network.name] = {"questions": len(judge.questions), **entry}
                 print(network.name, row, json.dumps(entry), flush=True)
             result = {"machine": describe_machine(threads), "rows": rows}
             out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -34,9 +34,9 @@ from benchmarks.networks import (
     HELD_OUT,
     TITLES,
     TUNED,
-    Bench,
     Explain,
     Heat,
+    MapJudge,
     Network,
     PhotosOption,
     Question,
@@ -82,8 +82,8 @@ def main(
         questions = _list_seen(network, seen, most)
         if not questions or isinstance(questions[0].target, Region):
             continue
-        bench = Bench(network, measures=tuple(_MEASURES), most=most, most_pointing=most // 2)
-        reference = bench.measure(explain_by("gradcam"))
+        judge = MapJudge(network, measures=tuple(_MEASURES), most=most, most_pointing=most // 2)
+        reference = judge.measure(explain_by("gradcam"))
         inputs = torch.cat([question.inputs for question in questions])
         for chooser in [_REFERENCE, *(name for name in _CHOOSERS if not only or name in only)]:
             start, remarks = time.process_time(), dict[str, Any]()
@@ -92,9 +92,9 @@ def main(
             else:
                 explain, remarks = _CHOOSERS[chooser](network.model, inputs, seconds, trials)
                 remarks |= {"seconds": round(time.process_time() - start, 1), "images": len(inputs)}
-                measured = bench.measure(explain)
+                measured = judge.measure(explain)
             entry = {name: summarize(values, reference[name]) for name, values in measured.items()}
-            rows.setdefault(chooser, {})[network.name] = remarks | {"questions": len(bench.questions), **entry}
+            rows.setdefault(chooser, {})[network.name] = remarks | {"questions": len(judge.questions), **entry}
             print(network.name, chooser, json.dumps(rows[chooser][network.name]), flush=True)
             result = {"machine": describe_machine(threads), "rows": rows}
             out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -22,7 +22,7 @@ from torch import Tensor
 import camtool
 from benchmarks.networks import (
     MEASURES,
-    Bench,
+    MapJudge,
     ScenesOption,
     WeightsOption,
     explain_by,
@@ -73,17 +73,17 @@ def main(
         return
     torch.set_num_threads(threads)
     for network in read_networks(weights, None, scenes):
-        bench = Bench(network, measures=tuple(MEASURES), most=most, most_pointing=most // 2)
-        reference = bench.measure(explain_by(faithcam))
+        judge = MapJudge(network, measures=tuple(MEASURES), most=most, most_pointing=most // 2)
+        reference = judge.measure(explain_by(faithcam))
         for variant in [name for name in VARIANTS if not only or name in only]:
             method = VARIANTS[variant]
             try:
-                measured = reference if method is faithcam else bench.measure(explain_by(method))
+                measured = reference if method is faithcam else judge.measure(explain_by(method))
             except camtool.MethodError as error:
                 print(network.name, variant, "does not fit:", error, flush=True)
                 continue
             entry = {name: summarize(values, reference[name]) for name, values in measured.items()}
-            rows.setdefault(variant, {})[network.name] = {"questions": len(bench.questions), **entry}
+            rows.setdefault(variant, {})[network.name] = {"questions": len(judge.questions), **entry}
             print(network.name, variant, json.dumps(entry), flush=True)
             result = {"machine": describe_machine(threads), "rows": rows}
             out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.networks import (
-    Bench,
+    MapJudge,
     Network,
     Question,
     QuestionScore,
@@ -115,10 +115,10 @@ def test_scenes_are_asked_about_the_objects_that_the_network_recognizes() -> Non
 
 def test_a_map_of_the_object_points_better_than_its_complement() -> None:
     network = Network("demo", load_honest_model().model)
-    bench = Bench(network, measures=("cells", "pointing"), most=2, most_pointing=1)
-    inside = bench.measure(lambda _, question: np.asarray(question.mask, np.float32))
-    outside = bench.measure(lambda _, question: 1 - np.asarray(question.mask, np.float32))
-    assert inside["pointing"].tolist() == [1.0] * len(bench.pointing)
-    assert outside["pointing"].tolist() == [0.0] * len(bench.pointing)
+    judge = MapJudge(network, measures=("cells", "pointing"), most=2, most_pointing=1)
+    inside = judge.measure(lambda _, question: np.asarray(question.mask, np.float32))
+    outside = judge.measure(lambda _, question: 1 - np.asarray(question.mask, np.float32))
+    assert inside["pointing"].tolist() == [1.0] * len(judge.pointing)
+    assert outside["pointing"].tolist() == [0.0] * len(judge.pointing)
     assert (inside["cells"] > outside["cells"]).all()
-    assert set(bench.measure(explain_by("gradcam"), without=["pointing"])) == {"cells"}
+    assert set(judge.measure(explain_by("gradcam"), without=["pointing"])) == {"cells"}

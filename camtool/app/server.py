@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from camtool.app.actions import Actions, ModelCode, PageSettings
-from camtool.app.gate import Gate, GateRules, is_local
+from camtool.app.request_filter import FilterRules, RequestFilter, is_local
 from camtool.app.sentences import hide_folder, hide_folders_in_errors
 from camtool.app.stores import DEMO, DiskSpace, ImageFolder, ModelStore
 from camtool.app.workbench import MAX_MEMORY, Workbench
@@ -150,7 +150,7 @@ class AppServer:
         self._blocks.queue(max_size=_MAX_WAITING, default_concurrency_limit=4, api_open=False)
         settings = self._settings
         names = frozenset(name.lower() for name in settings.names)
-        rules = GateRules(settings.host, names, disk, _to_bytes(settings.max_upload), settings.auth is not None)
+        rules = FilterRules(settings.host, names, disk, _to_bytes(settings.max_upload), settings.auth is not None)
         try:
             _, self.url, _ = self._blocks.launch(
                 server_name=settings.host,
@@ -163,7 +163,7 @@ class AppServer:
                 show_error=False,
                 footer_links=[],
                 max_file_size=rules.max_upload,
-                app_kwargs={"middleware": [middleware.Middleware(Gate, rules)]},
+                app_kwargs={"middleware": [middleware.Middleware(RequestFilter, rules)]},
                 state_session_capacity=_MAX_SESSIONS,
                 blocked_paths=[os.fspath(self._folder.path)] if self._folder else None,
                 ssr_mode=False,

@@ -127,7 +127,7 @@ class Deadline:
         self._longest = max(self._longest, time.monotonic() - start)
 
 
-class Bench:
+class CandidateMeter:
     """Measures candidates on all batches.
 
     Args:
@@ -396,21 +396,21 @@ def _choose(
         if len(batches) * _BATCH >= FEW_IMAGES and deadline.get_share() * (1 + 1 / len(batches)) > _PREPARATION:
             break
         batches.append(MeasuredBatch(subject, batch))
-    bench = Bench(batches, place_masks(batches, truth, chosen), deadline)
-    tried = [bench.measure_reference(), *_try_all(bench, _list_candidates(subject, batches[0].labeled), deadline)]
+    meter = CandidateMeter(batches, place_masks(batches, truth, chosen), deadline)
+    tried = [meter.measure_reference(), *_try_all(meter, _list_candidates(subject, batches[0].labeled), deadline)]
     # If nothing is that quick, all are compared as without the limit.
     allowed = [trial for trial in tried if slowest is None or trial.milliseconds <= slowest] or tried
     return _decide(allowed, tried, len(tried[0].faithfulness))
 
 
-def _try_all(bench: Bench, candidates: Iterable[Candidate], deadline: Deadline) -> Iterator[Tried]:
+def _try_all(meter: CandidateMeter, candidates: Iterable[Candidate], deadline: Deadline) -> Iterator[Tried]:
     """Yield the measurements of candidates until the time is over."""
     for candidate in candidates:
         if deadline.is_over():
             return
         # What cannot explain this model, or takes longer than there is time, is not recommended.
         with suppress(CamtoolError):
-            yield bench.measure(candidate)
+            yield meter.measure(candidate)
 
 
 def _list_candidates(subject: Subject, labeled: LabeledBatch) -> Iterator[Candidate]:

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from camtool.app import server
-from camtool.app.gate import Gate, GateRules, is_local
+from camtool.app.request_filter import FilterRules, RequestFilter, is_local
 from camtool.app.sentences import hide_folders_in_errors
 from camtool.app.server import AppServer, ServerSettings, describe_exposure
 from camtool.app.stores import DiskSpace
@@ -103,8 +103,8 @@ def test_gradio_is_asked_who_calls_only_if_there_is_a_password(tmp_path: Path, h
     async def receive(_: Any = None) -> Any:
         return {"type": "http.request"}
 
-    rules = GateRules("127.0.0.1", frozenset(), DiskSpace(tmp_path, 1), 1, has_password)
-    asyncio.run(Gate(answer, rules)({**scope, "path": "/gradio_api/info"}, receive, receive))
+    rules = FilterRules("127.0.0.1", frozenset(), DiskSpace(tmp_path, 1), 1, has_password)
+    asyncio.run(RequestFilter(answer, rules)({**scope, "path": "/gradio_api/info"}, receive, receive))
     assert asked == [*["login_check"] * has_password, "info"]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import camtool
-from benchmarks.networks import TUNED, Bench, explain_by, read_networks
+from benchmarks.networks import TUNED, MapJudge, explain_by, read_networks
 from camtool.demo.camnet import load_honest_model, prepare_images
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import MethodError
@@ -528,8 +528,8 @@ def test_photos_are_explained_more_faithfully_and_classes_told_apart(
 ) -> None:
     weights = shared / "models" / f"{name}-imagenet.safetensors"
     (network,) = read_networks([f"{name}={weights}"], shared / "images")
-    bench = Bench(network, TUNED, ("cells", "pointing"))
-    ours, usual = (bench.measure(explain_by(method)) for method in ("faithcam", "gradcam"))
+    judge = MapJudge(network, TUNED, ("cells", "pointing"))
+    ours, usual = (judge.measure(explain_by(method)) for method in ("faithcam", "gradcam"))
     assert ours["cells"].mean() > max(usual["cells"].mean(), deletion)
     assert ours["pointing"].mean() > pointing
 

@@ -31,7 +31,7 @@ from camtool.evaluation.audit.report.page import FindingPictures, check_results,
 from camtool.evaluation.audit.result import NAMES, VERDICTS_NAME, Audit, Finding, Verdict, rank_findings, read_verdicts
 from camtool.evaluation.audit.split import Half
 from camtool.evaluation.audit.state import SHOWN, Run, State, check_options, hold_folder, shorten_list
-from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, Bench, Outcome, PassProgress, name_strengths
+from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, CueTester, Outcome, PassProgress, name_strengths
 from camtool.evaluation.subject import Subject, check_image_list
 from camtool.explaining.types import Model
 from camtool.models import Transform
@@ -262,7 +262,7 @@ class _Run(Run):
         folder: The folder for pictures of the findings; None for none.
         kinds: The kinds of candidates that are asked for.
         verdicts: The user's verdicts, by the key of a finding.
-        benches: Class → the tests of its candidates.
+        testers: Class → the tests of its candidates.
     """
 
     columns: Mapping[str, Sequence[Any]]
@@ -270,7 +270,7 @@ class _Run(Run):
     folder: Path | None
     kinds: Mapping[str, Kind]
     verdicts: Mapping[str, Verdict]
-    benches: dict[int, Bench] = field(default_factory=dict, init=False)
+    testers: dict[int, CueTester] = field(default_factory=dict, init=False)
 
     def run(self) -> Audit:
         """Return the result: records, halves, candidates, tests, findings."""
@@ -286,11 +286,11 @@ class _Run(Run):
         pairs = self._find_candidates(self._choose_possible(len(usable)), views)
         rest = self.passes - PASSES_PER_MAP * len(records)
         noted, count = len(self.not_tested), len(pairs)
-        self._prepare_benches(views, len(pairs))
+        self._prepare_testers(views, len(pairs))
         self._measure_all([candidate for pair in pairs for candidate in (pair.candidate, *pair.decoys)])
         pairs, most = self.share_passes(pairs, self._count_pair, rest, _MOST_IMAGES, self._name_pair)
-        for bench in self.benches.values():
-            bench.limit_images(most)
+        for tester in self.testers.values():
+            tester.limit_images(most)
         outcomes, decoys = self._test(pairs, rest)
         self.not_tested += [
             f"{self._name_candidate(outcome.candidate)}: {outcome.reason}." for outcome in outcomes if outcome.reason
@@ -300,28 +300,28 @@ class _Run(Run):
         return replace(self._conclude(outcomes, decoys, records), untested=untested)
 
     def _find_candidates(self, kinds: Mapping[str, Kind], views: Sequence[View]) -> list[Pair]:
-        """Return the candidates of the discovery half with their decoys, the most promising ones first."""
+        """Return the candidates of the discovery half with their decoys, the clearest ones first."""
         random, pairs = np.random.default_rng(self.seed), list[Pair]()
         for view in views:
             discovery = Discovery(self.images, view.found.records, view.found.groups, view.targets, self.seed)
             candidates = [candidate for kind in kinds.values() for candidate in kind.find(discovery)]
             pairs += [Pair(candidate, _make_decoys(candidate, discovery, random)) for candidate in candidates]
         # Passes that do not suffice for all serve to test what is most suspicious.
-        return sorted(pairs, key=lambda pair: (not pair.candidate.suspicion, -pair.candidate.promise))
+        return sorted(pairs, key=lambda pair: (not pair.candidate.suspicion, -pair.candidate.clarity))
 
     def _count_pair(self, pair: Pair, images: int) -> int:
         """Return the forward passes of a candidate and its decoys, each with at most a number of images."""
-        bench = self.benches[pair.candidate.target]
-        decoys = sum(bench.count_passes(decoy, self.level, most=images) for decoy in pair.decoys)
-        return bench.count_passes(pair.candidate, most=images) + decoys
+        tester = self.testers[pair.candidate.target]
+        decoys = sum(tester.count_passes(decoy, self.level, most=images) for decoy in pair.decoys)
+        return tester.count_passes(pair.candidate, most=images) + decoys
 
-    def _prepare_benches(self, views: Sequence[View], count: int) -> None:
+    def _prepare_testers(self, views: Sequence[View], count: int) -> None:
         """Prepare the tests of a number of candidates, for the classes of each view."""
         # Enough permutations that the smallest possible p, times three effects and all candidates (Bonferroni), stays
         # below `level`.
         permutations = max(statistics.PERMUTATIONS, math.ceil(6 * count / self.level))
         for view in views:
-            bench = Bench(
+            tester = CueTester(
                 images=self.images,
                 records=view.tested.records,
                 groups=view.tested.groups,
@@ -331,7 +331,7 @@ class _Run(Run):
                 remember=self.state.remember,
                 permutations=permutations,
             )
-            self.benches |= dict.fromkeys(view.targets, bench)
+            self.testers |= dict.fromkeys(view.targets, tester)
 
     @property
     def _units(self) -> str:
@@ -393,10 +393,10 @@ class _Run(Run):
 
     def _measure_all(self, candidates: Sequence[CueCandidate]) -> None:
         """Keep how strongly each image has each candidate: image by image, as candidates need the same activations."""
-        for bench in {*self.benches.values()}:
-            names = {name_strengths(each): each for each in candidates if self.benches[each.target] is bench}
+        for tester in {*self.testers.values()}:
+            names = {name_strengths(each): each for each in candidates if self.testers[each.target] is tester}
             missing = {name: list[float]() for name in names if self.state.get(name) is None}
-            for record in follow_each(bench.records, Stage("Measuring candidates", "image")) if missing else ():
+            for record in follow_each(tester.records, Stage("Measuring candidates", "image")) if missing else ():
                 for name, strengths in missing.items():
                     strengths.append(names[name].measure(self.images, record))
             for name, strengths in missing.items():
@@ -406,31 +406,31 @@ class _Run(Run):
         """Return the outcomes of the candidates, and those of their decoys."""
         candidates, decoys = [pair.candidate for pair in pairs], [decoy for pair in pairs for decoy in pair.decoys]
         with closing(PassProgress(self._count_tests(candidates, decoys, rest))) as counter:
-            for bench in self.benches.values():
-                bench.counter = counter
-            outcomes = [self.benches[candidate.target].test(candidate) for candidate in candidates]
+            for tester in self.testers.values():
+                tester.counter = counter
+            outcomes = [self.testers[candidate.target].test(candidate) for candidate in candidates]
             return outcomes, [self._test_decoy(decoy, rest) for decoy in decoys]
 
     def _test_decoy(self, decoy: CueCandidate, rest: int) -> Outcome:
         # A decoy that the class has no more than the others cannot survive, so it takes no passes.
-        bench = self.benches[decoy.target]
-        is_paid = self._count_done() + bench.count_passes(decoy, self.level) <= rest
-        outcome = bench.test(decoy, self.level if is_paid else -1)
+        tester = self.testers[decoy.target]
+        is_paid = self._count_done() + tester.count_passes(decoy, self.level) <= rest
+        outcome = tester.test(decoy, self.level if is_paid else -1)
         if not is_paid and outcome.presence_p <= self.level:
             return replace(outcome, reason=_OUT_OF_BUDGET)
         return outcome
 
     def _count_tests(self, candidates: Sequence[CueCandidate], decoys: Sequence[CueCandidate], rest: int) -> int:
         """Return the forward passes of all tests."""
-        total = sum(self.benches[candidate.target].count_passes(candidate) for candidate in candidates)
+        total = sum(self.testers[candidate.target].count_passes(candidate) for candidate in candidates)
         for decoy in decoys:
-            count = self.benches[decoy.target].count_passes(decoy, self.level)
+            count = self.testers[decoy.target].count_passes(decoy, self.level)
             total += count if total + count <= rest else 0
         return total
 
     def _count_done(self) -> int:
         """Return the forward passes of all tests so far."""
-        return sum(bench.passes for bench in {*self.benches.values()})
+        return sum(tester.passes for tester in {*self.testers.values()})
 
     def _conclude(
         self, outcomes: Sequence[Outcome], decoys: Sequence[Outcome], records: Sequence[ImageRecord]
@@ -488,8 +488,8 @@ class _Run(Run):
         by_key = {finding.key: outcome for outcome, finding in reversed(confirmed)}
         pictures = dict[str, FindingPictures]()
         for finding in findings:
-            bench, outcome = self.benches[finding.target], by_key[finding.key]
-            pictures[finding.key] = FindingPictures(folder, bench, outcome.candidate, outcome.present, self.name_class)
+            tester, outcome = self.testers[finding.target], by_key[finding.key]
+            pictures[finding.key] = FindingPictures(folder, tester, outcome.candidate, outcome.present, self.name_class)
         write_pictures(folder, pictures)
 
     def _join_cues(self, confirmed: Sequence[tuple[Outcome, Finding]]) -> list[Finding]:
@@ -515,7 +515,7 @@ class _Run(Run):
         rest = outcome.candidate.leave_region(of.candidate) if outcome.candidate.target == of.candidate.target else None
         if rest is None:
             return False
-        again = self.benches[rest.target].test(rest)
+        again = self.testers[rest.target].test(rest)
         return not again.reason and not (again.p <= self.level and again.is_large)
 
     def _list_keys(self, outcomes: Sequence[Outcome]) -> list[str]:
@@ -538,7 +538,7 @@ class _Run(Run):
     def _describe(self, outcome: Outcome, q: float, tests: int, key: str) -> Finding:
         """Return a finding without a verdict, of one of a number of tests."""
         candidate, present = outcome.candidate, {*outcome.present}
-        of_class = [record for record in self.benches[candidate.target].records if record.target == candidate.target]
+        of_class = [record for record in self.testers[candidate.target].records if record.target == candidate.target]
         having = [record for record in of_class if record.index in present]
         without = [record for record in of_class if record.index not in present]
         by_group, accuracy_by_group = self._count_by_group(of_class, present)

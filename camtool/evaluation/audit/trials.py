@@ -188,7 +188,7 @@ def name_strengths(candidate: CueCandidate) -> str:
 
 
 @dataclass(eq=False)
-class Bench:
+class CueTester:
     """Tests candidates on the images of the confirmation half.
 
     Attributes:

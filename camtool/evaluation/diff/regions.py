@@ -44,14 +44,14 @@ class MovedRegion:
         target: The class.
         sign: 1 if the new model has more heat there, -1 if it has less.
         name: The place, in words.
-        promise: How clearly it was seen in the discovery half; the highest are tested first.
+        clarity: How clearly it was seen in the discovery half; the highest are tested first.
         cells: ``(GRID, GRID)``; None if it is chosen for each image.
     """
 
     target: int
     sign: int
     name: str
-    promise: float
+    clarity: float
     cells: NDArray[np.bool_] | None
 
     @property
@@ -171,7 +171,7 @@ def _find_places(
 
 
 @dataclass(eq=False)
-class PairBench:
+class RegionTester:
     """Tests regions on the images of the confirmation half.
 
     Attributes:

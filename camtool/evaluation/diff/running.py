@@ -19,7 +19,7 @@ from camtool.evaluation.audit.report.page import check_results
 from camtool.evaluation.audit.state import SHOWN, Run, State, check_options, hold_folder
 from camtool.evaluation.audit.statistics import compute_q_values, compute_share
 from camtool.evaluation.diff.pairs import PASSES_PER_PAIR, PASSES_PER_PICTURE, PairedImages, PairRecord
-from camtool.evaluation.diff.regions import MovedRegion, PairBench, RegionOutcome, find_moved_regions
+from camtool.evaluation.diff.regions import MovedRegion, RegionOutcome, RegionTester, find_moved_regions
 from camtool.evaluation.diff.result import GENERATOR, JSON_NAME, MARKDOWN_NAME, CamDiff, ImageChange, MovedHeat
 from camtool.evaluation.leaderboard.measurement import hash_weights
 from camtool.evaluation.subject import Subject, check_image_list, check_single_labels
@@ -161,10 +161,10 @@ class _Comparison(Run):
         records = [PairRecord.from_list(index, values) for index, values in recorded.items()]
         found, tested = self.split(records, "near-duplicates and bursts")
         regions = find_moved_regions(found.records, found.groups, self.choose_classes([found, tested]), self.seed)
-        regions.sort(key=lambda region: -region.promise)
+        regions.sort(key=lambda region: -region.clarity)
         rest = self.passes - PASSES_PER_PAIR * len(records)
         regions, most = self.share_passes(regions, self._count_passes, rest, _MOST_IMAGES, self._name_region)
-        bench = PairBench(
+        tester = RegionTester(
             images=self.pairs,
             records=tested.records,
             groups=tested.groups,
@@ -173,8 +173,8 @@ class _Comparison(Run):
             seed=self.seed,
             remember=self.state.remember,
         )
-        outcomes = [bench.test(region) for region in follow_each(regions, Stage("Testing", "place"))]
-        return self._conclude(records, outcomes, PASSES_PER_PAIR * len(records) + bench.passes)
+        outcomes = [tester.test(region) for region in follow_each(regions, Stage("Testing", "place"))]
+        return self._conclude(records, outcomes, PASSES_PER_PAIR * len(records) + tester.passes)
 
     def _count_passes(self, region: MovedRegion, images: int) -> int:
         """Return the forward passes of a test: of two models with two fills."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import camtool
 from camtool.evaluation.audit.cues.place import PlaceCandidate
 from camtool.evaluation.audit.cues.property import PropertyCandidate
-from camtool.evaluation.audit.trials import Bench
+from camtool.evaluation.audit.trials import CueTester
 from tests.evaluation.audit.test_audit import run_audit
 
 SIDE = 40
@@ -69,7 +69,7 @@ def test_a_camera_with_more_noise_is_no_shortcut_of_a_network_that_sees_shapes(s
 
 def test_a_property_that_all_classes_need_alike_is_compared_with_images_that_have_it_as_strongly(monkeypatch):
     steps, strengths = [], []
-    compare, run = PropertyCandidate.compare_moves, Bench._compare_images
+    compare, run = PropertyCandidate.compare_moves, CueTester._compare_images
 
     def compare_moves(self, images, record, others, random):
         steps.append([self.measure(images, one) for one in (record, *others)])
@@ -80,7 +80,7 @@ def test_a_property_that_all_classes_need_alike_is_compared_with_images_that_hav
         return run(self, candidate, row, random)
 
     monkeypatch.setattr(PropertyCandidate, "compare_moves", compare_moves)
-    monkeypatch.setattr(Bench, "_compare_images", compare_images)
+    monkeypatch.setattr(CueTester, "_compare_images", compare_images)
     photos, classes = draw_photos([14.0, 6.0, 6.0, 6.0])
     camtool.audit(Shapes().eval(), photos, classes, method="gradcam", kinds=["property"], transform=to_tensor)
     assert steps

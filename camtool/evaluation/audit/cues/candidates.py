@@ -146,7 +146,7 @@ class CueCandidate(ABC):
     Attributes:
         target: The class.
         name: Its description, e.g. ``"the lower right corner"``.
-        promise: How clearly it was seen in the discovery half; the highest are tested first.
+        clarity: How clearly it was seen in the discovery half; the highest are tested first.
     """
 
     kind: ClassVar[str]
@@ -166,7 +166,7 @@ class CueCandidate(ABC):
 
     target: int
     name: str
-    promise: float
+    clarity: float
 
     @property
     def key(self) -> str:

@@ -169,7 +169,7 @@ class ConceptCandidate(RegionCandidate):
         more = amounts[is_source].mean(0) - amounts[~is_source].mean(0)
         number = int((more / (amounts.std(0) + 1e-12)).argmax())
         name = f"concept {number + 1} of class {source} at {self.space.layer}"
-        return ConceptCandidate(self.target, name, self.promise, self.space, source, number)
+        return ConceptCandidate(self.target, name, self.clarity, self.space, source, number)
 
 
 def find_concepts(discovery: Discovery) -> list[ConceptCandidate]:
@@ -297,8 +297,8 @@ def _find_clearest(discovery: Discovery, space: ConceptSpace, target: int) -> _C
 
 
 def _build_candidate(discovery: Discovery, space: ConceptSpace, clearest: _Clearest) -> ConceptCandidate:
-    promise, target, number, _ = clearest
+    clarity, target, number, _ = clearest
     rows = np.flatnonzero(space.classes == target)
     record = discovery.records[rows[space.amounts[target][rows, number].argmax()]]
     name = f"a concept as in {discovery.images.shorten_name(record.index)} ({number + 1} at {space.layer})"
-    return ConceptCandidate(target, name, promise, space, target, number)
+    return ConceptCandidate(target, name, clarity, space, target, number)

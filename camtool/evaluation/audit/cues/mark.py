@@ -65,7 +65,7 @@ class MarkCandidate(PlaceCandidate):
         others = [target for target in np.unique(discovery.classes).tolist() if target != self.target]
         place, usual = super().make_decoy(discovery, random), discovery.find_usual_image(int(random.choice(others)))
         pixels = _to_pixels(place.cells, usual.still)
-        return MarkCandidate(self.target, place.name, self.promise, place.cells, usual, pixels)
+        return MarkCandidate(self.target, place.name, self.clarity, place.cells, usual, pixels)
 
 
 def find_marks(discovery: Discovery) -> list[MarkCandidate]:

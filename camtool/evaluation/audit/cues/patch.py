@@ -128,7 +128,7 @@ class PatchCandidate(RegionCandidate):
             return None
         place, template = _describe_peak(record), _normalize(parts[:1])[0]
         name = f"a patch as in {discovery.images.shorten_name(record.index)}, {place}"
-        return PatchCandidate(self.target, name, self.promise, self.layer, template, self.grid, place)
+        return PatchCandidate(self.target, name, self.clarity, self.layer, template, self.grid, place)
 
 
 def find_patches(discovery: Discovery) -> list[PatchCandidate]:

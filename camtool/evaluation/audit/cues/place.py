@@ -81,7 +81,7 @@ class PlaceCandidate(RegionCandidate):
             shifted.append(np.roll(self.cells, step, (0, 1)))
         # In the place of the candidate it would be no false one.
         cells = min(shifted, key=lambda moved: int((moved & self.cells).sum()))
-        return PlaceCandidate(self.target, describe_place(cells), self.promise, cells)
+        return PlaceCandidate(self.target, describe_place(cells), self.clarity, cells)
 
     @property
     def is_at_border(self) -> bool:
@@ -175,7 +175,7 @@ class PositionCandidate(CueCandidate):
         """Return the center in an image of another class, one that is not near."""
         drawn = self.goals[random.integers(len(self.goals), size=_DRAWS)]
         center = drawn[np.linalg.norm(drawn - self.center, axis=1).argmax()]
-        return PositionCandidate(self.target, _name_position(center), self.promise, center, self.goals, self.usual)
+        return PositionCandidate(self.target, _name_position(center), self.clarity, center, self.goals, self.usual)
 
 
 def compute_center(heat: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -261,7 +261,7 @@ class FrameCandidate(RegionCandidate):
         cells = np.zeros((GRID, GRID), bool)
         side = max(1, round(GRID * float(self.widths.sum()) ** 0.5 / 16))
         cells[: min(side, 4), : min(side, 4)] = True
-        return PlaceCandidate(self.target, "", self.promise, cells).make_decoy(discovery, random)
+        return PlaceCandidate(self.target, "", self.clarity, cells).make_decoy(discovery, random)
 
 
 def measure_frame(image: Tensor) -> NDArray[np.int_]:

@@ -136,13 +136,13 @@ class PropertyCandidate(CueCandidate):
         numbers = np.array([record.properties[number] for record in discovery.records])
         values = numbers[is_drawn].mean(), numbers[~is_drawn].mean()
         sign = 1 if values[0] > values[1] else -1
-        return _build(self.target, number, sign, self.promise, float(values[0]), float(values[1]))
+        return _build(self.target, number, sign, self.clarity, float(values[0]), float(values[1]))
 
 
-def _build(target: int, number: int, sign: int, promise: float, of_class: float, of_others: float) -> PropertyCandidate:
+def _build(target: int, number: int, sign: int, clarity: float, of_class: float, of_others: float) -> PropertyCandidate:
     kind = PROPERTIES[number]
     name = f"{kind.high if sign > 0 else kind.low} ({kind.name})"
-    return PropertyCandidate(target, name, promise, number, sign, of_class, of_others)
+    return PropertyCandidate(target, name, clarity, number, sign, of_class, of_others)
 
 
 def find_properties(discovery: Discovery) -> list[PropertyCandidate]:
@@ -203,7 +203,7 @@ class ColorCandidate(RegionCandidate):
         shares[self.number] = 0
         weights = shares + 1e-9
         number = int(random.choice(len(shares), p=weights / weights.sum()))
-        return ColorCandidate(self.target, _name(number), self.promise, number, float(shares[number]))
+        return ColorCandidate(self.target, _name(number), self.clarity, number, float(shares[number]))
 
 
 def find_colors(discovery: Discovery) -> list[ColorCandidate]:

@@ -22,7 +22,7 @@ from camtool.arguments.messages import format_count, format_ends, map_json
 from camtool.errors import Forgive
 from camtool.evaluation.audit.cues.candidates import Change, CueCandidate, RegionCandidate
 from camtool.evaluation.audit.images import ImageRecord
-from camtool.evaluation.audit.trials import ANSWER_FLOOR, PROBABILITY_FLOOR, Bench
+from camtool.evaluation.audit.trials import ANSWER_FLOOR, PROBABILITY_FLOOR, CueTester
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.rendering.image_writing import open_atomically, write_image
 from camtool.rendering.regions import draw_contours, find_contours
@@ -231,21 +231,21 @@ class FindingPictures:
 
     Attributes:
         folder: The folder of the audit.
-        bench: The images of its class and of others, the model, and what was computed.
+        tester: The images of its class and of others, the model, and what was computed.
         candidate: The candidate that was tested.
         present: Images of the class that have it, by number.
         name_class: Returns the name of a class.
     """
 
     folder: Path
-    bench: Bench
+    tester: CueTester
     candidate: CueCandidate
     present: Sequence[int]
     name_class: Callable[[int], str]
 
     def draw(self, number: int) -> dict[str, list[Entry]]:
         """Write the pictures of the finding with a number, and return them by kind."""
-        target, records = self.candidate.target, {record.index: record for record in self.bench.records}
+        target, records = self.candidate.target, {record.index: record for record in self.tester.records}
         of_class, others = _split_by(records.values(), "target", target)
         without = [record for record in of_class if record.index not in self.present]
         right, otherwise = _split_by([records[index] for index in self.present], "answer", target)
@@ -264,9 +264,9 @@ class FindingPictures:
 
     def _find_similar(self, others: Sequence[ImageRecord]) -> list[ImageRecord]:
         """Return the images of other classes that are most like those with the cue, the most similar first."""
-        bench, candidate = self.bench, self.candidate
-        values = bench.measure_strengths(candidate).tolist()
-        strengths = {record.index: value for record, value in zip(bench.records, values, strict=True)}
+        tester, candidate = self.tester, self.candidate
+        values = tester.measure_strengths(candidate).tolist()
+        strengths = {record.index: value for record, value in zip(tester.records, values, strict=True)}
         limit = np.quantile([strengths[record.index] for record in others], _PRESENT)
         similar = [record for record in others if strengths[record.index] > limit]
         return sorted(similar, key=lambda record: -strengths[record.index])
@@ -275,7 +275,7 @@ class FindingPictures:
         self, records: Sequence[ImageRecord], partners: Sequence[ImageRecord], name: str, *, is_removal: bool
     ) -> Iterator[Entry]:
         """Yield a pair for each image: as it is, with the region outlined, and changed."""
-        images, candidate = self.bench.images, self.candidate
+        images, candidate = self.tester.images, self.candidate
         change = candidate.remove if is_removal else candidate.transplant
         for number, record in enumerate(records if partners else (), 1):
             image = images.prepare(record.index)
@@ -302,14 +302,14 @@ class FindingPictures:
         """
 
         def score() -> list[float]:
-            logits, target = self.bench.images.score(torch.stack([before, after])), self.candidate.target
-            if self.bench.images.head.is_independent:
-                _, shares, is_answer = self.bench.images.measure_margins(logits, target)
+            logits, target = self.tester.images.score(torch.stack([before, after])), self.candidate.target
+            if self.tester.images.head.is_independent:
+                _, shares, is_answer = self.tester.images.measure_margins(logits, target)
                 return [*torch.where(is_answer > 0, target, -1).tolist(), *shares.tolist()]
             best = logits.softmax(1).max(1)
             return [*map(float, best.indices), *best.values.tolist()]
 
-        *classes, first, second = self.bench.remember(f"{self.candidate.key} shown {name}", score)
+        *classes, first, second = self.tester.remember(f"{self.candidate.key} shown {name}", score)
         return [
             {"label": self.name_class(int(index)), "probability": share if index >= 0 else None}
             for index, share in zip(classes, (first, second), strict=True)
@@ -323,17 +323,17 @@ class FindingPictures:
         ]
 
     def _show(self, record: ImageRecord, name: str, *, is_outlined: bool) -> Entry:
-        image = self.bench.images.prepare(record.index)
+        image = self.tester.images.prepare(record.index)
         outline = self._locate(image) if is_outlined else None
         answers = [{"label": self.name_class(record.answer), "probability": None}]
         return {**self._name(record), "files": [self._write(name, image, image.tensor, outline)], "answers": answers}
 
     def _name(self, record: ImageRecord) -> Entry:
-        file = self.bench.images.shorten_name(record.index)
-        return {"name": self.bench.images.name(record.index), "file": file, "label": self.name_class(record.target)}
+        file = self.tester.images.shorten_name(record.index)
+        return {"name": self.tester.images.name(record.index), "file": file, "label": self.name_class(record.target)}
 
     def _locate(self, image: PreparedInput) -> Tensor | None:
-        return self.candidate.locate(self.bench.images, image) if isinstance(self.candidate, RegionCandidate) else None
+        return self.candidate.locate(self.tester.images, image) if isinstance(self.candidate, RegionCandidate) else None
 
     def _write(self, name: str, image: PreparedInput, tensor: Tensor, mask: Tensor | None) -> str:
         """Write a picture, and return its path below the folder."""

@@ -1,7 +1,7 @@
-"""The gate before Gradio: which requests reach it. It is an ASGI middleware, and refuses with one sentence.
+"""The filter before Gradio: which requests reach it. It is an ASGI middleware, and refuses with one sentence.
 
 Gradio serves much that this page does not need, fetches URLs for its callers, and answers requests that other web pages
-make. The gate lets through what the page itself asks for, on the routes that it uses, with files that were uploaded.
+make. The filter lets through what the page itself asks for, on the routes that it uses, with files that were uploaded.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ _FORM = re.compile(rb"multipart/form-data; ?boundary=([\w'()+,./:=?-]{1,70})", r
 
 
 @dataclass(frozen=True, eq=False)
-class GateRules:
-    """Rules of the requests that the gate lets through.
+class FilterRules:
+    """Rules of the requests that the filter lets through.
 
     Attributes:
         host: The address that the server is bound to.
@@ -147,7 +147,7 @@ class _Call(NamedTuple):
     time: float
 
 
-class Gate:
+class RequestFilter:
     """Middleware that refuses requests of other pages, unknown routes, foreign files, and too much of anything.
 
     Args:
@@ -155,7 +155,7 @@ class Gate:
         rules: What it lets through.
     """
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], rules: GateRules) -> None:
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], rules: FilterRules) -> None:
         self._app, self._rules = app, rules
         self._guesses: dict[str, _Guesses] = {}
         self._calls: dict[bytes, _Call] = {}
