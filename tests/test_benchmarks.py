@@ -12,6 +12,7 @@ import torch
 from benchmarks.__main__ import _SHARED
 from benchmarks.__main__ import main as run_named
 from benchmarks.beyond import _keep_heat
+from benchmarks.engine_limits import _STAGES
 from camtool.geometry.cell_centers import AxisCenters
 from camtool.geometry.resampling import build_interpolation_matrix
 
@@ -49,6 +50,11 @@ def test_the_breakdown_times_each_stage() -> None:
     lines = run_benchmark("breakdown", "--turns", "1").splitlines()
     assert len(lines) == 7
     assert all(" ms  " in line for line in lines)
+
+
+def test_the_stages_of_an_explanation_by_an_engine_exist() -> None:
+    missing = [name for functions in _STAGES.values() for owner, name in functions if not hasattr(owner, name)]
+    assert not missing
 
 
 def test_the_machine_is_described() -> None:
