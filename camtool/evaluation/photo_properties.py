@@ -15,6 +15,10 @@ Photo = NDArray[np.uint8]
 
 _LUMA = np.array([0.299, 0.587, 0.114])
 _BLOCK = 8
+
+# Parts along each side of a photo, to tell an object with sharp lines from a photo that is sharper all over.
+_PARTS = 4
+
 _QUALITIES = (95, 90, 80, 70, 60, 50, 40, 30, 20, 10)
 _BLUR_RADII = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -144,3 +148,17 @@ PROPERTIES: tuple[Property, ...] = (
 def measure_properties(photo: Photo) -> NDArray[np.float64]:
     """Return the value of each property of a photo ``(H, W, 3)``."""
     return np.array([property_.measure(photo.astype(float)) for property_ in PROPERTIES])
+
+
+def measure_parts(photo: Photo) -> NDArray[np.float64]:
+    """Return the value of each property in 4 x 4 parts of a photo ``(H, W, 3)``, ``(16, properties)``.
+
+    JPEG blocks are those of the whole photo, as a file is compressed as a whole.
+    """
+    values = photo.astype(float)
+    parts = [part for row in np.array_split(values, _PARTS) for part in np.array_split(row, _PARTS, axis=1)]
+    columns = [
+        [kind.measure(values)] * len(parts) if kind.measure is measure_blockiness else [*map(kind.measure, parts)]
+        for kind in PROPERTIES
+    ]
+    return np.array([*zip(*columns, strict=True)])

@@ -161,8 +161,6 @@ class CueCandidate(ABC):
 
     likeness: ClassVar[str] = ""
     """Property that all images of the class share, e.g. the place."""
-    suspicion: ClassVar[str] = ""
-    """The reason why candidates of this kind are no part of an object; empty where it depends on the candidate."""
 
     target: int
     name: str
@@ -181,6 +179,11 @@ class CueCandidate(ABC):
     @abstractmethod
     def encode(self) -> bytes:
         """Return what differs between candidates of a class that have one name."""
+
+    @property
+    def suspicion(self) -> str:
+        """The reason why it is no part of an object; empty if it may be one."""
+        return ""
 
     @property
     def area(self) -> float | None:

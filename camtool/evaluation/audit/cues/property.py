@@ -15,7 +15,7 @@ from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from camtool.evaluation.audit.cues.candidates import COMPARED_IMAGES, Change, CueCandidate, Discovery, RegionCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import ALPHA
-from camtool.evaluation.photo_properties import PROPERTIES
+from camtool.evaluation.photo_properties import PROPERTIES, measure_parts
 from camtool.inputs.prepared_inputs import PreparedInput
 
 # Side to which photos are made smaller to measure their colors.
@@ -37,6 +37,12 @@ _GRAY = 15.0
 _MOST_SHARE, _CAP = 0.3, 0.05
 
 _MOST_PER_CLASS = 2
+
+# Share of the parts of a photo that need not have a property that was added to it, e.g. black ones have no tint.
+_STRAY = 0.1
+
+# Standard deviation of a property that counts as none, e.g. of the tint of gray photos.
+_LEAST_DEVIATION = 1e-6
 
 # Hue in CIELAB up to which a color has a name.
 _NAMES = (
@@ -62,10 +68,10 @@ class PropertyCandidate(CueCandidate):
         of_class: Its mean in the class.
         of_others: Its mean in the other classes.
         kept: Parts of the images that are not changed, see :meth:`leave_region`; None for none.
+        is_outlier: True if the class stands out by it, see :func:`_mark_outliers`.
     """
 
     kind: ClassVar[str] = "property"
-    suspicion: ClassVar[str] = "a property of the whole photo"
     fills: ClassVar[tuple[str, ...]] = ("a shift to the mean of the other classes",)
     compares_images: ClassVar[bool] = True
     compares_classes: ClassVar[bool] = True
@@ -77,6 +83,12 @@ class PropertyCandidate(CueCandidate):
     of_class: float
     of_others: float
     kept: RegionCandidate | None = None
+    is_outlier: bool = False
+
+    @property
+    def suspicion(self) -> str:
+        """The reason why it is no part of an object: the class stands out by it."""
+        return "a property of the whole photo" if self.is_outlier else ""
 
     def encode(self) -> bytes:
         """Return the two means, and what is not changed."""
@@ -153,7 +165,49 @@ def find_properties(discovery: Discovery) -> list[PropertyCandidate]:
             number, sign = column % len(PROPERTIES), 1 if column < len(PROPERTIES) else -1
             of_class, of_others = (float(means[number]) for means in (mean, mean_of_others))
             candidates.append(_build(target, number, sign, float(tested.z[column]), of_class, of_others))
-    return candidates
+    return _mark_outliers(discovery, candidates) if candidates else []
+
+
+def _mark_outliers(discovery: Discovery, candidates: Sequence[PropertyCandidate]) -> list[PropertyCandidate]:
+    """Return candidates, with a mark on those by which the class stands out.
+
+    Nearly all parts of its photos must have the property, or it may be one of an object. And it must be farther from
+    the other classes than any of these is from the rest by any property: where classes are kinds of photos, all differ.
+    """
+    photos = (discovery.images.prepare(record.index).photo for record in discovery.records)
+    parts = np.stack([*map(measure_parts, photos)])
+    least = np.concatenate([np.quantile(signed, _STRAY, axis=1) for signed in (parts, -parts)], 1)
+    marked = list[PropertyCandidate]()
+    for candidate in candidates:
+        column = candidate.number + (0 if candidate.sign > 0 else len(PROPERTIES))
+        is_usual = discovery.test_class(candidate.target, least[:, [column]]).test.p[0] <= ALPHA
+        own, others = _measure_distances(least, discovery, candidate.target)
+        marked.append(replace(candidate, is_outlier=bool(is_usual and own[column] > others.max(initial=0))))
+    return marked
+
+
+def _measure_distances(
+    values: NDArray[np.float64], discovery: Discovery, target: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return how far the mean of a class is above that of the others ``(M,)``, and each other class above the rest.
+
+    The distances are in standard deviations within classes, and the rest is without the class.
+
+    Args:
+        values: ``(N, M)``, of the records.
+        discovery: The discovery half.
+        target: The class.
+    """
+    classes, rows, counts = np.unique(discovery.classes, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(classes), values.shape[1]))
+    np.add.at(sums, rows, values)
+    means, counts = sums / counts[:, None], counts[:, None]
+    scale = np.maximum((values - means[rows]).std(0), _LEAST_DEVIATION)
+    is_own = classes == target
+    rest, count = sums[~is_own].sum(0), counts[~is_own].sum()
+    is_compared = np.isin(classes, discovery.targets) & ~is_own & (counts[:, 0] < count)
+    others = means[is_compared] - (rest - sums[is_compared]) / (count - counts[is_compared])
+    return (means[is_own][0] - rest / count) / scale, others / scale
 
 
 @dataclass(frozen=True, eq=False)

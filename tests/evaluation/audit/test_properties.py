@@ -1,0 +1,66 @@
+"""Properties of the whole photo: which ones are no part of an object."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from camtool.evaluation.audit.cues.candidates import Discovery
+from camtool.evaluation.audit.cues.property import find_properties
+from camtool.evaluation.audit.images import GRID, ImageRecord
+from camtool.evaluation.photo_properties import PROPERTIES, measure_parts, measure_properties
+
+SIDE, EACH = 48, 25
+
+
+def draw_classes(levels, change):
+    """Return photos of noise about a level for each class, those of the first class changed, and their classes."""
+    random, photos = np.random.default_rng(0), []
+    classes = [target for target in range(len(levels)) for _ in range(EACH)]
+    for target in classes:
+        photo = levels[target] + random.normal(0, 12) + random.normal(0, 20, (SIDE, SIDE, 3))
+        photos.append(np.clip(change(photo, random) if target == 0 else photo, 0, 255).astype(np.uint8))
+    return photos, classes
+
+
+def find(levels, change):
+    photos, classes = draw_classes(levels, change)
+    records = [
+        ImageRecord(index, target, target, np.zeros((GRID, GRID)), np.zeros(32), measure_properties(photo))
+        for index, (photo, target) in enumerate(zip(photos, classes, strict=True))
+    ]
+    images = SimpleNamespace(prepare=lambda index: SimpleNamespace(photo=photos[index]))
+    found = find_properties(Discovery(images, records, range(len(photos)), range(len(levels)), 0))
+    return {candidate.name: candidate.suspicion for candidate in found if candidate.target == 0}
+
+
+def brighten(photo, random):
+    return photo + 30
+
+
+def add_object(photo, random):
+    """Return a photo with a bright square at a random place, which is as bright on average as one brighter all over."""
+    changed, (row, column) = photo.copy(), random.integers(0, SIDE - 20, 2)
+    changed[row : row + 20, column : column + 20] += 140
+    return changed
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_a_property_is_suspicious_if_nearly_all_parts_of_the_photos_have_it(classes):
+    assert find([100] * classes, brighten)["brighter (brightness)"] == "a property of the whole photo"
+    assert find([100] * classes, add_object)["brighter (brightness)"] == ""
+
+
+def test_a_property_is_not_suspicious_if_other_classes_differ_as_much():
+    assert find([130, 90, 100, 180], brighten)["brighter (brightness)"] == ""
+
+
+def test_parts_of_a_photo_have_its_properties():
+    photo = np.zeros((40, 80, 3), np.uint8)
+    photo[:10, 60:] = 200
+    parts = measure_parts(photo)
+    assert parts.shape == (16, len(PROPERTIES))
+    assert parts[:, 0] == pytest.approx([0, 0, 0, 200] + [0] * 12)
+    assert (parts[:, 5] == measure_properties(photo)[5]).all()
