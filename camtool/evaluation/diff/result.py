@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from camtool.arguments.messages import format_count, format_ends, format_points
-from camtool.evaluation.audit.report.page import PAGE_NAME, check_results, escape_texts
+from camtool.evaluation.audit.report.page import PAGE_NAME, check_results, escape_texts, format_percent
 from camtool.evaluation.audit.result import format_answers, list_sections, write_files
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, Effect
 from camtool.evaluation.leaderboard.table import Interval, encode_json
@@ -68,8 +68,8 @@ class MovedHeat:
         """The finding in one sentence, with its numbers."""
         moved = f"heat moved {self.direction} {self.place if self.area is not None else 'places that differ'}"
         old, new = (f"{100 * share:.0f}" for share in self.heat)
-        before, after = (_format_answers(effect) for effect in (self.old, self.new))
-        covering = f"covering it changes {before} of the old model's answers and {after} of the new one's"
+        before, after = _format_answers(self.old, "the old model's answers"), _format_answers(self.new, "the new one's")
+        covering = f"covering it changes {before} and {after}"
         if abs(self.difference.mean) < ANSWER_FLOOR:
             before, after = (_format_change(effect) for effect in (self.old, self.new))
             covering = (
@@ -242,8 +242,8 @@ def _describe(image: ImageChange) -> str:
     )
 
 
-def _format_answers(effect: Effect) -> str:
-    return f"{format_answers(effect)[:-1]}, controls {100 * effect.controls:.0f} %)"
+def _format_answers(effect: Effect, whose: str) -> str:
+    return f"{format_answers(effect)} of {whose} (controls {format_percent(effect.controls)})"
 
 
 def _format_change(effect: Effect) -> str:

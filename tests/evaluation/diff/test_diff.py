@@ -104,8 +104,8 @@ def test_heat_that_moved_from_the_object_to_the_mark_is_found(result):
     assert "covering it changes the probability by -" in others[0].sentence
     assert re.fullmatch(
         r"'apple', 15 of 15 images: heat moved to the lower right corner, \d+ % → \d+ % of it; covering it changes "
-        r"0 % \(0 to 20, controls \d %\) of the old model's answers and 100 % \(80 to 100, controls \d %\) of the new "
-        r"one's; q = \S+\.",
+        r"0 % \(0 to 20\) of the old model's answers \(controls \d %\) and 100 % \(80 to 100\) of the new one's "
+        r"\(controls \d %\); q = \S+\.",
         to.sentence,
     )
 
