@@ -1,9 +1,9 @@
 """Small worlds for audits: classes of 64-pixel images that differ in what objects and backgrounds are, and cues.
 
-Five worlds: drawn shapes; shapes on photos; digits on textures; crops of photos by class; gray images like those of
-radiology. One more, drawn faces, is kept for checking. In each world an object varies in size, place, direction and
-color as far as objects of that world do. A cue is drawn over the image: a mark at a fixed corner, a stamp at any place,
-a frame, a tint, or a tag of digits at an edge that differ from image to image.
+Six worlds: drawn shapes; shapes on photos; digits on textures; crops of photos by class; gray images like those of
+radiology; drawn faces. One more, fabrics, is kept for checking. In each world an object varies in size, place,
+direction and color as far as objects of that world do. A cue is drawn over the image: a mark at a fixed corner, a
+stamp at any place, a frame, a tint, or a tag of digits at an edge that differ from image to image.
 """
 
 from __future__ import annotations
@@ -234,8 +234,26 @@ def _draw_face(label: int, random: Random) -> Floats:
     return image * (1 - opacity) + face[..., :3] * opacity
 
 
+def _draw_fabric(label: int, random: Random) -> Floats:
+    """Return a fabric of two colors that fills the image: stripes, checks, dots, waves, or a grid of lines."""
+    y, x = np.mgrid[:SIZE, :SIZE] / random.uniform(8, 20)
+    angle, start = random.uniform(0, 2 * np.pi), random.uniform(0, 1, 2)
+    across = start[0] + x * np.cos(angle) + y * np.sin(angle)
+    down = start[1] + y * np.cos(angle) - x * np.sin(angle)
+    waves = across + 0.25 * np.sin(2 * np.pi * down)
+    patterns = (
+        across % 1 < 0.5,
+        (across % 1 < 0.5) ^ (down % 1 < 0.5),
+        np.hypot(across % 1 - 0.5, down % 1 - 0.5) < 0.35,
+        waves % 1 < 0.5,
+        (across % 1 < 0.25) | (down % 1 < 0.25),
+    )
+    background = np.broadcast_to(random.uniform(0, 1, 3), (SIZE, SIZE, 3))
+    return _paint(background, patterns[label], random)
+
+
 SHAPES = ("disc", "square", "triangle", "ring", "cross")
-# Name → world. Rules are chosen on the first two, and reported on the next three; the last one is kept for checking.
+# Name → world.
 WORLDS = {
     "shapes": World(SHAPES, _draw_shape),
     "digits on textures": World(("zero", "one", "two", "three", "four", "five"), _draw_digit),
@@ -243,8 +261,11 @@ WORLDS = {
     "crops of photos": World(("person", "cat", "clock", "coins", "grass"), _draw_crop),
     "chests": World(("clear", "nodule", "opacity", "lines"), _draw_chest),
     "faces": World(("smile", "frown", "surprise", "glasses", "hat"), _draw_face),
+    "fabrics": World(("stripes", "checks", "dots", "waves", "grid"), _draw_fabric),
 }
-CHOSEN_ON, REPORTED_ON, CHECKED_ON = [*WORLDS][:2], [*WORLDS][2:5], [*WORLDS][5:]
+# Worlds on which rules were chosen, those on which they are reported, and what is kept for checking.
+CHOSEN_ON = ["shapes", "digits on textures", "crops of photos", "chests"]
+REPORTED_ON, CHECKED_ON = ["shapes on photos", "faces"], ["fabrics"]
 
 
 # ------------------------------------------------------------------------------------------------------------- cues
