@@ -150,6 +150,19 @@ def test_a_patch_at_the_border_of_an_image_has_a_sameness():
     assert candidate.measure_sameness(images, range(4)) < 0.2
 
 
+def test_a_patch_beside_a_mark_is_one_cue_with_it():
+    images = Images(draw_marked())
+    images.read_activations = lambda tensor, layer: tensor
+    (mark,) = find_marks(make_marked_discovery(draw_marked()))
+    template = images.prepare(0).tensor[:, 6:14, 6:14]
+    template = template - images.prepare(0).tensor.mean((1, 2), keepdim=True)
+    patch = PatchCandidate(0, "", 1.0, "", template / template.norm(), 10, "")
+    own, beside = (candidate.locate(images, images.prepare(0)) for candidate in (mark, patch))
+    assert beside[6:14, 6:14].all()
+    assert (own & beside).sum() < 5
+    assert patch.is_same_cue(mark, images, [0])
+
+
 def to_photos(images):
     return [(image.permute(1, 2, 0).numpy() * 255).astype(np.uint8) for image in images]
 

@@ -302,12 +302,15 @@ class RegionCandidate(CueCandidate):
         return torch.stack([torch.where(mask, content, image) for content in contents])
 
     def is_same_cue(self, other: CueCandidate, images: AuditImages, indices: Sequence[int]) -> bool:
-        """Return True if the smaller region lies in the larger one by half or more, on average over the images."""
+        """Return True if what is covered for one is covered for the other by half or more, on average over the images.
+
+        That is by the smaller of the two regions.
+        """
         if not isinstance(other, RegionCandidate):
             return other.is_same_cue(self, images, indices)
         shares = []
         for image in map(images.prepare, indices):
-            own, theirs = self.locate(images, image), other.locate(images, image)
+            own, theirs = self.locate_change(images, image), other.locate_change(images, image)
             shares.append(float((own & theirs).sum() / torch.minimum(own.sum(), theirs.sum()).clamp_min(1)))
         return float(np.mean(shares)) >= _SAME_CUE
 
