@@ -41,6 +41,9 @@ _MOST_PER_CLASS = 2
 # Share of the parts of a photo that need not have a property that was added to it, e.g. black ones have no tint.
 _STRAY = 0.1
 
+# Standard deviations within classes by which all parts of the photos of a class differ from those of others.
+_LEAST_DISTANCE = 0.5
+
 # Standard deviation of a property that counts as none, e.g. of the tint of gray photos.
 _LEAST_DEVIATION = 1e-6
 
@@ -171,18 +174,19 @@ def find_properties(discovery: Discovery) -> list[PropertyCandidate]:
 def _mark_outliers(discovery: Discovery, candidates: Sequence[PropertyCandidate]) -> list[PropertyCandidate]:
     """Return candidates, with a mark on those by which the class stands out.
 
-    Nearly all parts of its photos must have the property, or it may be one of an object. And it must be farther from
-    the other classes than any of these is from the rest by any property: where classes are kinds of photos, all differ.
+    All parts of its photos must have the property, those with least and those with most of it, or it may be one of an
+    object. And the class must be farther from the others than any of these is from the rest by any property: where
+    classes are kinds of photos, all differ.
     """
     photos = (discovery.images.prepare(record.index).photo for record in discovery.records)
     parts = np.stack([*map(measure_parts, photos)])
-    least = np.concatenate([np.quantile(signed, _STRAY, axis=1) for signed in (parts, -parts)], 1)
+    signed = np.concatenate([np.quantile(sign * parts, _STRAY, axis=1) for sign in (1, -1)], 1)
     marked = list[PropertyCandidate]()
     for candidate in candidates:
-        column = candidate.number + (0 if candidate.sign > 0 else len(PROPERTIES))
-        is_usual = discovery.test_class(candidate.target, least[:, [column]]).test.p[0] <= ALPHA
-        own, others = _measure_distances(least, discovery, candidate.target)
-        marked.append(replace(candidate, is_outlier=bool(is_usual and own[column] > others.max(initial=0))))
+        own, others = _measure_distances(signed, discovery, candidate.target)
+        least, most = own.reshape(2, -1)[:: candidate.sign, candidate.number] * (1, -1)
+        is_outlier = least > others.max(initial=0) and min(least, most) >= _LEAST_DISTANCE
+        marked.append(replace(candidate, is_outlier=bool(is_outlier)))
     return marked
 
 
