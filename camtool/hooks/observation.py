@@ -21,7 +21,7 @@ from camtool.arguments.messages import add_article, format_count
 from camtool.errors import ForwardError, LayerError, raise_interrupt
 from camtool.hooks.model_call import NEED_GRADIENTS, retry_with_gradients, run_model
 from camtool.hooks.recomputed_blocks import recompute_blocks
-from camtool.hooks.registration import add_forward_hook
+from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.modules import WeightStates, find_detector_transform, find_module, lacks_gradients
 from camtool.hooks.structures.nested_tensors import (
@@ -222,6 +222,32 @@ def observe_connected(
     for layer, tensors in calls.items():
         get_call(layer, tensors, -1)
     return Observation(output, calls)
+
+
+def observe_layer_input(
+    model: nn.Module, layer: str, inputs: ModelInputs, *, grad: bool = False
+) -> tuple[Any, list[Tensor]]:
+    """Run a model once, in evaluation mode, and return its output, and what each call of a layer received.
+
+    Args:
+        model: Any module. Its state is preserved.
+        layer: The dotted name of the layer.
+        inputs: A tensor, a sequence of positional arguments, or a mapping of keyword arguments.
+        grad: Record the graph from the parameters of the model.
+
+    Raises:
+        LayerError: The name is unknown.
+        ForwardError: The model fails on these inputs.
+    """
+    received = list[Tensor]()
+
+    def keep_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        received.extend(tensor for tensor in (*args, *kwargs.values())[:1] if isinstance(tensor, Tensor))
+
+    with guard(model) as cleanup, torch.set_grad_enabled(grad):
+        add_forward_pre_hook(cleanup, find_module(model, layer), keep_input)
+        output = run_model(model, inputs)
+    return output, received
 
 
 def observe_with_trunk(

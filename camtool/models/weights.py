@@ -8,6 +8,7 @@ import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from io import BytesIO
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,18 @@ def _read_torch(path: Path) -> Any:
         # The first sentence alone: torch's next one says how to run the code in the file.
         reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".") or type(error).__name__
         raise ModelError(f"weights {str(path)!r} are damaged: {reason}.") from error
+
+
+def encode_state(model: nn.Module, suffix: str) -> bytes:
+    """Return the file of a model's weights, by its suffix: ``.safetensors``, ``.pt`` or ``.pth``."""
+    if suffix != ".safetensors":
+        stream = BytesIO()
+        torch.save(model.state_dict(), stream)
+        return stream.getvalue()
+    from safetensors.torch import save
+
+    # Tensors that share memory, which the format refuses, are written once for each name.
+    return save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()})
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor], path: str | PathLike[str]) -> None:
