@@ -15,7 +15,8 @@ from camtool.arguments.checks import check_choice
 from camtool.arguments.messages import format_count, format_ends, suggest_names
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import MetricError, raise_interrupt
-from camtool.evaluation.audit.cues.candidates import DECOYS
+from camtool.evaluation.audit.cues.candidates import DECOYS, CueCandidate
+from camtool.evaluation.audit.cues.stored import CUES_NAME, AuditSettings, encode_cues, read_cues
 from camtool.evaluation.audit.report import page
 from camtool.evaluation.audit.report.page import FOLDER, format_percent, read_pictures
 from camtool.evaluation.audit.statistics import compute_share
@@ -37,7 +38,10 @@ _VERBS = {
 }
 
 JSON_NAME, MARKDOWN_NAME, VERDICTS_NAME = "audit.json", "audit.md", "verdicts.json"
-NAMES = (JSON_NAME, MARKDOWN_NAME, FOLDER)
+NAMES = (JSON_NAME, MARKDOWN_NAME, CUES_NAME, FOLDER)
+
+# Fields of an audit that are not in its JSON file.
+_NOT_IN_JSON = ("folder", "cues", "settings")
 
 
 class WorstGroup(NamedTuple):
@@ -194,6 +198,8 @@ class Audit:
         untested: The reason why nothing was tested; empty if candidates were looked for, and some were tested if there
             were any.
         unread: Images that could not be read; ``not_tested`` has the reasons.
+        cues: Key of a finding → what :func:`camtool.repair` removes from images and gives to others.
+        settings: The settings that a repair shares; None for an audit of an earlier version.
     """
 
     findings: tuple[Finding, ...]
@@ -211,6 +217,8 @@ class Audit:
     folder: Path | None = field(default=None, compare=False)
     untested: str = ""
     unread: int = 0
+    cues: Mapping[str, CueCandidate] = field(default_factory=dict, compare=False)
+    settings: AuditSettings | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return f"<Audit of {format_count(self.image_count, 'image')}: {format_count(len(self.findings), 'finding')}>"
@@ -261,8 +269,9 @@ class Audit:
     def to_json(self) -> str:
         """Return everything as JSON; infinite and unknown numbers are null."""
         findings = tuple(chain.from_iterable(self.sections.values()))
-        content = asdict(replace(self, folder=None))
-        del content["folder"]
+        content = asdict(replace(self, folder=None, cues={}, settings=None))
+        for name in _NOT_IN_JSON:
+            del content[name]
         for kind, listed in (("findings", findings), ("rejected", self.rejected), ("decoys", self.decoys)):
             content[kind] = [*map(_to_record, listed)]
         return encode_json(content)
@@ -298,7 +307,7 @@ class Audit:
         return "\n".join([*lines, *list_sections(sections, self.command)]) + "\n"
 
     def save(self, folder: str | Path) -> Path:
-        """Write ``audit.json``, ``audit.md``, the page ``index.html`` and the verdicts to a folder, and return it.
+        """Write ``audit.json``, ``audit.md``, ``cues.json``, the page and the verdicts to a folder, and return it.
 
         Verdicts of other findings that are in the folder are kept. The page shows the pictures that are there.
 
@@ -309,6 +318,8 @@ class Audit:
         folder = Path(folder)
         verdicts = {finding.key: finding.verdict for finding in self.findings if finding.verdict is not None}
         files = {JSON_NAME: self.to_json(), MARKDOWN_NAME: self.to_markdown()}
+        if self.settings is not None:
+            files[CUES_NAME] = encode_cues(self.settings, self.cues)
         page.check_results(folder, [*files])
         check_inside(folder, Path(VERDICTS_NAME))
         all_verdicts = {**read_verdicts(folder / VERDICTS_NAME), **verdicts}
@@ -361,7 +372,9 @@ def read_audit(path: str | os.PathLike[str]) -> Audit:
         raise MetricError(f"audit: {path} does not exist; give the folder of an audit, or its audit.json.")
     try:
         content = parse_object(read_regular(path))
-        values: dict[str, Any] = {each.name: content[each.name] for each in fields(Audit) if each.name != "folder"}
+        names = [each.name for each in fields(Audit) if each.name not in _NOT_IN_JSON]
+        values: dict[str, Any] = {name: content[name] for name in names}
+        settings, cues = read_cues(path.parent)
         for kind in ("findings", "rejected", "decoys"):
             values[kind] = tuple(map(_read_finding, values[kind]))
         audit = Audit(**_to_tuples(values))
@@ -371,7 +384,7 @@ def read_audit(path: str | os.PathLike[str]) -> Audit:
         raise MetricError(f"audit: {path} cannot be read: {error}; give an audit.json that an audit wrote.") from error
     verdicts = read_verdicts(path.parent / VERDICTS_NAME)
     findings = tuple(replace(each, verdict=verdicts.get(each.key, each.verdict)) for each in audit.findings)
-    return replace(audit, findings=findings, folder=path.parent)
+    return replace(audit, findings=findings, folder=path.parent, settings=settings, cues=cues)
 
 
 # What audits of earlier versions do not say of a finding.

@@ -26,6 +26,7 @@ from camtool.evaluation.audit.cues.mark import find_marks
 from camtool.evaluation.audit.cues.patch import find_patches
 from camtool.evaluation.audit.cues.place import find_frames, find_places, find_positions
 from camtool.evaluation.audit.cues.property import find_colors, find_properties
+from camtool.evaluation.audit.cues.stored import AuditSettings, select_stored
 from camtool.evaluation.audit.images import PASSES_PER_MAP, AuditImages, ImageRecord, pack_records, unpack_records
 from camtool.evaluation.audit.report.page import FindingPictures, check_results, write_pictures
 from camtool.evaluation.audit.result import NAMES, VERDICTS_NAME, Audit, Finding, Verdict, rank_findings, read_verdicts
@@ -176,42 +177,99 @@ def audit(
     most_passes = check_options(passes, controls, batch_size, level)
     check_image_list(images)
     folder = check_results(out, NAMES)
+    settings = AuditSettings(controls, method, seed, batch_size, engine, group)
     subject = Subject(model, transform, class_names, device)
-    names = _name_both_answers(subject.explainer.labels)
-    targets, has_sets = find_targets(labels, names, len(images))
-    columns, group, notes = _choose_columns(images, metadata, group)
+    inputs = read_inputs(subject, images, labels, metadata, settings, masks)
     chosen = _choose_kinds(kinds)
-    sources = [*images]
-    regions = () if masks is None else match_regions("masks", masks, len(sources))
-    probe = AuditImages(subject, sources, targets, method, batch_size, regions, has_sets=has_sets, engine=engine)
-    check_targets(targets, probe.head.class_count)
-    grouping, inputs = group and columns[group], probe.hash_first_inputs()
-    settings = controls, method, seed, batch_size, engine, targets, has_sets, grouping, inputs
     default = None if folder is None else folder / VERDICTS_NAME
     user_verdicts = read_verdicts(default if verdicts is None else Path(verdicts), is_required=verdicts is not None)
     with hold_folder(folder):
-        run = _Run(
-            state=State(subject, sources, settings, folder, probe.score_first_inputs()),
-            images=probe,
-            names=names,
-            passes=most_passes,
-            level=level,
-            controls=controls,
-            seed=seed,
-            has_labels=targets is not None,
-            columns=columns,
-            group=group,
-            folder=folder,
-            kinds=chosen,
-            verdicts=user_verdicts,
-        )
-        run.notes += notes
+        run = start_run(inputs, folder, passes=most_passes, level=level, kinds=chosen, verdicts=user_verdicts)
         result = run.run()
         if engine != "eager":
-            result = _note_engines(result, run.state, probe.used_engines)
+            result = _note_engines(result, run.state, inputs.images.used_engines)
         if folder is not None:
             result.save(folder)
     return result
+
+
+class AuditInputs(NamedTuple):
+    """The images of the user with their classes and columns, as an audit and a repair read them.
+
+    Attributes:
+        images: The images with the model.
+        names: The names of the classes.
+        columns: The metadata.
+        settings: The settings, with the column of groups that is used.
+        notes: Notes for the user about groups.
+    """
+
+    images: AuditImages
+    names: Sequence[str] | None
+    columns: Mapping[str, Sequence[Any]]
+    settings: AuditSettings
+    notes: Sequence[str]
+
+    def open_state(self, folder: Path | None) -> State:
+        """Return the numbers that were computed before with the same model, images and settings."""
+        images, settings = self.images, self.settings
+        grouping, inputs = settings.group and self.columns[settings.group], images.hash_first_inputs()
+        parts = settings.controls, settings.method, settings.seed, settings.batch_size, settings.engine
+        key = *parts, images.labels, images.has_sets, grouping, inputs
+        return State(images.subject, images.sources, key, folder, images.score_first_inputs())
+
+
+def read_inputs(
+    subject: Subject,
+    images: Sequence[Any] | Tensor,
+    labels: Sequence[int | str | Sequence[int | str]] | None,
+    metadata: Mapping[str, Sequence[Any]] | None,
+    settings: AuditSettings,
+    masks: Region | Sequence[Region | None] | None = None,
+) -> AuditInputs:
+    """Return what the user gave, checked, see :func:`audit`.
+
+    Raises:
+        MetricError: An argument does not fit, or the model is no classifier.
+        CamtoolError: The engine is not installed.
+    """
+    names = _name_both_answers(subject.explainer.labels)
+    targets, has_sets = find_targets(labels, names, len(images))
+    columns, group, notes = _choose_columns(images, metadata, settings.group)
+    regions = () if masks is None else match_regions("masks", masks, len(images))
+    method, batch_size, engine = settings.method, settings.batch_size, settings.engine
+    probe = AuditImages(subject, [*images], targets, method, batch_size, regions, has_sets=has_sets, engine=engine)
+    check_targets(targets, probe.head.class_count)
+    return AuditInputs(probe, names, columns, replace(settings, group=group), notes)
+
+
+def start_run(
+    inputs: AuditInputs,
+    folder: Path | None,
+    *,
+    passes: int,
+    level: float,
+    kinds: Mapping[str, Kind],
+    verdicts: Mapping[str, Verdict],
+) -> AuditRun:
+    """Return an audit that has not run yet, see :class:`AuditRun`."""
+    run = AuditRun(
+        state=inputs.open_state(folder),
+        images=inputs.images,
+        names=inputs.names,
+        passes=passes,
+        level=level,
+        controls=inputs.settings.controls,
+        seed=inputs.settings.seed,
+        has_labels=inputs.images.labels is not None,
+        columns=inputs.columns,
+        settings=inputs.settings,
+        folder=folder,
+        kinds=kinds,
+        verdicts=verdicts,
+    )
+    run.notes += inputs.notes
+    return run
 
 
 def _name_both_answers(labels: Sequence[str] | None) -> Sequence[str] | None:
@@ -253,12 +311,12 @@ def _note_engines(result: Audit, state: State, engines: Iterable[str]) -> Audit:
 
 
 @dataclass
-class _Run(Run):
+class AuditRun(Run):
     """An audit on its way.
 
     Attributes:
         columns: The metadata.
-        group: The column of what belongs together.
+        settings: The settings, with the column of what belongs together.
         folder: The folder for pictures of the findings; None for none.
         kinds: The kinds of candidates that are asked for.
         verdicts: The user's verdicts, by the key of a finding.
@@ -266,7 +324,7 @@ class _Run(Run):
     """
 
     columns: Mapping[str, Sequence[Any]]
-    group: str | None
+    settings: AuditSettings
     folder: Path | None
     kinds: Mapping[str, Kind]
     verdicts: Mapping[str, Verdict]
@@ -274,16 +332,12 @@ class _Run(Run):
 
     def run(self) -> Audit:
         """Return the result: records, halves, candidates, tests, findings."""
-        recorded = self.record_all(self.images.iterate_records, pack_records)
-        records = [*chain.from_iterable(starmap(unpack_records, recorded.items()))]
-        self.images.heats.update({record.index: record.heat for record in records})
-        column = None if self.group is None else [self.columns[self.group][record.index] for record in records]
-        halves = self.split(records, "near-duplicates, bursts and what the group column joins", column)
+        records, halves = self.record_and_split()
         noted = len(self.not_tested)
-        usable = self._choose_classes(records, halves)
-        views = self._split_by_label(usable, *halves)
+        views = self.make_views(records, halves)
         untested = "" if views else self.not_tested[noted]
-        pairs = self._find_candidates(self._choose_possible(len(usable)), views)
+        class_count = sum(len(view.targets) for view in views)
+        pairs = self._find_candidates(self._choose_possible(class_count), views)
         rest = self.passes - PASSES_PER_MAP * len(records)
         noted, count = len(self.not_tested), len(pairs)
         self._prepare_testers(views, len(pairs))
@@ -298,6 +352,23 @@ class _Run(Run):
         if count and all(outcome.reason for outcome in outcomes):
             untested = f"{format_count(count, 'candidate')} left out, e.g. {self.not_tested[noted]}"
         return replace(self._conclude(outcomes, decoys, records), untested=untested)
+
+    @property
+    def group(self) -> str | None:
+        """The column of what belongs together; None if each image is on its own."""
+        return self.settings.group
+
+    def record_and_split(self) -> tuple[list[ImageRecord], list[Half[ImageRecord]]]:
+        """Return the records of all images, and the discovery and the confirmation half."""
+        recorded = self.record_all(self.images.iterate_records, pack_records)
+        records = [*chain.from_iterable(starmap(unpack_records, recorded.items()))]
+        self.images.heats.update({record.index: record.heat for record in records})
+        column = None if self.group is None else [self.columns[self.group][record.index] for record in records]
+        return records, self.split(records, "near-duplicates, bursts and what the group column joins", column)
+
+    def make_views(self, records: Sequence[ImageRecord], halves: Sequence[Half[ImageRecord]]) -> list[View]:
+        """Return the classes that have enough images, with the images in which they are compared."""
+        return self._split_by_label(self._choose_classes(records, halves), *halves)
 
     def _find_candidates(self, kinds: Mapping[str, Kind], views: Sequence[View]) -> list[Pair]:
         """Return the candidates of the discovery half with their decoys, the clearest ones first."""
@@ -321,17 +392,20 @@ class _Run(Run):
         # below `level`.
         permutations = max(statistics.PERMUTATIONS, math.ceil(6 * count / self.level))
         for view in views:
-            tester = CueTester(
-                images=self.images,
-                records=view.tested.records,
-                groups=view.tested.groups,
-                controls=self.controls,
-                most_images=_MOST_IMAGES,
-                seed=self.seed,
-                remember=self.state.remember,
-                permutations=permutations,
-            )
-            self.testers |= dict.fromkeys(view.targets, tester)
+            self.testers |= dict.fromkeys(view.targets, self.make_tester(view, permutations))
+
+    def make_tester(self, view: View, permutations: int = statistics.PERMUTATIONS) -> CueTester:
+        """Return the tests of the candidates of a view, with a number of arrangements in each."""
+        return CueTester(
+            images=self.images,
+            records=view.tested.records,
+            groups=view.tested.groups,
+            controls=self.controls,
+            most_images=_MOST_IMAGES,
+            seed=self.seed,
+            remember=self.state.remember,
+            permutations=permutations,
+        )
 
     @property
     def _units(self) -> str:
@@ -457,6 +531,8 @@ class _Run(Run):
             seed=self.seed,
             folder=self.folder,
             unread=self.unread,
+            cues=self._select_cues(confirmed, findings),
+            settings=self.settings,
         )
 
     def _describe_all(
@@ -491,6 +567,12 @@ class _Run(Run):
             tester, outcome = self.testers[finding.target], by_key[finding.key]
             pictures[finding.key] = FindingPictures(folder, tester, outcome.candidate, outcome.present, self.name_class)
         write_pictures(folder, pictures)
+
+    def _select_cues(
+        self, confirmed: Sequence[tuple[Outcome, Finding]], findings: Sequence[Finding]
+    ) -> dict[str, CueCandidate]:
+        by_key = {finding.key: outcome.candidate for outcome, finding in confirmed}
+        return select_stored({finding.key: by_key[finding.key] for finding in findings})
 
     def _join_cues(self, confirmed: Sequence[tuple[Outcome, Finding]]) -> list[Finding]:
         """Return one finding for each cue: the clearest, which names the others and is suspicious if one of them is."""

@@ -272,13 +272,17 @@ class CueTester:
             )
         )
 
+    def find_present(self, candidate: CueCandidate) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return True for the records of the class, and for those that have the candidate, ``(N,)`` each."""
+        strengths = self.measure_strengths(candidate)
+        is_class = np.array([record.target == candidate.target for record in self.records])
+        return is_class, strengths > float(np.quantile(strengths[~is_class], candidate.present))
+
     def _choose(self, candidate: CueCandidate) -> _Choice:
         """Return the images in the tests of a candidate, which are chosen once."""
         if candidate.key in self._choices:
             return self._choices[candidate.key]
-        strengths = self.measure_strengths(candidate)
-        is_class = np.array([record.target == candidate.target for record in self.records])
-        has_it = strengths > float(np.quantile(strengths[~is_class], candidate.present))
+        strengths, is_class, has_it = self.measure_strengths(candidate), *self.find_present(candidate)
         is_answer = np.array([record.answer == candidate.target for record in self.records])
         present = np.flatnonzero(is_class & has_it)
         others = np.flatnonzero(~is_class & ~is_answer & ~has_it)

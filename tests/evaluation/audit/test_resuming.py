@@ -223,7 +223,7 @@ def test_two_places_with_one_name_have_numbers_of_their_own(monkeypatch):
     assert [one.area for one in result.findings] == [0.09]
     # Their keys differ as well, also if only one is a finding.
     assert [one.key for one in (*result.findings, *result.rejected)][:1] == ["red: place: here"]
-    names = running._Run._list_keys(
+    names = running.AuditRun._list_keys(
         SimpleNamespace(names=["a", "b", "a"], name_class=["a", "b", "a"].__getitem__),
         [running.Outcome(replace(both[0], target=target)) for target in (0, 0, 1, 2)],
     )

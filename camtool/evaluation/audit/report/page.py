@@ -131,7 +131,7 @@ def _describe(finding: Mapping[str, Any], pictures: list[dict[str, Any]]) -> dic
         (remove, "changes the answer", finding["removal"]),
         (give, f"makes others '{finding['label']}'", finding["transplant"]),
     )
-    effects = [_describe_effect(f"{verb} {what}", verb, effect) for verb, what, effect in named if effect is not None]
+    effects = [describe_effect(f"{verb} {what}", verb, effect) for verb, what, effect in named if effect is not None]
     return {
         **finding,
         "effects": effects,
@@ -142,7 +142,8 @@ def _describe(finding: Mapping[str, Any], pictures: list[dict[str, Any]]) -> dic
     }
 
 
-def _describe_effect(title: str, verb: str, effect: Mapping[str, Any]) -> dict[str, Any]:
+def describe_effect(title: str, verb: str, effect: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an effect with what its bar shows."""
     mean, low, high = (100 * share for share in effect["answers"])
     shift, least, most = (math.nan if share is None else 100 * share for share in effect["probability"])
     controls = 100 * effect["controls"]
@@ -337,7 +338,7 @@ class FindingPictures:
 
     def _write(self, name: str, image: PreparedInput, tensor: Tensor, mask: Tensor | None) -> str:
         """Write a picture, and return its path below the folder."""
-        pixels = resize(_to_pixels(image, tensor))
+        pixels = resize(to_pixels(image, tensor))
         if mask is not None:
             size = pixels.shape[1::-1]
             region = Image.fromarray(mask.cpu().numpy()).resize(size, Image.Resampling.NEAREST)
@@ -378,7 +379,7 @@ def resize(pixels: Pixels) -> Pixels:
     return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
 
 
-def _to_pixels(image: PreparedInput, tensor: Tensor) -> Pixels:
+def to_pixels(image: PreparedInput, tensor: Tensor) -> Pixels:
     """Return an input of the model as pixels ``(H, W, 3)``.
 
     Where black and white are unknown they are 0 and 1, or the smallest and the largest value if these are outside.
