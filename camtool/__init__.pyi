@@ -38,6 +38,8 @@ from camtool.evaluation.diff import CamDiff as CamDiff
 from camtool.evaluation.diff import diff as diff
 from camtool.evaluation.leaderboard import evaluate as evaluate
 from camtool.evaluation.recommendation import recommend as recommend
+from camtool.evaluation.repair import Repair as Repair
+from camtool.evaluation.repair import repair as repair
 from camtool.evaluation.watch import Watch as Watch
 from camtool.evaluation.watch import watch as watch
 from camtool.evidence.evidence import Evidence as Evidence

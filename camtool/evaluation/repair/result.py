@@ -1,0 +1,345 @@
+"""The result of a repair: what the model depends on before and after, and its cost; as JSON, Markdown, a page."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from camtool.arguments.explain_arguments import get_module
+from camtool.arguments.messages import format_count, format_ends, format_points
+from camtool.evaluation.audit.report.page import (
+    PAGE_NAME,
+    check_results,
+    describe_effect,
+    escape_texts,
+    format_percent,
+)
+from camtool.evaluation.audit.result import WorstGroup, list_sections, write_files
+from camtool.evaluation.audit.trials import Effect
+from camtool.evaluation.leaderboard.table import Interval, encode_json
+from camtool.models import Loaded
+from camtool.models.weights import encode_state
+from camtool.rendering.image_writing import open_atomically
+from camtool.rendering.written_files import replace_files
+from camtool.runs.report.page import read_template, render_template
+
+JSON_NAME, MARKDOWN_NAME, WEIGHTS_NAME = "repair.json", "repair.md", "mended.safetensors"
+NAMES = (JSON_NAME, MARKDOWN_NAME, WEIGHTS_NAME)
+
+GENERATOR = "camtool repair"
+
+# Endings of files of weights.
+_WEIGHTS = (".safetensors", ".pt", ".pth")
+
+# The loss of accuracy on images without the cue that a repair may cost.
+_MOST_LOSS = 0.01
+
+_SHOWN = 10
+
+
+class Effects(NamedTuple):
+    """The effects of removing a cue, and of giving it to other images; None for what is not possible."""
+
+    removal: Effect | None
+    transplant: Effect | None
+
+    @property
+    def size(self) -> float:
+        """The larger change of the probability beyond the controls, in either direction; 0 without any."""
+        return max((abs(effect.probability.mean) for effect in self if effect is not None), default=0.0)
+
+
+class Accuracy(NamedTuple):
+    """The accuracies of both models.
+
+    Attributes:
+        images: The number of images.
+        before: The share of right answers, with Wilson interval.
+        after: That of the mended model.
+        change: The paired difference, with bootstrap interval.
+    """
+
+    images: int
+    before: Interval
+    after: Interval
+    change: Interval
+
+    def __str__(self) -> str:
+        before, after, change = self.cells
+        return f"{before} → {after}, {change}"
+
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """The three numbers with their intervals, as texts."""
+        _, low, high = self.change
+        change = f"{format_points(self.change.mean)}{format_ends(100 * low, 100 * high, sign='+')}"
+        return _format_share(self.before), _format_share(self.after), change
+
+
+@dataclass(frozen=True)
+class CueRepair:
+    """A cue before and after.
+
+    Attributes:
+        key: The key of the finding.
+        kind: Its kind.
+        label: The class.
+        name: Its description in words.
+        before: Its effects on the audited model.
+        after: Those on the mended one, on the same images.
+    """
+
+    key: str
+    kind: str
+    label: str
+    name: str
+    before: Effects
+    after: Effects
+
+    @property
+    def falls(self) -> bool:
+        """True if the mended model depends on it less: evidence against the class counts as well."""
+        return self.after.size < self.before.size
+
+    @property
+    def sentence(self) -> str:
+        """The effects in one sentence."""
+        parts = [
+            f"{verb}: {_format_share(before.answers)} → {_format_share(after.answers)} of the images, controls "
+            f"{format_percent(before.controls)} → {format_percent(after.controls)}, and the probability by "
+            f"{format_points(before.probability.mean)} → {format_points(after.probability.mean)} beyond these"
+            for verb, before, after in (
+                ("removing it changes the answers", self.before.removal, self.after.removal),
+                (f"giving it makes others '{self.label}'", self.before.transplant, self.after.transplant),
+            )
+            if before is not None and after is not None
+        ]
+        return f"'{self.label}': {self.name}: {'; '.join(parts)}."
+
+
+def _format_share(share: Interval) -> str:
+    return f"{format_percent(share.mean)}{format_ends(100 * share.low, 100 * share.high)}"
+
+
+class ChangedAnswer(NamedTuple):
+    """An image that both models answer differently, and one of them right.
+
+    Attributes:
+        image: Its path, or its number.
+        label: Its class.
+        edit: What was done to it.
+        answers: The answers before and after.
+        is_better: True if it became right.
+        picture: The image as the model sees it, a JPEG file; empty for those beyond the first few.
+    """
+
+    image: str
+    label: str
+    edit: str
+    answers: tuple[str, str]
+    is_better: bool
+    picture: bytes
+
+
+@dataclass(frozen=True, repr=False)
+class Repair:
+    """A mended model, and what it depends on less.
+
+        repair = camtool.repair(model, photos, labels, audit)
+        print(repair)
+        repair.save("mended.safetensors")
+
+    All numbers are of the half of the images that the repair did not learn from.
+
+    Attributes:
+        cues: The cues, before and after.
+        accuracy: The accuracies on the images as they are.
+        with_cue: Those on images with a cue, also on those that are given one.
+        without_cue: Those on images without any, also on those from which one is removed.
+        by_class: Those on the images as they are, by class.
+        worst_groups: The classes with or without a cue that have the lowest accuracy before and after.
+        changed: The answers that became right or wrong.
+        tested: The number of images that it reports on.
+        learned: The number of images that it learned from.
+        head: The name of the layer that was fitted again.
+        layers: What was changed: ``"last"`` or ``"norms"``.
+        notes: Notes for the user.
+        model: The mended model, a copy.
+        command: The command that repeats it; empty after a call from Python.
+    """
+
+    cues: tuple[CueRepair, ...]
+    accuracy: Accuracy
+    with_cue: Accuracy
+    without_cue: Accuracy
+    by_class: Mapping[str, Accuracy]
+    worst_groups: tuple[WorstGroup, ...]
+    changed: tuple[ChangedAnswer, ...]
+    tested: int
+    learned: int = 0
+    head: str = ""
+    layers: str = "last"
+    notes: tuple[str, ...] = ()
+    model: nn.Module | Loaded | None = field(default=None, compare=False)
+    command: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Repair of {format_count(len(self.cues), 'cue')}: {self.verdict}>"
+
+    def __str__(self) -> str:
+        return self.to_markdown()
+
+    _repr_markdown_ = __str__
+
+    @property
+    def is_better(self) -> bool:
+        """True if each cue has less effect, and images without one are not answered worse."""
+        return not self.reasons
+
+    @property
+    def reasons(self) -> list[str]:
+        """The reasons why it is no repair; none if it is one."""
+        reasons = [
+            f"the effect of {cue.name} on '{cue.label}' does not fall ({100 * cue.before.size:.0f} → "
+            f"{100 * cue.after.size:.0f} points of probability)"
+            for cue in self.cues
+            if not cue.falls
+        ]
+        change = self.without_cue.change
+        if change.mean < -_MOST_LOSS and change.high < 0:
+            reasons.append(f"the accuracy on images without a cue falls: {self.without_cue}")
+        return reasons
+
+    @property
+    def verdict(self) -> str:
+        """A sentence that says whether it is a repair."""
+        if self.is_better:
+            return "The model depends less on what was found."
+        return f"This is no repair: {'; '.join(self.reasons)}. Use the model as it was."
+
+    @property
+    def accuracies(self) -> dict[str, Accuracy]:
+        """All accuracies, by what the images are."""
+        of_all = {"All, as they are": self.accuracy, "Without a cue": self.without_cue, "With a cue": self.with_cue}
+        return {**of_all, **{f"{name}, as they are": accuracy for name, accuracy in self.by_class.items()}}
+
+    @property
+    def worst(self) -> str:
+        """The worst groups in words."""
+        before, after = self.worst_groups
+        return f"Worst group before: {before}. After: {after}."
+
+    def to_json(self) -> str:
+        """Return everything but the model and the pictures as JSON; unknown numbers are null."""
+        content = {each.name: _to_record(getattr(self, each.name)) for each in fields(self) if each.name != "model"}
+        for entry in content["changed"]:
+            del entry["picture"]
+        for entry, cue in zip(content["cues"], self.cues, strict=True):
+            entry["sentence"] = cue.sentence
+        return encode_json({**content, "is_better": self.is_better, "reasons": self.reasons})
+
+    def to_markdown(self) -> str:
+        """Return the repair as a page of Markdown."""
+        better = sum(answer.is_better for answer in self.changed)
+        changed = f"layer {self.head!r}" if self.layers == "last" else f"layer {self.head!r} and the norm layers"
+        halves = f"Learned from {format_count(self.learned, 'image')}; all numbers are of the other {self.tested}."
+        lines = [
+            "# Repair" if self.is_better else "# No repair",
+            "",
+            self.verdict,
+            "",
+            f"Changed: {changed}. {halves}",
+            "",
+        ]
+        lines += [f"{number}. {cue.sentence}" for number, cue in enumerate(self.cues, 1)]
+        lines += ["", "| right answers | images | before | after | change |", "| --- | --- | --- | --- | --- |"]
+        lines += [f"| {name} | {each.images} | {' | '.join(each.cells)} |" for name, each in self.accuracies.items()]
+        counts = f"{better} became right and {len(self.changed) - better} wrong"
+        lines += ["", self.worst, "", f"Of all images, as they are and changed, {counts}."]
+        worse = [_describe(answer) for answer in self.changed if not answer.is_better]
+        sections = {"Became wrong": worse[:_SHOWN], "Notes": self.notes}
+        return "\n".join([*lines, *list_sections(sections, self.command)]) + "\n"
+
+    def save(self, path: str | Path) -> Path:
+        """Write the weights to a file, ``.safetensors``, ``.pt`` or ``.pth``, or all of the result to a folder.
+
+        Raises:
+            CamtoolError: A file in the folder is not as camtool wrote it, or a link leads out of it.
+        """
+        path = Path(path)
+        if path.suffix in _WEIGHTS:
+            with open_atomically(path) as stream:
+                stream.write(encode_state(get_module(self.model), path.suffix))
+            return path
+        check_results(path, NAMES, GENERATOR)
+        files = {JSON_NAME: self.to_json(), MARKDOWN_NAME: self.to_markdown()}
+        with replace_files(path, [WEIGHTS_NAME]):
+            self.save(path / WEIGHTS_NAME)
+        return write_files(path, files, {PAGE_NAME: self._render_page(json.loads(files[JSON_NAME]))})
+
+    def _render_page(self, content: Mapping[str, Any]) -> str:
+        """Return the page as HTML. It holds its pictures, and loads nothing."""
+        shown = escape_texts(content)
+        pictures = [b64encode(answer.picture).decode() for answer in self.changed]
+        changed = [
+            {**answer, "picture": picture}
+            for answer, picture in zip(shown["changed"], pictures, strict=True)
+            if picture
+        ]
+        page: str = render_template(
+            "repair.html",
+            ("dom.js", "theme.js"),
+            read_template("report.css") + read_template("audit.css"),
+            {},
+            generator=GENERATOR,
+            title="Repair" if self.is_better else "This is no repair",
+            repair=shown,
+            verdict=escape_texts(self.verdict),
+            cues=[_describe_cue(cue) for cue in shown["cues"]],
+            accuracies=escape_texts([(name, each.images, *each.cells) for name, each in self.accuracies.items()]),
+            worst=escape_texts(self.worst),
+            changed=changed,
+            better=sum(answer.is_better for answer in self.changed),
+        )
+        return page
+
+
+def _to_record(value: Any) -> Any:
+    """Return a value as mappings and lists, by the names of fields; intervals are lists."""
+    if isinstance(value, (tuple, list)) and (isinstance(value, Interval) or not hasattr(value, "_asdict")):
+        return [_to_record(entry) for entry in value]
+    if isinstance(value, CueRepair):
+        value = vars(value)
+    pairs = value._asdict() if hasattr(value, "_asdict") else value
+    return {name: _to_record(entry) for name, entry in pairs.items()} if isinstance(pairs, Mapping) else value
+
+
+def _describe(answer: ChangedAnswer) -> str:
+    before, after = answer.answers
+    return f"{answer.image} ({answer.edit}), '{answer.label}': {before} → {after}"
+
+
+def _describe_cue(cue: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a cue with the bars of its effects, before and after, by what is done, and how the probability changes."""
+    effects, numbers = list[list[dict[str, Any]]](), list[tuple[str, str]]()
+    for name, verb, title in (
+        ("removal", "Removing it", "Removing it changes the answer"),
+        ("transplant", "Giving it", f"Giving it makes others '{cue['label']}'"),
+    ):
+        sides = [cue[side][name] for side in ("before", "after")]
+        if None in sides:
+            continue
+        before, after = (
+            describe_effect(f"{title}, {side}", verb, effect)
+            for side, effect in zip(("before", "after"), sides, strict=True)
+        )
+        effects.append([before, after])
+        numbers.append((f"{verb}: probability beyond controls, before", before["probability"]))
+        numbers.append((f"{verb}: probability beyond controls, after", after["probability"]))
+    return {**cue, "effects": effects, "numbers": numbers}

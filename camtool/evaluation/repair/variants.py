@@ -1,0 +1,162 @@
+"""The counterfactual images of a repair: without a cue, and with one, and what the last layer receives for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from camtool.evaluation.audit.cues.candidates import Change, CueCandidate
+from camtool.evaluation.audit.images import AuditImages, ImageRecord
+from camtool.evaluation.audit.result import Finding
+from camtool.evaluation.audit.running import AuditRun, View
+from camtool.evaluation.audit.trials import CueTester, hash_parts
+from camtool.evaluation.repair.head import Examples
+from camtool.hooks.structures.caches import cached_property
+
+# What is done to an image.
+Edit: TypeAlias = Literal["as it is", "without it", "with it"]
+
+
+@dataclass(frozen=True, eq=False)
+class Cue:
+    """A cue that the model is repaired of.
+
+    Attributes:
+        finding: The finding of the audit.
+        candidate: Removes it from images, and gives it to others.
+        learned: The tests of the half that the repair learns from: which images have the cue.
+        tested: Those of the other half.
+    """
+
+    finding: Finding
+    candidate: CueCandidate
+    learned: CueTester
+    tested: CueTester
+
+    @classmethod
+    def build(cls, finding: Finding, candidate: CueCandidate, view: View, run: AuditRun) -> Cue:
+        """Return the cue with the tests of both halves of a view; those of the audit are remembered."""
+        tested, (records, groups) = run.make_tester(view), (view.found.records, view.found.groups)
+        learned = replace(tested, records=records, groups=groups, remember=lambda _, compute: compute())
+        return cls(finding, candidate, learned, tested)
+
+    @cached_property
+    def present(self) -> set[int]:
+        """The images of the class that have it, of the half that is tested, by number."""
+        is_class, has_it = self.tested.find_present(self.candidate)
+        return {self.tested.records[row].index for row in np.flatnonzero(is_class & has_it).tolist()}
+
+    def list_variants(self, tester: CueTester, draws: int) -> Iterator[Variant]:
+        """Yield the images of the class without it, and those of other classes with it, each several times."""
+        is_class, has_it = tester.find_present(self.candidate)
+        of_class, others = np.flatnonzero(is_class & has_it), np.flatnonzero(~is_class & ~has_it)
+        edits: list[tuple[Edit, NDArray[np.int_], NDArray[np.int_]]] = [
+            ("without it", of_class, others),
+            ("with it", others, of_class),
+        ]
+        for draw in range(draws):
+            random = np.random.default_rng(hash_parts(tester.seed, self.candidate.key, "partners", draw))
+            for edit, rows, partners in edits:
+                # Each image has a partner of its own as far as there are enough.
+                order = random.permutation(partners)
+                for turn, row in enumerate(rows.tolist() if len(order) else ()):
+                    partner = tester.records[int(order[turn % len(order)])].index
+                    yield Variant(tester.records[row], tester.groups[row], edit, self, partner, draw)
+
+
+class Variant(NamedTuple):
+    """An image as it is, or changed.
+
+    Attributes:
+        record: The image.
+        group: Its group.
+        edit: What is done to it.
+        cue: What is removed or given; None for an image as it is.
+        partner: The image that covers the cue, or that it is taken from.
+        draw: Distinguishes changes of one image.
+    """
+
+    record: ImageRecord
+    group: int
+    edit: Edit = "as it is"
+    cue: Cue | None = None
+    partner: int = -1
+    draw: int = 0
+
+    @property
+    def target(self) -> int:
+        """The class whose answer counts: that of the cue, or of an image as it is its own."""
+        return self.record.target if self.cue is None else self.cue.candidate.target
+
+    def make(self, images: AuditImages) -> Tensor | None:
+        """Return the input of the model, ``(C, H, W)``; None if the image cannot be changed so."""
+        if self.cue is None:
+            return images.prepare(self.record.index).tensor
+        candidate, index = self.cue.candidate, self.record.index
+        seed = hash_parts(self.cue.tested.seed, candidate.key, "repair", index, self.draw)
+        change = Change(images, index, self.partner, 0, np.random.default_rng(seed))
+        if self.edit == "with it":
+            variants = candidate.transplant(change)
+            return None if variants is None else variants[0]
+        if candidate.compares_images:
+            pairs = candidate.compare_moves(images, self.record, (), change.random)
+            return None if pairs is None else pairs[0][1]
+        variants = candidate.remove(change)  # by each fill, of which each draw takes another one
+        return None if variants is None else variants[self.draw % len(variants), 0]
+
+
+def iterate_batches(images: AuditImages, variants: Iterable[Variant]) -> Iterator[tuple[Tensor, list[Variant]]]:
+    """Yield inputs of one size ``(N, C, H, W)``, and the variant of each; what cannot be made is left out."""
+    inputs, kept = list[Tensor](), list[Variant]()
+    for variant in variants:
+        tensor = variant.make(images)
+        if tensor is None:
+            continue
+        if inputs and (len(inputs) == images.batch_size or tensor.shape != inputs[0].shape):
+            yield torch.stack(inputs), kept
+            inputs, kept = [], []
+        inputs.append(tensor)
+        kept.append(variant)
+    if inputs:
+        yield torch.stack(inputs), kept
+
+
+class ReadVariants(NamedTuple):
+    """Images, and what the last layer receives for them."""
+
+    variants: Sequence[Variant]
+    examples: Examples
+
+    def select_without(self, cue: Cue) -> Examples:
+        """Return the images of the class of a cue without it, and those of other classes as they are."""
+        is_class = (self.examples.labels[:, cue.candidate.target] > 0).tolist()
+        kept = [
+            variant.edit == "without it" and variant.cue is cue if of_class else variant.cue is None
+            for variant, of_class in zip(self.variants, is_class, strict=True)
+        ]
+        rows, (features, labels, differences, is_independent) = [*compress(range(len(kept)), kept)], self.examples
+        return Examples(features[rows], labels[rows], differences[:0], is_independent)
+
+
+class MendedImages(AuditImages):
+    """The images of an audit, changed as the audited model tells where a cue is, and answered by the mended one.
+
+    Args:
+        audited: The images with the audited model.
+        mended: The same images with the mended one.
+    """
+
+    def __init__(self, audited: AuditImages, mended: AuditImages) -> None:
+        self.__dict__.update(audited.__dict__)  # what was prepared is kept once
+        self._mended = mended
+
+    def score(self, images: Tensor) -> Tensor:
+        """Return the logits of the mended model, ``(N, K)``."""
+        return self._mended.score(images)
