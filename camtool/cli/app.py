@@ -1,7 +1,8 @@
 """The installed command ``camtool``: its commands, and the exit code of each error.
 
-Exit codes: 0 all fine, 1 some photos could not be explained, ``--fail-on`` of an audit or a diff applies, or the
-self-test of ``camtool doctor`` failed, 2 invalid request, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
+Exit codes: 0 all fine, 1 some photos could not be explained, ``--fail-on`` of an audit or a diff applies, a repair is
+none, or the self-test of ``camtool doctor`` failed, 2 invalid request, 130 interrupted (Ctrl-C), 143 terminated
+(SIGTERM).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from camtool.cli import (
     evaluation_commands,
     export_command,
     list_and_figure_commands,
+    repair_command,
     serve_commands,
     slide_and_video_commands,
     terminal,
@@ -78,6 +80,7 @@ app.command("features")(list_and_figure_commands.draw_features)
 app.command("kernels")(list_and_figure_commands.draw_kernels)
 app.command("evaluate")(evaluation_commands.evaluate_methods)
 app.command("audit")(evaluation_commands.audit_model)
+app.command("repair")(repair_command.repair_model)
 app.command("diff")(evaluation_commands.compare_models)
 app.command("export")(export_command.export_model)
 app.command("demo")(demo_and_doctor_commands.show_demo)

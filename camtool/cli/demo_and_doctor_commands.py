@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -39,11 +40,11 @@ def show_demo(
         from camtool.demo.tour import run_tour
 
         shown = run_tour(out, scenes)
-    with terminal.show_activity("Auditing the model that cheats", is_quiet=printed.hides_progress):
-        sentence = _audit_cheat()
+    with terminal.show_activity("Auditing and repairing the model that cheats", is_quiet=printed.hides_progress):
+        sentence, mended = _audit_and_repair_cheat()
     if printed.as_json:
         files = {"overview": str(shown.overview), "cheat": str(shown.cheat)}
-        terminal.print_json({"rows": [asdict(row) for row in shown.rows], **files, "audit": sentence})
+        terminal.print_json({"rows": [asdict(row) for row in shown.rows], **files, "audit": sentence, "repair": mended})
     if printed.hides_progress:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -57,23 +58,28 @@ def show_demo(
     terminal.print_line(f"\nThe maps:                      [bold]{overview}[/]")
     terminal.print_line(f"A model that cheats is caught: [bold]{cheat}[/]")
     terminal.print_line(f"An audit finds it, too:        {terminal.escape(sentence)}")
+    terminal.print_line(f"A repair mends it:             {terminal.escape(mended)}")
     terminal.print_line("Your own photos:               [bold]python -m camtool PHOTOS --model resnet50[/]")
 
 
-def _audit_cheat() -> str:
-    """Return the finding of an audit of the model that cheats, on scenes of three classes that it has not seen."""
+def _audit_and_repair_cheat() -> tuple[str, str]:
+    """Return the finding of an audit of the model that cheats, on new scenes, and what a repair changes."""
     from camtool.demo.camnet import CHEATED_CLASS, load_bundled_model
     from camtool.demo.scenes import UNSEEN, draw_scene
     from camtool.evaluation.audit import audit
+    from camtool.evaluation.repair import repair
 
-    labels = [CHEATED_CLASS, "star", "arrow"] * 20
+    cheat, labels = load_bundled_model("demo-cheat"), [CHEATED_CLASS, "star", "arrow"] * 20
     scenes = [
         draw_scene(UNSEEN + 200_000 + number, classes=[label], mark=label == CHEATED_CLASS).image
         for number, label in enumerate(labels)
     ]
-    # Few controls and one kind of cues keep this at seconds.
-    result = audit(load_bundled_model("demo-cheat"), scenes, labels, kinds=["place"], controls=9, passes=1500)
-    return result.findings[0].sentence if result.findings else "no finding."
+    with TemporaryDirectory() as folder:  # the repair reads there what the audit computed
+        # Few controls and one kind of cues keep this at seconds.
+        result = audit(cheat, scenes, labels, kinds=["place"], controls=9, passes=1500, out=folder)
+        mended = repair(cheat, scenes, labels, result)
+    accuracies = f"right answers without it {mended.without_cue}; with it {mended.with_cue}."
+    return result.findings[0].sentence, accuracies
 
 
 _LIBRARIES = ("torch", "torchvision", "numpy", "pillow", "opencv-python", "scikit-image", "safetensors")

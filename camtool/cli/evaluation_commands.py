@@ -118,7 +118,7 @@ def audit_model(
         check_choice("--fail-on", fail_on, ["finding"], error=CamtoolError)
     plan = photo_options.plan_folder(folder, out, recursive=recursive or truth is not None, limit=None)
     # Tables and masks are read before the model, which may take long, and for all photos, as names may be ambiguous.
-    columns = _read_columns(metadata, truth, plan)
+    columns = read_columns(metadata, truth, plan)
     regions = _find_masks(masks, plan)
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
     classes, loaded = photo_options.read_classes(truth, plan, loaded)
@@ -129,15 +129,15 @@ def audit_model(
         result = audit(
             loaded,
             photos,
-            _select(classes, rows),
-            _select_columns(columns, rows),
+            select(classes, rows),
+            select_columns(columns, rows),
             group=group,
             passes=passes,
             level=level,
             controls=controls,
             method=method,
             kinds=split_names(kind) if kind else None,
-            masks=_select(regions, rows),
+            masks=select(regions, rows),
             verdicts=verdicts,
             out=out,
             batch_size=batch_size,
@@ -153,7 +153,7 @@ def audit_model(
     raise typer.Exit(int(result.unread > 0 or (fail_on is not None and bool(result.suspects))))
 
 
-def _read_columns(metadata: Path | None, truth: str | None, plan: Plan) -> dict[str, list[str | None]] | None:
+def read_columns(metadata: Path | None, truth: str | None, plan: Plan) -> dict[str, list[str | None]] | None:
     """Return the columns of a table, or else of that of ``--truth``; one that is missing is refused later."""
     from camtool.runs.true_labels import read_metadata
 
@@ -162,11 +162,13 @@ def _read_columns(metadata: Path | None, truth: str | None, plan: Plan) -> dict[
     return None if metadata is None else read_metadata(metadata, plan)
 
 
-def _select(values: Sequence[Any] | None, rows: Sequence[int]) -> list[Any] | None:
+def select(values: Sequence[Any] | None, rows: Sequence[int]) -> list[Any] | None:
+    """Return the values of some rows; None without values."""
     return None if values is None else [values[row] for row in rows]
 
 
-def _select_columns(columns: Mapping[str, list[Any]] | None, rows: Sequence[int]) -> dict[str, list[Any]] | None:
+def select_columns(columns: Mapping[str, list[Any]] | None, rows: Sequence[int]) -> dict[str, list[Any]] | None:
+    """Return the values of some rows of each column; None without columns."""
     return None if columns is None else {name: [values[row] for row in rows] for name, values in columns.items()}
 
 

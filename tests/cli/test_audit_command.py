@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,12 +154,15 @@ def test_masks_are_found_by_the_paths_of_the_photos(run_command, tmp_path):
     assert "fits no photo; name them as the photos are, e.g. 0.png" in finished.err
 
 
-def test_the_demo_ends_with_the_sentence_of_an_audit(monkeypatch, capsys, tmp_path):
+def test_the_demo_ends_with_an_audit_and_a_repair(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["camtool", "demo", "--scenes", "1", "--out", str(tmp_path), "--json"])
     with pytest.raises(SystemExit):
         app.main()
-    sentence = json.loads(capsys.readouterr().out)["audit"]
-    assert sentence.startswith("10 of 10 'heart' images: the lower right corner; covering it changes 100 % (72 to 100)")
+    content = json.loads(capsys.readouterr().out)
+    start = "10 of 10 'heart' images: the lower right corner; covering it changes 100 % (72 to 100)"
+    assert content["audit"].startswith(start)
+    before, after = re.match(r"right answers without it (\d+) % \(.*?\) → (\d+) %", content["repair"]).groups()
+    assert int(before) < 80 < 95 <= int(after)
 
 
 def test_other_columns_of_the_classes_are_metadata_and_a_name_of_two_photos_is_refused(run_command, tmp_path):

@@ -722,21 +722,21 @@ def test_help_and_version(camtool_):
 
 # The options of these names, of all commands that have any use for them.
 ALIKE = {
-    "--limit": "run cluster evaluate audit diff",
-    "--weights": "run cluster video slide app mcp layers features kernels evaluate audit export",
-    "--device": "run cluster video slide app mcp features kernels evaluate audit diff export",
-    "--labels": "run cluster video slide features evaluate audit diff",
-    "--out": "run cluster video slide features kernels evaluate audit diff demo",
-    "--json": "run cluster report replay video slide methods layers features kernels evaluate audit diff export demo "
-    "doctor",
-    "--quiet": "run cluster report replay video slide features kernels evaluate audit diff export demo",
+    "--limit": "run cluster evaluate audit repair diff",
+    "--weights": "run cluster video slide app mcp layers features kernels evaluate audit repair export",
+    "--device": "run cluster video slide app mcp features kernels evaluate audit repair diff export",
+    "--labels": "run cluster video slide features evaluate audit repair diff",
+    "--out": "run cluster video slide features kernels evaluate audit repair diff demo",
+    "--json": "run cluster report replay video slide methods layers features kernels evaluate audit repair diff export "
+    "demo doctor",
+    "--quiet": "run cluster report replay video slide features kernels evaluate audit repair diff export demo",
     "--engine": "run cluster video slide app audit",
     "--layer": "run cluster video slide features kernels evaluate export",
     "--method": "run cluster video slide evaluate audit diff export",
     "--overwrite": "run cluster evaluate audit diff export",
-    "--truth": "run cluster evaluate audit diff",
-    "--recursive": "run cluster evaluate audit diff",
-    "-r": "run cluster evaluate audit diff",
+    "--truth": "run cluster evaluate audit repair diff",
+    "--recursive": "run cluster evaluate audit repair diff",
+    "-r": "run cluster evaluate audit repair diff",
 }
 
 

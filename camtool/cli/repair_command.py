@@ -1,0 +1,98 @@
+"""Command ``camtool repair``: from the finding of an audit to a mended model, measured."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from typer import Argument, Option
+
+from camtool.arguments.messages import format_count
+from camtool.cli import terminal
+from camtool.cli.evaluation_commands import choose_evenly, read_columns, select, select_columns
+from camtool.cli.options import model_options, photo_options
+from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.result_options import Out, PrintOptions
+from camtool.cli.progress.run_progress import FileProgress
+
+if TYPE_CHECKING:
+    from camtool.evaluation.repair import Repair
+
+_NOTHING = "The audit has no suspicious finding, so the model is left alone."
+
+
+@takes_options
+def repair_model(
+    *,
+    folder: Annotated[str, Argument(metavar="FOLDER")],
+    loading: model_options.ModelOptions,
+    naming: model_options.LabelOptions,
+    preparing: model_options.PreprocessingOptions,
+    truth: photo_options.Classes = None,
+    audit: Annotated[Path, Option(metavar="FOLDER", exists=True)] = Path("audit"),
+    layers: Annotated[Literal["last", "norms"], Option(metavar="NAME")] = "last",
+    metadata: Annotated[Path | None, model_options.build_file_option()] = None,
+    recursive: photo_options.Recursive = False,
+    limit: Annotated[int | None, Option(metavar="N", min=1)] = None,
+    out: Out = Path("mended"),
+    printed: PrintOptions,
+) -> None:
+    """Repair a classifier of what an audit found: fit its last layer again, on photos without the cue and with it.
+
+    It learns from one half of the audit's photos and reports on the other. Findings that you called a shortcut are
+    repaired, or else the suspicious ones. Exit code 1 if it is no repair.
+
+    Args:
+        folder: Folder of photos, that of the audit.
+        audit: Folder of the audit, with your verdicts.
+        layers: 'last' for the last layer alone; 'norms' to train the norm layers as well.
+        metadata: The CSV file of the audit, if it had a column of groups.
+        limit: The same number as that of the audit.
+    """
+    from camtool.evaluation.audit import read_audit
+    from camtool.evaluation.repair.running import list_asked, repair
+
+    audited = read_audit(audit)
+    if not list_asked(audited):
+        if printed.as_json:
+            terminal.print_json({"cues": [], "reasons": [], "is_better": None})
+        elif not printed.quiet:
+            terminal.print_line(_NOTHING)
+        raise typer.Exit
+    plan = photo_options.plan_folder(folder, out, recursive=recursive or truth is not None, limit=None)
+    columns = read_columns(metadata, truth, plan)
+    loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
+    classes, loaded = photo_options.read_classes(truth, plan, loaded)
+    rows = choose_evenly(classes or [0] * len(plan.jobs), limit)
+    photos = [Path(plan.jobs[row].source) for row in rows]
+    with FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
+        labels, chosen = select(classes, rows), select_columns(columns, rows)
+        result = repair(loaded, photos, labels, audited, chosen, layers=layers, out=out)  # type: ignore[arg-type]
+    result = replace(result, command=shlex.join(["camtool", *sys.argv[1:]]))
+    result.save(out)
+    _print_result(result, out, printed)
+    raise typer.Exit(int(not result.is_better))
+
+
+def _print_result(result: Repair, out: Path, printed: PrintOptions) -> None:
+    if printed.as_json:
+        terminal.print_json(json.loads(result.to_json()))
+        return
+    if printed.quiet:
+        return
+    for note in result.notes:
+        terminal.print_note(note)
+    for cue in result.cues:
+        terminal.print_line(terminal.escape(cue.sentence))
+    for name, accuracy in result.accuracies.items():
+        terminal.print_line(terminal.escape(f"{name} ({format_count(accuracy.images, 'image')}): {accuracy}"))
+    terminal.print_line(terminal.escape(result.worst))
+    terminal.print_line(f"[bold]{terminal.escape(result.verdict)}[/]")
+    terminal.print_line(
+        f"Weights, numbers and answers that changed: [bold]{terminal.escape(str(out / 'index.html'))}[/]"
+    )
