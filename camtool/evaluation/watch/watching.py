@@ -32,6 +32,12 @@ from camtool.rendering.written_files import SECONDS_TO_WRITE, replace_infinite
 
 LOG_NAME, _DEFAULT_FOLDER = "watch.jsonl", "watch"
 
+# What to do about alarms, as the last line of a watch.
+_REPAIR = (
+    "If that is a shortcut, audit = camtool.audit(model, photos, labels) tests more, and camtool.repair(model, photos, "
+    "labels, audit) fits the last layer again without it."
+)
+
 Pixels = NDArray[np.uint8]
 NAMES = ("tensorboard", "wandb", "mlflow")
 
@@ -288,7 +294,7 @@ class Watch:
         return self.seconds["looks"] / max(self.seconds["training"], 1e-9)
 
     def __repr__(self) -> str:
-        alarms = [alarm.sentence for alarm in self.alarms] or ["no alarm"]
+        alarms = [*(alarm.sentence for alarm in self.alarms), _REPAIR] if self.alarms else ["no alarm"]
         return "\n".join([f"<Watch: {format_count(self.looks, 'look')}>", *alarms, *self.not_tested])
 
     def __enter__(self) -> Watch:

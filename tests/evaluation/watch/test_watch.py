@@ -93,6 +93,7 @@ def test_the_alarm_names_class_place_and_effects(place: tuple[slice, slice], tmp
     assert alarm.removal == pytest.approx(share - 0.25, abs=0.02)
     assert alarm.transplant == pytest.approx(share - 0.25, abs=0.02)
     assert alarm.sentence in repr(watch)
+    assert "camtool.repair(model, photos, labels, audit)" in repr(watch)
 
 
 def test_a_network_that_ignores_the_corner_raises_no_alarm(tmp_path: Path) -> None:
