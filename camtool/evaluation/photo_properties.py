@@ -33,6 +33,7 @@ class Property:
         high: The words for more of it.
         measure: Returns its value from a photo in float, ``(H, W, 3)`` from 0 to 255.
         shift: ``shift(photo, value, goal)``: the photo with this property near a goal; None if that is not possible.
+        is_color: True if it is a mean of colors.
     """
 
     name: str
@@ -40,6 +41,18 @@ class Property:
     high: str
     measure: Callable[[NDArray[np.float64]], float]
     shift: Callable[[Photo, float, float], Photo | None]
+    is_color: bool = False
+
+    def imitate(self, photo: Photo, other: Photo, random: np.random.Generator) -> Photo | None:
+        """Return a photo with this property of another one; None if that is not possible.
+
+        For a color, the mean color of the other photo is taken, by a sum or by factors, drawn at random: what tinted
+        the other photo may have been either.
+        """
+        if not self.is_color:
+            return self.shift(photo, self.measure(photo.astype(float)), self.measure(other.astype(float)))
+        own, goal = photo.mean((0, 1)), other.mean((0, 1))
+        return _to_bytes(photo + (goal - own) if random.random() < 0.5 else photo * (goal / own.clip(1)))
 
 
 def _to_bytes(values: NDArray[np.float64]) -> Photo:
@@ -63,7 +76,7 @@ def _build_linear(name: str, low: str, high: str, weights: ArrayLike, step: Arra
     def shift(photo: Photo, value: float, goal: float) -> Photo:
         return _to_bytes(photo.astype(float) + (goal - value) * np.asarray(step))
 
-    return Property(name, low, high, measure, shift)
+    return Property(name, low, high, measure, shift, is_color=True)
 
 
 def _measure_contrast(photo: NDArray[np.float64]) -> float:

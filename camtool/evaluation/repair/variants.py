@@ -56,7 +56,9 @@ class Cue:
     def list_variants(self, tester: CueTester, draws: int) -> Iterator[Variant]:
         """Yield the images of the class without it, and those of other classes with it, each several times."""
         is_class, has_it = tester.find_present(self.candidate)
-        of_class, others = np.flatnonzero(is_class & has_it), np.flatnonzero(~is_class & ~has_it)
+        # All photos of other classes have more or less of a property.
+        is_other = ~is_class & (~has_it | self.candidate.compares_classes)
+        of_class, others = np.flatnonzero(is_class & has_it), np.flatnonzero(is_other)
         edits: list[tuple[Edit, NDArray[np.int_], NDArray[np.int_]]] = [
             ("without it", of_class, others),
             ("with it", others, of_class),
@@ -102,14 +104,7 @@ class Variant(NamedTuple):
         candidate, index = self.cue.candidate, self.record.index
         seed = hash_parts(self.cue.tested.seed, candidate.key, "repair", index, self.draw)
         change = Change(images, index, self.partner, 0, np.random.default_rng(seed))
-        if self.edit == "with it":
-            variants = candidate.transplant(change)
-            return None if variants is None else variants[0]
-        if candidate.compares_images:
-            pairs = candidate.compare_moves(images, self.record, (), change.random)
-            return None if pairs is None else pairs[0][1]
-        variants = candidate.remove(change)  # by each fill, of which each draw takes another one
-        return None if variants is None else variants[self.draw % len(variants), 0]
+        return candidate.edit(change, gives=self.edit == "with it", turn=self.draw)
 
 
 def iterate_batches(images: AuditImages, variants: Iterable[Variant]) -> Iterator[tuple[Tensor, list[Variant]]]:

@@ -64,3 +64,25 @@ def test_parts_of_a_photo_have_its_properties():
     assert parts.shape == (16, len(PROPERTIES))
     assert parts[:, 0] == pytest.approx([0, 0, 0, 200] + [0] * 12)
     assert (parts[:, 5] == measure_properties(photo)[5]).all()
+
+
+@pytest.mark.parametrize("name", ["brightness", "red-green tint", "blue-yellow tint"])
+def test_a_photo_takes_the_mean_color_of_another_by_a_sum_or_by_factors(name):
+    random = np.random.default_rng(0)
+    photo = random.integers(60, 120, (8, 8, 3)).astype(np.uint8)
+    other = (photo * np.array([0.5, 1.0, 1.5])).astype(np.uint8)
+    kind = next(each for each in PROPERTIES if each.name == name)
+    made = [kind.imitate(photo, other, random) for _ in range(10)]
+    for each in made:
+        np.testing.assert_allclose(each.mean((0, 1)), other.mean((0, 1)), atol=1)
+    # A factor is exactly what made the other photo; a sum keeps the deviations of each color.
+    spreads = sorted({round(float(each[..., 2].std() / photo[..., 2].std()), 1) for each in made})
+    assert spreads == [1.0, 1.5]
+
+
+def test_a_photo_cannot_be_made_sharper():
+    sharp = np.random.default_rng(0).integers(0, 255, (16, 16, 3)).astype(np.uint8)
+    kind = next(each for each in PROPERTIES if each.name == "sharpness")
+    blurred = kind.imitate(sharp, np.full_like(sharp, 9), np.random.default_rng(0))
+    assert kind.measure(blurred.astype(float)) < kind.measure(sharp.astype(float))
+    assert kind.imitate(blurred, sharp, np.random.default_rng(0)) is None

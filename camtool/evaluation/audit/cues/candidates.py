@@ -211,6 +211,16 @@ class CueCandidate(ABC):
     def transplant(self, change: Change) -> Tensor | None:
         """Return an image of another class with it, and with each control: ``(columns, C, H, W)``, or None."""
 
+    def edit(self, change: Change, *, gives: bool, turn: int) -> Tensor | None:
+        """Return one image to learn from, ``(C, H, W)``: with the cue, or without it; None if impossible.
+
+        Each turn takes another of the fills that cover a region.
+        """
+        variants = self.transplant(change) if gives else self.remove(change)
+        if variants is None:
+            return None
+        return variants[0] if gives else variants[turn % len(variants), 0]
+
     def compare_moves(
         self, images: AuditImages, record: ImageRecord, others: Sequence[ImageRecord], random: np.random.Generator
     ) -> list[Tensor] | None:

@@ -135,7 +135,7 @@ class PositionCandidate(CueCandidate):
         self, images: AuditImages, record: ImageRecord, others: Sequence[ImageRecord], random: np.random.Generator
     ) -> list[Tensor]:
         """Move what is hot in the image to the center of another one, and the other images as far."""
-        step = self.goals[int(random.integers(len(self.goals)))] - self._find_center(record.heat)
+        step = self._draw_step(images, record.index, random)
         inputs = [images.prepare(each.index).tensor for each in (record, *others)]
         return [torch.stack([image, self._move(image, step)]) for image in inputs]
 
@@ -148,6 +148,16 @@ class PositionCandidate(CueCandidate):
         image, start = images.prepare(index).tensor, self._find_center(images.heats[index])
         goals = self.goals[random.integers(len(self.goals), size=controls)]
         return torch.stack([self._move(image, goal - start) for goal in (self.center, *goals)])
+
+    def edit(self, change: Change, *, gives: bool, turn: int) -> Tensor:
+        """Move the object to the place of the class, or to that of another class."""
+        step = self._draw_step(change.images, change.image, change.random)
+        return self.transplant(change)[0] if gives else self._move(change.images.prepare(change.image).tensor, step)
+
+    def _draw_step(self, images: AuditImages, index: int, random: np.random.Generator) -> NDArray[np.float64]:
+        """Return the way from what is hot in an image to the center of one of another class."""
+        goal = self.goals[int(random.integers(len(self.goals)))]
+        return np.asarray(goal - self._find_center(images.heats[index]))
 
     def _move(self, image: Tensor, step: NDArray[np.float64]) -> Tensor:
         """Return an input ``(C, H, W)`` with its content moved, but for what stands still in the class."""

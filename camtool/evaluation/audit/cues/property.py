@@ -132,11 +132,22 @@ class PropertyCandidate(CueCandidate):
         changed = self._shift(change.images, change.image, self.of_class - self.of_others)
         return None if changed is None else changed[None]
 
+    def edit(self, change: Change, *, gives: bool, turn: int) -> Tensor | None:
+        """Return the photo with the property of its partner: means of a class alone would leave what else tinted it."""
+        photo, partner = (change.images.prepare(index).photo for index in (change.image, change.partner))
+        return self._replace(
+            change.images, change.image, PROPERTIES[self.number].imitate(photo, partner, change.random)
+        )
+
     def _shift(self, images: AuditImages, index: int, step: float) -> Tensor | None:
         """Return the input for a photo with more or less of the property, ``(C, H, W)``; None if impossible."""
-        image, kind = images.prepare(index), PROPERTIES[self.number]
-        value = kind.measure(image.photo.astype(float))
-        pixels = kind.shift(image.photo, value, value + step)
+        photo, kind = images.prepare(index).photo, PROPERTIES[self.number]
+        value = kind.measure(photo.astype(float))
+        return self._replace(images, index, kind.shift(photo, value, value + step))
+
+    def _replace(self, images: AuditImages, index: int, pixels: NDArray[np.uint8] | None) -> Tensor | None:
+        """Return the input for changed pixels of a photo, ``(C, H, W)``; None without any, or if the size differs."""
+        image = images.prepare(index)
         changed = None if pixels is None else images.make_input(image, pixels)
         if changed is None or changed.shape != image.tensor.shape:
             return None
