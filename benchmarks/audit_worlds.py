@@ -39,7 +39,7 @@ RESULTS = Path(__file__).with_suffix(".json")
 CACHE = Path("worlds-cache")
 
 _TRAINING, _EPOCHS, _AUDITED, _TRUTH = 1200, 10, 250, 300
-_USED = 0.2
+USED = 0.2
 _SEEDS = {"training": 0, "audit": 1, "truth": 2}
 
 
@@ -228,7 +228,7 @@ def audit_network(network: Network, cache: Path) -> dict[str, Any]:
         return entry
     region = next((one for one in regions if one is not None), None)
     right = [_names_cue(finding, network, region) for finding in audit.suspects if finding.label == label]
-    used = max(entry["removal"], entry["transplant"]) >= _USED
+    used = max(entry["removal"], entry["transplant"]) >= USED
     return entry | {"used": used, "found": bool(right), "named": any(right), "beside": len(audit.suspects) - sum(right)}
 
 
