@@ -263,9 +263,9 @@ def _compute_fall(pairs: Sequence[tuple[dict[str, float], dict[str, float]]]) ->
     return round(float(np.median(falls)), 3)
 
 
-def _average(values: Sequence[float]) -> str:
-    error = f" +- {np.std(values, ddof=1) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.3f}{error}"
+def _average(values: Sequence[float]) -> dict[str, float]:
+    error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else np.nan
+    return {"mean": round(float(np.mean(values)), 3), "error": round(float(error), 3)}
 
 
 def main(
