@@ -254,7 +254,8 @@ class RepairRun:
         if names:
             yield (
                 f"{format_count(len(names), 'class')} without images in the half that was learned from: their outputs "
-                f"are as they were, and their images were not compared: {shorten_list(names)}."
+                f"are as they were beside those of the others, so they may be recognized less, which was not measured: "
+                f"{shorten_list(names)}."
             )
 
     def _check_features(self, head: ScoreHead, learned: ReadVariants, tested: ReadVariants) -> Iterator[str]:
