@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
-from torch.nn.modules.batchnorm import _NormBase
 
 from camtool.errors import CamtoolError, MetricError
 from camtool.evidence.class_vectors import find_linear_layers, is_same_up_to_rounding
@@ -45,7 +44,11 @@ _LINKS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
 }
 
-_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, *([nn.RMSNorm] if hasattr(nn, "RMSNorm") else []))
+_NORMS: tuple[type[nn.Module], ...] = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LayerNorm, nn.GroupNorm),
+    *([nn.RMSNorm] if hasattr(nn, "RMSNorm") else []),
+)
 
 
 class Linear(NamedTuple):

@@ -87,7 +87,7 @@ def test_a_mark_is_forgotten_and_the_object_is_learned(audited, end):
     assert repair.worst_groups[0].name in ("'green' without a cue", "'blue' with a cue")
     assert repair.worst_groups[0].accuracy.mean == 0
     assert "1 class without images in the half that was learned from" in repair.notes[-1]
-    assert repair.notes[-1].endswith("compared: absent.")
+    assert repair.notes[-1].endswith("which was not measured: absent.")
     text = str(repair)
     assert text.startswith("# Repair\n\nThe model depends less on what was found.")
     assert "| Without a cue | 40 | 50 % (35 to 65) | 100 % (91 to 100) | +50 points (+" in text
