@@ -13,6 +13,7 @@ that runs twice counts once. Their number depends on Python's version: it says w
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,11 +116,13 @@ def _trace(explain: Callable[[Tensor, int], Any]) -> CallPath:
     _read(explain(first, 281))
     path = CallPath()
     previous = sys.gettrace()  # of a debugger
+    gc.disable()  # what is freed then may have callbacks of this package
     sys.settrace(path.trace)
     try:
         _read(explain(second, 282))
     finally:
         sys.settrace(previous)
+        gc.enable()
     return path
 
 
