@@ -32,16 +32,11 @@ from camtool.hooks.private_torch import find_hooked_modules, has_backward_hooks,
 from camtool.hooks.registration import list_foreign_hooks
 from camtool.hooks.state.guard import guard
 from camtool.hooks.state.one_thread import use_one_thread
+from camtool.hooks.structures import nested_tensors
 from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.module_settings import ModuleSettings, describe_settings
 from camtool.hooks.structures.modules import WeightStates, list_weights, read_tree
-from camtool.hooks.structures.nested_tensors import (
-    ModelInputs,
-    describe_shapes,
-    find_main_tensor,
-    find_tensors,
-    map_tensors,
-)
+from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.methods.registry import Method
 from camtool.progress import follow_step
 
@@ -162,13 +157,13 @@ class CompiledObserver:
         self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, count: int | None, *, has_rows: bool
     ) -> _Compiled:
         """Return what is compiled for any number of images, or for a given one."""
-        modules, tensor = read_tree(model).modules, find_main_tensor(inputs)
+        modules, tensor = read_tree(model).modules, nested_tensors.find_main_tensor(inputs)
         hooked = find_hooked_modules(modules)
         has_hooks = has_global_hooks() or any(
             list_foreign_hooks(module) or has_backward_hooks(module) for module in hooked
         )
         kind = None if tensor is None else (tensor.dtype, tensor.device, torch.is_autocast_enabled(tensor.device.type))
-        shape = describe_shapes(inputs), count, kind
+        shape = nested_tensors.describe_shapes(inputs), count, kind
         process = self._threads, os.getpid()
         question = "engine", self.engine, tuple(layers), shape, process, has_hooks, has_rows
 
@@ -235,6 +230,6 @@ def _find_structure(model: nn.Module, inputs: Tensor, plan: Plan) -> Any:
     """Return the output of a model with empty tensors."""
     with torch.no_grad(), guard(model):
         output = run_model(model, inputs[:1])
-    if len(find_tensors(output)) != plan.output_count:
+    if len(nested_tensors.find_tensors(output)) != plan.output_count:
         raise NotCompilableError("the model's output has another structure for other images")
-    return map_tensors(output, lambda tensor: tensor.new_empty(0))
+    return nested_tensors.map_tensors(output, lambda tensor: tensor.new_empty(0))

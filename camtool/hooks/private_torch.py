@@ -19,17 +19,9 @@ from types import FunctionType, GeneratorType
 from typing import Any, TypeGuard
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, overrides
 from torch.autograd.graph import Node
 from torch.nn.modules.conv import _ConvNd
-from torch.overrides import (
-    TorchFunctionMode,
-    _get_current_function_mode,
-    _get_current_function_mode_stack,
-    _pop_mode,
-    _pop_mode_temporarily,
-    _push_mode,
-)
 from torch.utils import checkpoint
 
 # ---------------------------------------------------------------------------------------------------- modes
@@ -54,10 +46,10 @@ def is_transforming() -> bool:
 # Return the function modes of this thread, the innermost last.
 #
 # Torch takes a mode off its stack while it calls the mode. If Ctrl-C arrives then, the stack has to be restored.
-save_function_modes: Callable[[], list[TorchFunctionMode]] = _get_current_function_mode_stack
+save_function_modes: Callable[[], list[overrides.TorchFunctionMode]] = overrides._get_current_function_mode_stack
 
 
-def restore_function_modes(modes: list[TorchFunctionMode]) -> None:
+def restore_function_modes(modes: list[overrides.TorchFunctionMode]) -> None:
     """Put back the function modes that :func:`save_function_modes` returned, also where an exception is handled."""
     if sys.exc_info()[1] is not None:
         end_interrupted_calls(sys.exc_info()[1])
@@ -65,9 +57,9 @@ def restore_function_modes(modes: list[TorchFunctionMode]) -> None:
     if len(current) == len(modes) and all(now is before for now, before in zip(current, modes, strict=True)):
         return
     for _ in current:
-        _pop_mode()
+        overrides._pop_mode()
     for mode in modes:
-        _push_mode(mode)
+        overrides._push_mode(mode)
 
 
 def end_interrupted_calls(error: BaseException | None) -> None:
@@ -85,10 +77,10 @@ def end_interrupted_calls(error: BaseException | None) -> None:
         error = error.__context__
 
 
-_TAKING_OFF = inspect.unwrap(_pop_mode_temporarily).__code__
+_TAKING_OFF = inspect.unwrap(overrides._pop_mode_temporarily).__code__
 
 
-class FunctionMode(TorchFunctionMode):
+class FunctionMode(overrides.TorchFunctionMode):
     """A function mode that takes nothing but itself off the stack when it ends.
 
     ``TorchFunctionMode`` takes off whichever mode is on top. That is another one if an interrupt came while torch had
@@ -96,8 +88,8 @@ class FunctionMode(TorchFunctionMode):
     """
 
     def __exit__(self, *_: object) -> None:
-        if _get_current_function_mode() is self:
-            _pop_mode()
+        if overrides._get_current_function_mode() is self:
+            overrides._pop_mode()
 
 
 def run_without_override_check(function: Any, *args: Any, **kwargs: Any) -> Any:

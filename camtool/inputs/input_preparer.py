@@ -23,16 +23,8 @@ from camtool.geometry.transform_output import unwrap_image
 from camtool.hooks.model_call import ASSUMED_SIZES
 from camtool.hooks.structures import modules, nested_tensors
 from camtool.hooks.structures.caches import cached_property
-from camtool.inputs import image_files, prepared_inputs
-from camtool.inputs.accepted_inputs import (
-    SHAPE_TEXTS,
-    SPATIAL_AXES,
-    DataKind,
-    check_kind,
-    choose_device,
-    get_dtype,
-    list_channels,
-)
+from camtool.inputs import accepted_inputs, image_files, prepared_inputs
+from camtool.inputs.accepted_inputs import SHAPE_TEXTS, SPATIAL_AXES, DataKind
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.inputs.model_inputs import Inputs, Key, find_shared_entries, is_unprepared_image, select_image_input
@@ -100,7 +92,7 @@ class InputPreparer:
         # Some towers of vision-language models have 3-D convolutions, as they read videos too.
         own_kind: DataKind | None = "image" if isinstance(model, VisionLanguageModel) else None
         self._model, self._transform, self._kind = model, transform, own_kind if kind is None else kind
-        self._device = choose_device(model, device)
+        self._device = accepted_inputs.choose_device(model, device)
         ASSUMED_SIZES.pop(model, None)  # of an earlier call
         self._build_assumed_transform = lru_cache(_DEFAULT_TRANSFORMS)(build_assumed_transform)
         this = proxy(self)  # a reference to itself would keep it, and the model, until the next garbage collection
@@ -120,7 +112,8 @@ class InputPreparer:
             ImageError: The source cannot be read, or the transform made no input of it.
             GeometryError: The transform is more than a crop and a resize.
         """
-        return self._prepare_kind(source, check_kind(self._model, source, self._kind), is_prepared=False)
+        kind = accepted_inputs.check_kind(self._model, source, self._kind)
+        return self._prepare_kind(source, kind, is_prepared=False)
 
     def iterate_inputs(self, img: Any) -> Iterator[PreparedInput]:
         """Yield the inputs of a list or of a batch, each prepared when its turn comes; or the only one.
@@ -134,7 +127,7 @@ class InputPreparer:
         """Check whether a list came, or a tensor or an array with an axis for several inputs."""
         if isinstance(img, (list, tuple)):
             return True
-        kind = check_kind(self._model, img, self._kind)
+        kind = accepted_inputs.check_kind(self._model, img, self._kind)
         return isinstance(img, (Tensor, np.ndarray)) and img.ndim == SPATIAL_AXES[kind] + 2
 
     def _iterate(self, img: Any) -> tuple[bool, Iterator[PreparedInput]]:
@@ -142,7 +135,7 @@ class InputPreparer:
         if isinstance(img, (list, tuple)):
             return True, map(self._prepare_entry, img)
         # The kind is that of the whole batch: one of its inputs alone might be taken for another kind.
-        kind = check_kind(self._model, img, self._kind)
+        kind = accepted_inputs.check_kind(self._model, img, self._kind)
         if not isinstance(img, (Tensor, np.ndarray)) or img.ndim != SPATIAL_AXES[kind] + 2:
             return False, iter([self._prepare_kind(img, kind, is_prepared=False)])
         is_prepared = isinstance(img, Tensor)
@@ -221,7 +214,7 @@ class InputPreparer:
         values, geometry, notes = prepared_inputs.transform_values(
             file_image, self._transform if file_image.is_volume else self.transform
         )
-        tensor = values.to(self._device, get_dtype(self._model))
+        tensor = values.to(self._device, accepted_inputs.get_dtype(self._model))
         if isinstance(self._model, FunctionModel):
             self._model.check_image(tensor)
         is_unit = bool(notes)
@@ -241,7 +234,7 @@ class InputPreparer:
         if isinstance(self._model, FunctionModel):
             self._model.check_image(made)
         value_range = ValueRange.of_tensor(made)  # before it is on a GPU, for which each look waits
-        tensor = made.to(self._device, get_dtype(self._model))
+        tensor = made.to(self._device, accepted_inputs.get_dtype(self._model))
         black, white = prepared_inputs.find_black_and_white(tensor, transform)
         notes = (
             *image_files.get_reading_notes(image),
@@ -280,7 +273,7 @@ class InputPreparer:
         """Return an array of any numbers as a tensor of the model's floating type."""
         if isinstance(source, Tensor):
             return source
-        return torch.from_numpy(np.ascontiguousarray(source)).to(get_dtype(self._model))
+        return torch.from_numpy(np.ascontiguousarray(source)).to(accepted_inputs.get_dtype(self._model))
 
     def _to_model(self, tensor: Tensor) -> Tensor:
         """Move a tensor to the model's device; a floating one also gets a floating type that the model has."""
@@ -293,7 +286,7 @@ class InputPreparer:
             return given
         # Models of mixed precision have parameters of several types, and take inputs of any of them.
         dtypes = {parameter.dtype for parameter in self._model.parameters() if parameter.is_floating_point()}
-        return given if not dtypes or given.dtype in dtypes else given.to(get_dtype(self._model))
+        return given if not dtypes or given.dtype in dtypes else given.to(accepted_inputs.get_dtype(self._model))
 
     def to_model(self, batch: Tensor) -> Tensor:
         """Return a prepared batch of images ``(N, C, H, W)`` on the model's device and in a type that it takes.
@@ -427,7 +420,7 @@ class InputPreparer:
             raise ImageError(f"img: {image!r} holds no floating tensor, so it is no image; name another with image=.")
         # An input that is given twice is the image in one place only.
         entries |= {key: _replace_by_view(entries[key], main) for key in entries.keys() - {image}}
-        kind = check_kind(self._model, main, self._kind)
+        kind = accepted_inputs.check_kind(self._model, main, self._kind)
         axes = SPATIAL_AXES[kind]
         others = {key: value for key, value in entries.items() if key not in (image, *inputs.shared)}
         _check_batch_sizes(image, main, kind, others)
@@ -504,8 +497,8 @@ def _check_takes_photos(model: nn.Module) -> None:
     Raises:
         ImageError: They do not.
     """
-    channels = list_channels(model, 2)
-    kinds = (kind for kind, axes in SPATIAL_AXES.items() if list_channels(model, axes))
+    channels = accepted_inputs.list_channels(model, 2)
+    kinds = (kind for kind, axes in SPATIAL_AXES.items() if accepted_inputs.list_channels(model, axes))
     kind = None if channels else next(kinds, None)
     if kind is not None:
         raise ImageError(

@@ -21,21 +21,10 @@ from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.structures.modules import lacks_gradients
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors, map_batch, shares_several_values
 from camtool.layers import candidate_rules as rules
+from camtool.layers import image_variants
 from camtool.layers.candidates import Candidate
 from camtool.layers.image_tokens import find_image_tokens
-from camtool.layers.image_variants import (
-    NUDGE,
-    VARIANTS,
-    find_image_size,
-    get_image_input,
-    list_parts_of_tiles,
-    nudge_bands,
-    select_first_image,
-    vary_all,
-    vary_halves,
-    vary_parts,
-    vary_views,
-)
+from camtool.layers.image_variants import NUDGE, VARIANTS
 from camtool.layers.layouts import (
     FEWEST_CELLS,
     UNCHANGED,
@@ -91,7 +80,7 @@ def count_views(model: nn.Module, inputs: ModelInputs) -> int:
     It is 1 for models that run on one image at a time, whose rows show no order: those that share inputs between
     images, and those with a text.
     """
-    image = get_image_input(inputs)
+    image = image_variants.get_image_input(inputs)
     if shares_several_values(inputs) or find_image_tokens(model, inputs) is not None:
         return 1
     return sum(tensor.shape == image.shape and tensor.is_floating_point() for tensor in find_tensors(inputs))
@@ -112,7 +101,7 @@ def keep_views(
     if not asked:
         return {**layouts}
     try:
-        calls = observe(model, asked, vary_views(inputs), grad=False).calls
+        calls = observe(model, asked, image_variants.vary_views(inputs), grad=False).calls
     except ForwardError:  # one image at a time shows no order
         calls = {}
     return {
@@ -184,8 +173,8 @@ def _observe_bands(
 ) -> list[Tensor]:
     """Return the grids of layers for an image, and for variants of it with some noise in one band each."""
     run = observe_in_parts if is_language_model(model, inputs) else observe_variants
-    images = nudge_bands(inputs, nudge)
-    calls, count = run(model, [layer.name for layer in layers], images), len(get_image_input(images))
+    images = image_variants.nudge_bands(inputs, nudge)
+    calls, count = run(model, [layer.name for layer in layers], images), len(image_variants.get_image_input(images))
     grids = [layer.layout.to_grid(layer.layout.select_view(calls[layer.name][call_index])) for layer in layers]
     return [_repeat_constant(grid, count) for grid in grids]
 
@@ -209,7 +198,7 @@ def locate_tokens(
         return layer.layout, ""
     names = [layer.name, *around[0][: -_NEAREST - 1 : -1]]
     run = observe_in_parts if is_language_model(model, inputs) else observe_variants
-    calls, select = run(model, [*names, *origins], vary_halves(inputs)), layer.layout.select_view
+    calls, select = run(model, [*names, *origins], image_variants.vary_halves(inputs)), layer.layout.select_view
     outputs = [*(calls[name][0] for name in origins), calls[layer.name][call_index]]
     located = place_cells(layer.layout, [*map(select, outputs)]) or find_cells(model, inputs, layer.layout, origins)
     layer = Layer(layer.name, located or layer.layout)
@@ -227,7 +216,7 @@ def find_cells(model: nn.Module, inputs: ModelInputs, layout: Layout, origins: S
 
     The model runs on two images. Without a layer where as many tokens change as the grid has cells, None is returned.
     """
-    calls = observe_variants(model, origins, vary_all(inputs)) if origins else {}
+    calls = observe_variants(model, origins, image_variants.vary_all(inputs)) if origins else {}
     placed = (place_at_changed(layout, layout.select_view(calls[name][0])) for name in origins)
     return next((found for found in placed if found is not None), None)
 
@@ -266,7 +255,7 @@ def _find_streams(
     """
     if not behind or lacks_gradients(model):
         return []
-    calls = observe(model, [layer.name, *behind], select_first_image(inputs)).calls
+    calls = observe(model, [layer.name, *behind], image_variants.select_first_image(inputs)).calls
     own, generator = calls[layer.name][call_index], torch.Generator().manual_seed(0)
     streams = []
     with enable_gradients():
@@ -293,7 +282,7 @@ def _repeat_constant(grids: Tensor, count: int) -> Tensor:
 
 def has_image_order(model: nn.Module, inputs: ModelInputs, layout: Layout, names: Sequence[str]) -> bool:
     """Check that the cells respond where the image was changed: in its upper half, and in its left half."""
-    maps = _observe_image_in_text(model, vary_halves(inputs), layout, names)
+    maps = _observe_image_in_text(model, image_variants.vary_halves(inputs), layout, names)
     return maps is not None and all(
         contrast > _TEXT_CONTRAST and agreement > _TEXT_AGREEMENT
         for contrast, agreement in measure_order(maps, margin=_TEXT_MARGIN)
@@ -304,11 +293,11 @@ def has_tile_order(
     model: nn.Module, inputs: ModelInputs, layout: Layout, names: Sequence[str], seams: Sequence[Sequence[int]]
 ) -> bool:
     """Check that the cells respond where the image was changed: in some tiles, and in one half of each tile."""
-    parts = list_parts_of_tiles(find_image_size(inputs), seams)
+    parts = image_variants.list_parts_of_tiles(image_variants.find_image_size(inputs), seams)
     # A few parts at a time, as tiles take much memory.
     for start in range(0, len(parts), VARIANTS - 1):
         some = parts[start : start + VARIANTS - 1]
-        maps = _observe_image_in_text(model, vary_parts(inputs, some), layout, names)
+        maps = _observe_image_in_text(model, image_variants.vary_parts(inputs, some), layout, names)
         if maps is None or any(
             measure_agreement((changed - maps[0]).abs().mean(0), part) <= _TEXT_AGREEMENT
             for changed, part in zip(maps[1:], some, strict=True)
@@ -335,12 +324,12 @@ def is_language_model(model: nn.Module, inputs: ModelInputs) -> bool:
 def observe_variants(model: nn.Module, names: Sequence[str], images: ModelInputs) -> dict[str, list[Tensor]]:
     """Return the outputs of layers for several images, without a graph: in one forward pass, if the model allows it."""
     most = 1 if shares_several_values(images) else get_most_rows()
-    if len(get_image_input(images)) > most:
+    if len(image_variants.get_image_input(images)) > most:
         return observe_in_parts(model, names, images, most)
     try:
         calls = observe(model, list(dict.fromkeys(names)), images, grad=False).calls
     except ForwardError:
-        if len(get_image_input(images)) == 1:
+        if len(image_variants.get_image_input(images)) == 1:
             raise
         return observe_in_parts(model, names, images, 1)
     if loops_over_batch(model, calls, images):
@@ -357,9 +346,10 @@ def loops_over_batch(model: nn.Module, calls: Calls, images: ModelInputs) -> boo
         images: The images.
     """
     # The pass that compares is saved where each call has all images, and there are not as many as images.
-    count, several = len(get_image_input(images)), {name: each for name, each in calls.items() if len(each) > 1}
+    count = len(image_variants.get_image_input(images))
+    several = {name: each for name, each in calls.items() if len(each) > 1}
     again = [name for name, each in several.items() if len(each) % count == 0 or each[0].shape[:1] < (count,)]
-    alone = observe(model, again, select_first_image(images), grad=False).calls if again else {}
+    alone = observe(model, again, image_variants.select_first_image(images), grad=False).calls if again else {}
     return any(len(calls[name]) != len(alone[name]) for name in again)
 
 
@@ -371,7 +361,7 @@ def observe_in_parts(
     With ``size=1`` nothing shows which outputs have the images along their first axis, so all are joined along it.
     """
     size = min(size, get_most_rows())
-    starts = range(0, len(get_image_input(images)), size)
+    starts = range(0, len(image_variants.get_image_input(images)), size)
     parts = [observe_variants(model, names, map_batch(images, itemgetter(slice(at, at + size)))) for at in starts]
     # The parts of one output are freed before the next one is joined.
     return {

@@ -20,17 +20,11 @@ from camtool.hooks.chunks import get_most_rows
 from camtool.hooks.model_call import apply_detector_transform, differentiate
 from camtool.hooks.observation import Observation, Rows, observe, resume
 from camtool.hooks.state.guard import enable_gradients
-from camtool.hooks.structures.modules import (
-    describe_unhookable,
-    find_detector_transform,
-    find_module,
-    has_matrix,
-    lacks_gradients,
-    runs_outside_torch,
-)
+from camtool.hooks.structures import modules
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors, shares_several_values
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.layers import candidate_rules as rules
+from camtool.layers import responses
 from camtool.layers.candidates import NOT_DEEPEST, SHALLOW, Candidate, find_projection_sources, mark_levels
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import (
@@ -46,19 +40,6 @@ from camtool.layers.image_variants import (
 )
 from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.layouts import Layout, choose_layout, place_cells
-from camtool.layers.responses import (
-    count_views,
-    find_cells,
-    find_order,
-    find_places,
-    has_image_order,
-    has_tile_order,
-    is_language_model,
-    keep_views,
-    loops_over_batch,
-    observe_in_parts,
-    observe_variants,
-)
 from camtool.outputs.anchors import find_level_scores
 from camtool.outputs.class_scores import UserScore, compute_top_score, find_logits
 from camtool.outputs.detections import QueryTokens, find_detections, find_query_tokens
@@ -99,10 +80,10 @@ def find_candidates(
     Raises:
         LayerError: Hooks cannot be added to the model's layers.
     """
-    kind = describe_unhookable(model)
+    kind = modules.describe_unhookable(model)
     if kind:
         raise LayerError(f"the model is {kind} and exposes no submodules to hook; pass the original nn.Module.")
-    if find_detector_transform(model) is None:
+    if modules.find_detector_transform(model) is None:
         return _find_candidates(model, inputs, call_index, score=score)
     return _find_backbone_candidates(model, inputs, call_index)
 
@@ -114,7 +95,7 @@ def _find_backbone_candidates(model: nn.Module, inputs: ModelInputs, call_index:
     other levels. So the deepest layer that all levels are computed from is chosen: it serves any detection. If it is
     the end of the finest level, the layers of the other levels are marked as well.
     """
-    backbone = find_module(model, "backbone")
+    backbone = modules.find_module(model, "backbone")
     images = apply_detector_transform(model, get_image_input(inputs)[:1])
     candidates = _find_candidates(backbone, images, call_index, is_backbone=True)
     candidates = mark_levels(candidates, _find_reached_by_level(backbone, images, candidates, call_index))
@@ -169,7 +150,7 @@ def _find_candidates(
     # so the right layer may be far from the last one.
     reads_text = reader.find_text_layout() is not None
     most, more = (_MOST_ASKED_IN_TEXT, 1) if reads_text else (_MOST_ASKED, 0)
-    most = _MOST_PROBED if runs_outside_torch(model) else most
+    most = _MOST_PROBED if modules.runs_outside_torch(model) else most
     while len(asked) < len(outputs):
         if not all(candidate.verdict for candidate in asked):
             # With few asked at once, what a projection reads may be among the next ones.
@@ -189,15 +170,15 @@ def read_layouts(
 ) -> LayoutReader:
     """Return the reader of a forward pass. Positions of the image in the text are used only if they are in order."""
     text = find_image_tokens(model, inputs)
-    find, views = cache(partial(find_cells, model, inputs)), count_views(model, inputs)
+    find, views = cache(partial(responses.find_cells, model, inputs)), responses.count_views(model, inputs)
     reader = LayoutReader(calls, size, queries, text, views=views, find_cells=find)
     in_text = reader.find_text_layout()
     if text is None or in_text is None:
         return reader
     is_ordered = (
-        has_tile_order(model, inputs, *in_text, text.seams)
+        responses.has_tile_order(model, inputs, *in_text, text.seams)
         if any(text.seams)
-        else has_image_order(model, inputs, *in_text)
+        else responses.has_image_order(model, inputs, *in_text)
     )
     if is_ordered:
         return reader
@@ -228,7 +209,7 @@ def _exclude_without_places(
     judged = [*candidates]
     if not unknown or good[-1] != unknown[-1] or candidates[unknown[-1]].has_places:
         return judged
-    places = find_places(model, inputs, [candidates[index] for index in unknown], call_index)
+    places = responses.find_places(model, inputs, [candidates[index] for index in unknown], call_index)
     for index, has_places in zip(unknown, places, strict=True):
         verdict = rules.find_verdict(rules.ORDER, rules.TokenOrder(None, has_places=has_places))
         judged[index] = replace(candidates[index], has_places=has_places, verdict=verdict)
@@ -332,7 +313,8 @@ def _group_calls(calls: list[TracedCall], call_index: int) -> list[list[int]]:
 
 def _is_projected(calls: list[TracedCall], call: TracedCall) -> bool:
     """Check that a matrix, or an activation behind one, computed the output of a call."""
-    return has_matrix(call.module) or (call.source is not None and has_matrix(calls[call.source].module))
+    source = None if call.source is None else calls[call.source].module
+    return modules.has_matrix(call.module) or (source is not None and modules.has_matrix(source))
 
 
 # ------------------------------------------------------------------------------------------------------------ verdicts
@@ -386,14 +368,14 @@ class _Survey:
         if not outputs:
             return []
         observed = self._observe(outputs)
-        layouts = keep_views(
+        layouts = responses.keep_views(
             self.model, self.inputs, {output.name: output.layouts for output in outputs}, self.call_index
         )
         judged = self._judge_responses(outputs, layouts, observed)
         if all(candidate.verdict == rules.CONSTANT for candidate in judged):
             # The model may look at another part of the image than was changed.
             names = [name for output in outputs for name in (output.name, *output.origins)]
-            calls = observe_variants(self.model, names, vary_all(self.inputs))
+            calls = responses.observe_variants(self.model, names, vary_all(self.inputs))
             judged = self._judge_responses(outputs, layouts, replace(observed, calls=calls, variants=VARIANTS))
         return judged
 
@@ -428,7 +410,7 @@ class _Survey:
 
     @property
     def _reads_text(self) -> bool:
-        return is_language_model(self.model, self.inputs)
+        return responses.is_language_model(self.model, self.inputs)
 
     def _must_run_one_by_one(self, count: int) -> bool:
         """Check that variants need too much memory as one batch, or that some of their inputs cannot be joined."""
@@ -448,7 +430,7 @@ class _Survey:
         # A model that takes one image may squeeze its batch.
         if isinstance(tensor, Tensor) and self.output_shape is not None and tensor.ndim != len(self.output_shape):
             return None
-        return None if loops_over_batch(self.model, observation.calls, images) else observation
+        return None if responses.loops_over_batch(self.model, observation.calls, images) else observation
 
     def _observe_one_by_one(
         self, outputs: Sequence[GridOutput], gradients: Sequence[Tensor | None], images: ModelInputs
@@ -456,7 +438,8 @@ class _Survey:
         """Return the outputs for several images, of a language model those that the gradient may reach."""
         pairs = zip(outputs, gradients, strict=True)
         reached = [output for output, gradient in pairs if not self._reads_text or _may_be_reached(output, gradient)]
-        run = observe_variants if self.is_backbone else partial(observe_in_parts, size=2 if self._reads_text else 1)
+        size = 2 if self._reads_text else 1
+        run = responses.observe_variants if self.is_backbone else partial(responses.observe_in_parts, size=size)
         return run(self.model, [name for output in reached for name in (output.name, *output.origins)], images)
 
     def _find_gradients(
@@ -465,7 +448,7 @@ class _Survey:
         """Return the number of score maps, and for each output the gradient, or how the score of a file responds."""
         classes = 0 if self.is_backbone else _count_score_maps(observed.output)
         tensors = {output.name: observed.calls[output.name][self.call_index] for output in outputs}
-        if runs_outside_torch(self.model):
+        if modules.runs_outside_torch(self.model):
             return classes, _probe_layers(self.model, tensors, self.inputs, classes)
         return classes, _find_gradients(
             self.model,
@@ -522,7 +505,7 @@ class _Survey:
         return replace(
             output.to_candidate(self.size, replace(layout, views=views)),
             reached=None if response.reached is None else bool(response.reached.any()),
-            in_order=find_order(layout, halves) if halves is not None and layout.has_tokens else None,
+            in_order=responses.find_order(layout, halves) if halves is not None and layout.has_tokens else None,
             is_located=located is not None,
             verdict=rules.find_verdict(rules.RESPONSE, response),
         )
@@ -551,7 +534,7 @@ def _find_gradients(
 
     If the score that comes first reaches none of the outputs, the other one counts: the user's, or the model's own.
     """
-    if lacks_gradients(model):  # its operators have no backward pass
+    if modules.lacks_gradients(model):  # its operators have no backward pass
         return [None] * len(tensors)
     # If other outputs have a graph, a score without one depends on none of the layers: its gradient is zero.
     is_connected = any(tensor.requires_grad for tensor in find_tensors(output))

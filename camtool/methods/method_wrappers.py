@@ -23,14 +23,8 @@ from camtool.hooks.chunks import iterate_chunks
 from camtool.hooks.conservative_gradients import ConservativeMode
 from camtool.hooks.observation import observe
 from camtool.maps import resize, scale_min_max, upcast
+from camtool.methods import options
 from camtool.methods.families.activation import compute_first_component
-from camtool.methods.options import (
-    check_count,
-    check_no_local_targets,
-    check_number,
-    check_numbers,
-    convert_to_probability,
-)
 from camtool.methods.registry import Method, wrapper
 
 # --------------------------------------------------------------------------------------------- changes of the image
@@ -60,7 +54,7 @@ def tta(evidence: Evidence, method: Method) -> Tensor:
     """
     factors = (1.0,) if evidence.black is None else (0.9, 1.0, 1.1)
     if len(factors) == 1:
-        check_no_local_targets(evidence, "without a transform tta can only mirror the image")
+        options.check_no_local_targets(evidence, "without a transform tta can only mirror the image")
 
     def iterate_maps(*, mirrored: bool) -> Iterator[Tensor]:
         for factor in factors:
@@ -120,9 +114,9 @@ def noise(
     Raises:
         MethodError: An option is out of range.
     """
-    check_count("noise_samples", noise_samples)
-    check_number("noise_level", noise_level, least=0)
-    check_count("noise_seed", noise_seed, least=0)
+    options.check_count("noise_samples", noise_samples)
+    options.check_number("noise_level", noise_level, least=0)
+    options.check_count("noise_seed", noise_seed, least=0)
     copies = iterate_noisy_copies(evidence.inputs, noise_samples, noise_level, noise_seed)
     maps = (method(evidence.for_inputs(next(copies))) for _ in iterate_chunks(noise_samples, 1))
     return _average(maps, noise_samples)
@@ -173,10 +167,10 @@ def sess(
     Raises:
         MethodError: The inputs are not images, an option is out of range, or a target is a region of the image.
     """
-    check_no_local_targets(evidence, "sess cuts the image into windows")
-    check_numbers("sess_scales", sess_scales, least=1)
-    check_number("sess_step", sess_step, above=0, most=1)
-    check_number("sess_threshold", sess_threshold)
+    options.check_no_local_targets(evidence, "sess cuts the image into windows")
+    options.check_numbers("sess_scales", sess_scales, least=1)
+    options.check_number("sess_step", sess_step, above=0, most=1)
+    options.check_number("sess_threshold", sess_threshold)
     windows = _make_windows(evidence.inputs.shape[2:], sess_scales, sess_step)
     results = [windows[part.start].explain(evidence, method) for part in iterate_chunks(len(windows), 1)]
     confidences = torch.stack([confidence for _, confidence in results])
@@ -249,7 +243,7 @@ def compute_class_confidence(evidence: Evidence) -> Tensor:
 
 
 def _compute_row_confidence(evidence: Evidence, row: int) -> Tensor:
-    image, probability = evidence.images[row], convert_to_probability(evidence.targets[row])
+    image, probability = evidence.images[row], options.convert_to_probability(evidence.targets[row])
     if probability is None:
         return upcast(evidence.scores[row]).relu()
     return probability(evidence.logits[image : image + 1])[0]

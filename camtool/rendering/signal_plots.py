@@ -7,20 +7,10 @@ import math
 import numpy as np
 from PIL import Image
 
-from camtool.rendering import colormaps, overlay
+from camtool.rendering import colormaps, overlay, text_drawing
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap
 from camtool.rendering.pixel_checks import Heat, Pixels
-from camtool.rendering.text_drawing import (
-    INK,
-    MUTED,
-    PANEL,
-    PAPER,
-    RULE,
-    SMALL_TEXT_SIZE,
-    TEXT_SIZE,
-    draw_text,
-    draw_vertical_text,
-)
+from camtool.rendering.text_drawing import INK, MUTED, PANEL, PAPER, RULE, SMALL_TEXT_SIZE, TEXT_SIZE
 
 # Pixels: width of the page, its margin, the space for values on the left, the gap between panels.
 _WIDTH, _MARGIN, _LEFT, _GAP = 1060, 24, 96, 10
@@ -197,11 +187,11 @@ class _SignalPage:
     def _write_values(self, page: Image.Image, top: int, panel: int, channel: Heat) -> None:
         """Write the channel's number, its highest value and its lowest, on the left of a panel."""
         if self._count > 1:
-            draw_text(page, (_MARGIN, top + self._height // 2), str(panel), TEXT_SIZE, anchor="lm")
+            text_drawing.draw_text(page, (_MARGIN, top + self._height // 2), str(panel), TEXT_SIZE, anchor="lm")
         if self._count == 1 or self._height >= _MIN_HEIGHT_WITH_VALUES:
             for value, anchor, shift in ((channel.max(), "ra", -7), (channel.min(), "rd", 7)):
                 y = top + round(float(self._to_y(channel, np.array([value]))[0])) + shift
-                draw_text(page, (_LEFT - 12, y), f"{value:.3g}", SMALL_TEXT_SIZE, MUTED, anchor=anchor)
+                text_drawing.draw_text(page, (_LEFT - 12, y), f"{value:.3g}", SMALL_TEXT_SIZE, MUTED, anchor=anchor)
 
     def _write_ticks(self, page: Image.Image) -> None:
         from PIL import ImageDraw
@@ -210,7 +200,7 @@ class _SignalPage:
         for tick in range(0, self._length, choose_tick_step(self._length / 8)):
             x = _LEFT + (tick + 0.5) / self._length * self.columns
             pen.line((x, bottom + 3, x, bottom + 8), fill=MUTED)
-            draw_text(page, (x, bottom + 12), str(tick), SMALL_TEXT_SIZE, MUTED, anchor="ma")
+            text_drawing.draw_text(page, (x, bottom + 12), str(tick), SMALL_TEXT_SIZE, MUTED, anchor="ma")
 
     def _write_titles(self, page: Image.Image) -> None:
         """Write the titles of the axes and of the colors."""
@@ -223,9 +213,9 @@ class _SignalPage:
             titles.append((right, middle, "high", "rm"))
             titles.append((right - _KEY_LABEL_WIDTH - _KEY_WIDTH - 8, middle, "low", "rm"))
         for x, y, title, anchor in titles:
-            draw_text(page, (x, y), title, SMALL_TEXT_SIZE, MUTED, anchor=anchor)
+            text_drawing.draw_text(page, (x, y), title, SMALL_TEXT_SIZE, MUTED, anchor=anchor)
         center = (_MARGIN + self._band_top - _GAP) // 2
-        draw_vertical_text(page, (1, center), self._choose_value_title(), SMALL_TEXT_SIZE, MUTED)
+        text_drawing.draw_vertical_text(page, (1, center), self._choose_value_title(), SMALL_TEXT_SIZE, MUTED)
 
     def _choose_value_title(self) -> str:
         if self._count == 1:

@@ -22,15 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from camtool.hooks.private_torch import (
-    get_buffers,
-    get_compiled_call,
-    get_write_count,
-    get_write_counts,
-    restore_function_modes,
-    save_function_modes,
-    start_inference_mode,
-)
+from camtool.hooks import private_torch
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.structures.modules import HELD_TREES, ModuleTree, list_queues, read_tree
 
@@ -76,14 +68,14 @@ def _take_snapshot(model: nn.Module, cleanup: Cleanup, *, evaluate: bool) -> Non
     if evaluate:
         _hold_model(model, cleanup)
     # Restored first: a mode that an interrupt left would see the functions that restore the rest.
-    cleanup.push(partial(restore_function_modes, save_function_modes()))
+    cleanup.push(partial(private_torch.restore_function_modes, private_torch.save_function_modes()))
 
 
 def _leave_inference_mode(cleanup: Cleanup) -> None:
     blocks: list[Any] = []
     # The step comes before the change, see Cleanup. Until the block is in the list, there is nothing to undo.
     cleanup.push(partial(_exit_blocks, blocks))
-    blocks.append(start_inference_mode(False))
+    blocks.append(private_torch.start_inference_mode(False))
     torch.set_grad_enabled(False)  # as in inference mode; leaving it sets grad mode on
 
 
@@ -98,7 +90,7 @@ def enable_gradients() -> AbstractContextManager[Any]:
     # To leave inference mode takes time, and in most calls it is off already.
     if not torch.is_inference_mode_enabled():
         return torch.enable_grad()
-    return start_inference_mode(False)  # grad mode comes with it
+    return private_torch.start_inference_mode(False)  # grad mode comes with it
 
 
 def list_names_in_use(applies: Callable[[nn.Module], bool]) -> list[str]:
@@ -169,7 +161,7 @@ def _hold_model(model: nn.Module, cleanup: Cleanup) -> None:
         if use is None:
             tree = read_tree(model)
             training = [getattr(module, "training", False) for module in tree.modules]
-            is_compiled = "_orig_mod" in tree.names or any(map(get_compiled_call, tree.modules))
+            is_compiled = "_orig_mod" in tree.names or any(map(private_torch.get_compiled_call, tree.modules))
             use = _ModelUse(model, tree.modules, training, is_compiled, BufferSnapshot(tree), {cleanup: thread})
             _USES.by_model[id(model)] = use
         else:
@@ -306,7 +298,7 @@ class BufferSnapshot:
     def _read(self) -> tuple[list[int], list[str], list[Tensor | None]]:
         """Return the number of buffers of each module, and the names and tensors of all."""
         # Copied in one step, because a forward pass of another thread may add buffers. TorchScript's are no mappings.
-        copies = [dict(buffers) if len(buffers) else {} for buffers in map(get_buffers, self._modules)]
+        copies = [dict(buffers) if len(buffers) else {} for buffers in map(private_torch.get_buffers, self._modules)]
         owners = [*filter(None, copies)]
         tensors = chain.from_iterable(buffers.values() for buffers in owners)
         return [*map(len, copies)], [*chain.from_iterable(owners)], [*tensors]
@@ -335,7 +327,7 @@ class _BufferGroup:
         self._buffers, self._axes = buffers, first.ndim
         self._is_joined = is_plain and first.numel() <= _SMALL
         self._values = [self._join()] if self._is_joined else [buffer.clone() for buffer in buffers]
-        self._write_counts = get_write_counts(buffers)
+        self._write_counts = private_torch.get_write_counts(buffers)
 
     def _join(self) -> Tensor:
         """Return the values of small buffers as one tensor."""
@@ -352,7 +344,7 @@ class _BufferGroup:
     def _is_unchanged(self) -> bool:
         if self._is_joined and self._values[0].is_floating_point():
             return torch.equal(self._join(), self._values[0])
-        is_counted = get_write_counts(self._buffers) != self._write_counts
+        is_counted = private_torch.get_write_counts(self._buffers) != self._write_counts
         return not (is_counted or any(map(Tensor.is_inference, self._buffers)))
 
     def _copy_back(self) -> None:
@@ -366,13 +358,13 @@ class _BufferGroup:
             parts = values[0].split([buffer.numel() for buffer in self._buffers])
             values = [part.reshape(buffer.shape) for part, buffer in zip(parts, self._buffers, strict=True)]
         for buffer, before, write_count in zip(self._buffers, values, self._write_counts, strict=True):
-            may_count = get_write_count(buffer) != write_count or buffer.is_inference()
+            may_count = private_torch.get_write_count(buffer) != write_count or buffer.is_inference()
             was_written = not torch.equal(buffer, before) if self._is_joined else may_count
             if was_written:
                 # In inference mode, both inference tensors and ordinary tensors can be written to.
-                with start_inference_mode(True):
+                with private_torch.start_inference_mode(True):
                     (buffer if may_count else buffer.data).copy_(before)
-        self._write_counts = get_write_counts(self._buffers)
+        self._write_counts = private_torch.get_write_counts(self._buffers)
 
 
 class _QueueSnapshot:
@@ -404,12 +396,12 @@ _get_kind = attrgetter("dtype", "device", "layout", "ndim", "is_nested")
 
 
 def _restore_tensors(module: nn.Module, before: dict[str, Tensor | None]) -> None:
-    present = dict(get_buffers(module).items())
+    present = dict(private_torch.get_buffers(module).items())
     for name in present.keys() - before.keys():
         delattr(module, name)
     for name, buffer in before.items():
         if present.get(name) is not buffer:
-            get_buffers(module)[name] = buffer
+            private_torch.get_buffers(module)[name] = buffer
 
 
 # ------------------------------------------------------------------------------------------ global random generators
