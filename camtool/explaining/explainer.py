@@ -44,6 +44,7 @@ from camtool.explaining.types import (
     Arrays,
     Images,
     Layers,
+    Methods,
     Model,
     OneImage,
     OneMethod,
@@ -79,7 +80,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from typing_extensions import Unpack
 
-    from camtool.explaining.types import ExplanationOrList, LayerKeywords, SettingKeywords
+    from camtool.explaining.types import ExplainKeywords, ExplanationOrList, SettingKeywords
     from camtool.rendering.colormaps import Colormap
 
 _LOG = logging.getLogger(__name__)
@@ -99,57 +100,30 @@ _EXPLAINERS: dict[str | None, Callable[..., BatchExplainer]] = {
 
 @overload  # one image, one target
 def explain(
-    model: Model,
-    img: OneImage,
-    target_class: OneTarget = None,
-    *,
-    method: OneMethod = "gradcam",
-    **settings: Unpack[LayerKeywords],
+    model: Model, img: OneImage, target_class: OneTarget = None, **settings: Unpack[ExplainKeywords]
 ) -> Explanation: ...
 @overload  # a tensor or an array: one image (3-D), or a batch (4-D, even of one image), which gives a list
 def explain(
-    model: Model,
-    img: Arrays,
-    target_class: OneTarget = None,
-    *,
-    method: OneMethod = "gradcam",
-    **settings: Unpack[LayerKeywords],
+    model: Model, img: Arrays, target_class: OneTarget = None, **settings: Unpack[ExplainKeywords]
 ) -> ExplanationOrList: ...
 @overload  # several images, one target for all
 def explain(
-    model: Model,
-    img: Sequence[OneImage | Arrays],
-    target_class: OneTarget = None,
-    *,
-    method: OneMethod = "gradcam",
-    **settings: Unpack[LayerKeywords],
+    model: Model, img: Sequence[OneImage | Arrays], target_class: OneTarget = None, **settings: Unpack[ExplainKeywords]
 ) -> list[Explanation]: ...
 @overload  # one target for each image, or several targets for a single image
 def explain(
-    model: Model,
-    img: Images,
-    target_class: Targets,
-    *,
-    method: OneMethod = "gradcam",
-    **settings: Unpack[LayerKeywords],
+    model: Model, img: Images, target_class: Targets, **settings: Unpack[ExplainKeywords]
 ) -> list[Explanation]: ...
 @overload  # several targets for a single image: those that the model ranks highest
 def explain(
-    model: Model,
-    img: OneImage,
-    target_class: SeveralTargets,
-    *,
-    method: OneMethod = "gradcam",
-    **settings: Unpack[LayerKeywords],
+    model: Model, img: OneImage, target_class: SeveralTargets, **settings: Unpack[ExplainKeywords]
 ) -> list[Explanation]: ...
 @overload  # several targets for each image
 def explain(
     model: Model,
     img: Images,
     target_class: SeveralTargets | Sequence[SeveralTargets | Targets],
-    *,
-    method: OneMethod = "gradcam",
-    **settings: Unpack[LayerKeywords],
+    **settings: Unpack[ExplainKeywords],
 ) -> list[list[Explanation]]: ...
 @overload  # one image and one target, with options of the method
 def explain(
@@ -160,14 +134,7 @@ def explain(
     model: Model, img: OneImage, target_class: OneTarget = None, *, method: Sequence[OneMethod], **options: Any
 ) -> list[Explanation]: ...
 @overload  # any other call with options or with several methods
-def explain(
-    model: Model,
-    img: Images,
-    target_class: AnyTargets = None,
-    *,
-    method: OneMethod | Sequence[OneMethod],
-    **options: Any,
-) -> Any: ...
+def explain(model: Model, img: Images, target_class: AnyTargets = None, *, method: Methods, **options: Any) -> Any: ...
 @explain_foreign_arguments
 def explain(model: Model, img: Images, target_class: AnyTargets = None, **options: Any) -> Any:
     """Explain a prediction: return an :class:`Explanation` for one image, a list for several images.
@@ -371,9 +338,7 @@ class Explainer(Generic[Result]):
         layer: Layers = None,
         **options: Any,
     ) -> None: ...
-    def __init__(
-        self, model: Model, method: OneMethod | Sequence[OneMethod] = "gradcam", layer: Layers = None, **options: Any
-    ) -> None:
+    def __init__(self, model: Model, method: Methods = "gradcam", layer: Layers = None, **options: Any) -> None:
         loaded = to_loaded(model)
         # An image tower has but a weak reference to the whole.
         whole = get_module(model) if isinstance(model, torch.nn.Module) or not is_function(model) else loaded.model

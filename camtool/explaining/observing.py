@@ -27,7 +27,7 @@ from camtool.arguments.messages import add_article, format_count
 from camtool.errors import CamtoolError, ImageError, LayerError, MethodError, ModelError
 from camtool.evidence.plan import find_plan
 from camtool.explaining.explainer import Explainer
-from camtool.explaining.types import AnyTargets, Layers, Model, OneMethod, Settings
+from camtool.explaining.types import AnyTargets, Layers, Methods, Model, Settings
 from camtool.geometry.cell_centers import Placement
 from camtool.hooks.model_call import GRADIENT_EDGES
 from camtool.hooks.observation import Observation, Rows
@@ -151,9 +151,7 @@ class ObservedPasses:
         self._passes = hooks.passes
         self._block = RecorderBlock(hooks.start, hooks.drop, hooks.drop)
 
-    def explain(
-        self, target_class: AnyTargets = None, *, method: OneMethod | Sequence[OneMethod] = "gradcam", **options: Any
-    ) -> list[Any]:
+    def explain(self, target_class: AnyTargets = None, *, method: Methods = "gradcam", **options: Any) -> list[Any]:
         """Explain the latest pass, see :meth:`ObservedPass.explain`.
 
         Raises:
@@ -242,9 +240,7 @@ class ObservedPass:
     def _entries(self) -> Any:
         return self._inputs if isinstance(self._inputs, Tensor) else self._inputs.entries
 
-    def explain(
-        self, target_class: AnyTargets = None, *, method: OneMethod | Sequence[OneMethod] = "gradcam", **options: Any
-    ) -> list[Any]:
+    def explain(self, target_class: AnyTargets = None, *, method: Methods = "gradcam", **options: Any) -> list[Any]:
         """Explain this forward pass; call it before ``loss.backward()`` frees the graph, and before the weights change.
 
         Methods of activations and gradients need no forward pass, but the first use for a model may run it to learn

@@ -49,6 +49,7 @@ AnyTargets: TypeAlias = (
 )
 
 OneMethod: TypeAlias = "str | MethodFunction"
+Methods: TypeAlias = "OneMethod | Sequence[OneMethod]"
 
 # Which explanations get the place check: all, or the first of each input size and each content-dependent one.
 Verify: TypeAlias = Literal["places", "sizes"]
@@ -102,7 +103,8 @@ class SettingKeywords(TypedDict, total=False):
     verify: Verify | None
 
 
-class LayerKeywords(SettingKeywords, total=False):
-    """Keyword arguments of :func:`explain`; for :class:`Explainer`, ``layer`` is positional as well."""
+class ExplainKeywords(SettingKeywords, total=False):
+    """Keyword arguments of :func:`explain`; for :class:`Explainer`, two of them are positional as well."""
 
+    method: OneMethod
     layer: Layers
