@@ -21,7 +21,8 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from itertools import pairwise
 from traceback import walk_tb
 from typing import Any
@@ -100,6 +101,30 @@ def raise_interrupt(error: BaseException, *others: type[BaseException]) -> None:
             raise cause
     if isinstance(error, others):
         raise error
+
+
+class RaiseAs(AbstractContextManager[None]):
+    """Raise errors of a block as another error, whose cause they are; what a signal handler raises arrives.
+
+    Args:
+        build: Function from the error to the other one.
+        kinds: Classes of the errors.
+        unless: Classes of errors that are raised as they are.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[Any], Exception],
+        *kinds: type[BaseException],
+        unless: tuple[type[BaseException], ...] = (),
+    ) -> None:
+        self._build, self._kinds, self._unless = build, kinds, unless
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Leave the block."""
+        if isinstance(error, self._kinds):
+            raise_interrupt(error, *self._unless)
+            raise self._build(error) from error
 
 
 class Forgive(suppress):

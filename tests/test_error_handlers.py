@@ -116,7 +116,7 @@ def _passes_on(handler: ast.ExceptHandler) -> bool:
 def test_every_handler_of_broad_errors_passes_on_what_a_signal_handler_raises() -> None:
     found = {*find_swallowed()}
     new = sorted(found - ALLOWED.keys())
-    assert not new, f"call raise_interrupt(error), use Forgive instead of suppress, or say in ALLOWED why not: {new}"
+    assert not new, f"use RaiseAs, raise_interrupt or Forgive, or say in ALLOWED why not: {new}"
     assert sorted(ALLOWED.keys() - found) == [], "these need no entry any more"
 
 

@@ -20,7 +20,7 @@ from camtool.app.sentences import hide_folder, hide_folders_in_errors
 from camtool.app.stores import DEMO, DiskSpace, ImageFolder, ModelStore
 from camtool.app.workbench import MAX_MEMORY, Workbench
 from camtool.arguments.libraries import import_library
-from camtool.errors import CamtoolError, raise_interrupt
+from camtool.errors import CamtoolError, RaiseAs
 from camtool.inputs.formats.reading_options import MAX_PIXELS
 from camtool.models import Loaded, load
 from camtool.models.sources.torchvision import list_photo_models
@@ -151,7 +151,7 @@ class AppServer:
         settings = self._settings
         names = frozenset(name.lower() for name in settings.names)
         rules = FilterRules(settings.host, names, disk, _to_bytes(settings.max_upload), settings.auth is not None)
-        try:
+        with RaiseAs(lambda error: CamtoolError(f"the page cannot be served at {settings.host}: {error}"), OSError):
             _, self.url, _ = self._blocks.launch(
                 server_name=settings.host,
                 server_port=_find_port(settings.host) if settings.port == 0 else settings.port,
@@ -175,9 +175,6 @@ class AppServer:
                 css=read_asset("style.css") + read_asset("panels.css"),
                 head=f"<script>{read_asset('download.js')}</script>",
             )
-        except OSError as error:
-            raise_interrupt(error)
-            raise CamtoolError(f"the page cannot be served at {settings.host}: {error}") from error
 
     def _build_page_settings(self, disk: DiskSpace) -> PageSettings:
         weights = self._settings.weights or {}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from camtool.arguments.checks import check_count
 from camtool.arguments.foreign_names import read_foreign_names
 from camtool.arguments.messages import add_article, format_count
-from camtool.errors import CamtoolError, ImageError, MethodError, ModelError, TargetError
+from camtool.errors import CamtoolError, ImageError, MethodError, ModelError, RaiseAs, TargetError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -200,10 +200,8 @@ def explain_foreign_arguments(function: Callable[P, R]) -> Callable[P, R]:
     def check_and_call(*args: P.args, **kwargs: P.kwargs) -> R:
         foreign = [name for name in kwargs if name in _FOREIGN]
         if foreign:
-            try:
+            with RaiseAs(lambda _: MethodError(str(describe_foreign_argument(foreign[0]))), TypeError):
                 signature.bind(*args, **kwargs)
-            except TypeError as error:
-                raise MethodError(str(describe_foreign_argument(foreign[0]))) from error
         return function(*args, **kwargs)
 
     return check_and_call

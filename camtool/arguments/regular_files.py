@@ -11,11 +11,10 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from camtool.errors import CamtoolError, raise_interrupt
+from camtool.errors import CamtoolError, RaiseAs, raise_interrupt
 
 # Bytes of a file that is read as a whole: a table about three million photos.
 _MAX_DOCUMENT_BYTES = 2**28
@@ -63,14 +62,9 @@ def open_regular(path: Path, max_bytes: int = _MAX_LIST_BYTES) -> BinaryIO:
     raise CamtoolError(f"{path} cannot be read: {why}.")
 
 
-@contextmanager
-def _name_in_errors(path: Path) -> Iterator[None]:
+def name_file_in_errors(path: Path, kind: type[CamtoolError] = CamtoolError) -> RaiseAs:
     """Turn errors of reading into a sentence: some files of the system can be opened, and not read."""
-    try:
-        yield
-    except OSError as error:
-        raise_interrupt(error)
-        raise CamtoolError(f"{path} cannot be read: {error.strerror or error}.") from error
+    return RaiseAs(lambda error: kind(f"{path} cannot be read: {error.strerror or error}."), OSError)
 
 
 def read_regular(path: Path, max_bytes: int = _MAX_DOCUMENT_BYTES) -> bytes:
@@ -81,7 +75,7 @@ def read_regular(path: Path, max_bytes: int = _MAX_DOCUMENT_BYTES) -> bytes:
         FileNotFoundError: There is no such file.
         NotADirectoryError: A part of the path is no folder.
     """
-    with open_regular(path, max_bytes) as file, _name_in_errors(path):
+    with open_regular(path, max_bytes) as file, name_file_in_errors(path):
         content = file.read(max_bytes + 1) or b""  # None: one of the system has nothing to read yet
     if len(content) > max_bytes:  # some files of the system claim to be empty
         raise CamtoolError(f"{path} cannot be read: it has more than {max_bytes:,} bytes.")
@@ -113,7 +107,7 @@ def iterate_lines(path: Path) -> Iterator[bytes]:
         file = open_regular(path)
     except (FileNotFoundError, NotADirectoryError):
         return
-    with file, _name_in_errors(path):
+    with file, name_file_in_errors(path):
         number = 0
         while line := file.readline(_MAX_LINE_BYTES + 1):
             number += 1

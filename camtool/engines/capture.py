@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from camtool.engines.graph_files import get_first_line
-from camtool.errors import NotCompilableError, raise_interrupt
+from camtool.engines.graph_files import refuse_faults
+from camtool.errors import NotCompilableError
 from camtool.hooks.registration import add_forward_hook
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.structures.modules import find_module
@@ -73,13 +73,10 @@ def _capture(model: nn.Module, images: Tensor, layers: Sequence[str], *, has_any
     shapes = ({0: torch.export.Dim("images")},) if has_any_batch_size else None
     with Cleanup() as cleanup, torch.no_grad():
         observed = _ObservedModel(model, layers, cleanup, calls)
-        try:
+        with refuse_faults("torch.export fails", unless=(NotCompilableError,)):
             program = torch.export.export(observed, (images,), dynamic_shapes=shapes, strict=False)
             # An empty table: operations on tensors in place are replaced, and all others stay.
             graph: Any = program.run_decompositions({}).module(check_guards=False)
-        except Exception as error:
-            raise_interrupt(error, NotCompilableError)
-            raise NotCompilableError(f"torch.export fails: {type(error).__name__}: {get_first_line(error)}") from error
     order = calls[-len(layers) :] if layers else []
     _simplify(graph)
     count = len(get_results(graph)) - len(layers)
@@ -119,8 +116,7 @@ class _ObservedModel(nn.Module):
 def get_results(graph: fx.GraphModule) -> list[fx.Node]:
     """Return the nodes that a graph returns."""
     (output,) = (node for node in graph.graph.nodes if node.op == "output")
-    results: list[fx.Node] = list(output.args[0])
-    return results
+    return list(output.args[0])
 
 
 def _simplify(graph: fx.GraphModule) -> None:

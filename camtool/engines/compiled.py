@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from camtool.engines.graph_files import get_first_line
+from camtool.engines.graph_files import refuse_faults
 from camtool.engines.program import FORWARD, Plan, SegmentPlan, list_files, read_plan
 from camtool.engines.runtimes import FileGraph, Graph, open_session
-from camtool.errors import NotCompilableError, raise_interrupt
 from camtool.hooks.observation import Observation, Repeat
 from camtool.hooks.structures.nested_tensors import map_tensors
 
@@ -140,8 +139,5 @@ class _Segment(torch.autograd.Function):
 
 
 def _run(graph: Graph, tensors: Sequence[Tensor]) -> list[Tensor]:
-    try:
+    with refuse_faults("the runtime fails"):
         return graph.run(tensors)
-    except Exception as error:
-        raise_interrupt(error)
-        raise NotCompilableError(f"the runtime fails: {type(error).__name__}: {get_first_line(error)}") from error

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import camtool
-from camtool.errors import NotCompilableError, raise_interrupt
+from camtool.errors import NotCompilableError, RaiseAs
 from camtool.hooks.structures.nested_tensors import get_bytes
 
 # Held while a model is compiled: the exporter prints, and its output is hidden for the whole process.
@@ -48,6 +48,15 @@ _SECONDS_TO_LOCK = 2
 _SECONDS_TO_COMPILE = 24 * 3600
 
 
+def refuse_faults(what: str, *, unless: tuple[type[Exception], ...] = ()) -> RaiseAs:
+    """Return a block whose errors are raised as one for which the next engine is tried."""
+
+    def build(error: Exception) -> NotCompilableError:
+        return NotCompilableError(f"{what}: {type(error).__name__}: {get_first_line(error)}")
+
+    return RaiseAs(build, Exception, unless=unless)
+
+
 def export_graph(graph: nn.Module, examples: Sequence[Tensor], *, has_any_batch_size: bool) -> Any:
     """Return a graph as a ``torch.export.ExportedProgram``.
 
@@ -60,12 +69,8 @@ def export_graph(graph: nn.Module, examples: Sequence[Tensor], *, has_any_batch_
         NotCompilableError: Torch cannot export it.
     """
     shapes = tuple({0: torch.export.Dim.AUTO} for _ in examples) if has_any_batch_size else None
-    with torch.no_grad(), hide_output():
-        try:
-            program = torch.export.export(graph, tuple(examples), dynamic_shapes=shapes, strict=False)
-        except Exception as error:
-            raise_interrupt(error)
-            raise NotCompilableError(f"torch.export fails: {type(error).__name__}: {get_first_line(error)}") from error
+    with torch.no_grad(), hide_output(), refuse_faults("torch.export fails"):
+        program = torch.export.export(graph, tuple(examples), dynamic_shapes=shapes, strict=False)
     parts = (part for part in program.graph_module.modules() if isinstance(part, fx.GraphModule))
     for node in chain.from_iterable(part.graph.nodes for part in parts):
         node.meta.pop("stack_trace", None)  # it names files of this machine
@@ -88,12 +93,9 @@ def convert_to_onnx(
         NotCompilableError: ONNX lacks an operator, which the message names.
     """
     settings: dict[str, Any] = {"dynamo": True, "verbose": False, "dynamic_shapes": axes}
-    with hide_output():
-        try:
-            return torch.onnx.export(program, input_names=list(names), output_names=list(results), **settings)
-        except Exception as error:
-            raise_interrupt(error)
-            raise NotCompilableError(f"ONNX cannot express the model: {_find_reason(error)}") from error
+    text = "ONNX cannot express the model: {}"
+    with hide_output(), RaiseAs(lambda error: NotCompilableError(text.format(_find_reason(error))), Exception):
+        return torch.onnx.export(program, input_names=list(names), output_names=list(results), **settings)
 
 
 def write_onnx(program: Any, path: Path) -> None:

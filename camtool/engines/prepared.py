@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from camtool.errors import LayerError, NotCompilableError, raise_interrupt
+from camtool.errors import LayerError, NotCompilableError, RaiseAs
 from camtool.hooks.folded_model import choose_copy, to_memory_format
 from camtool.hooks.observation import Observation, observe
 from camtool.hooks.structures.nested_tensors import ModelInputs, map_tensors
@@ -36,10 +36,9 @@ class PreparedModel:
         self._model = prepared
         for parameter in prepared.parameters():
             parameter.requires_grad_(False)
-        try:
+        # The copy calls layers of the model itself.
+        with RaiseAs(lambda error: NotCompilableError(f"a copy of the model has other layers: {error}"), LayerError):
             self.observe(layers, example, grad=False)
-        except LayerError as error:  # the copy calls layers of the model itself
-            raise NotCompilableError(f"a copy of the model has other layers: {error}") from error
 
     def observe(self, layers: Sequence[str], inputs: ModelInputs, *, grad: bool) -> Observation:
         """Run the copy; see :func:`camtool.hooks.observation.observe`."""
@@ -55,11 +54,8 @@ def copy_for_capture(model: nn.Module, inputs: ModelInputs, layers: Sequence[str
     """
     example = select_first_image(inputs)
     folded, _ = choose_copy(model, example, trace(model, example), kept=layers, formats=(torch.contiguous_format,))
-    try:
+    with RaiseAs(lambda error: NotCompilableError(f"the model cannot be copied: {type(error).__name__}"), Exception):
         copied = copy.deepcopy(model) if folded is model else folded
-    except Exception as error:
-        raise_interrupt(error)
-        raise NotCompilableError(f"the model cannot be copied: {type(error).__name__}") from error
     for module in copied.modules():
         module.training = False
         if getattr(module, "inplace", False) is True:

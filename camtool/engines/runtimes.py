@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camtool.engines.graph_files import get_first_line
-from camtool.errors import NotCompilableError, raise_interrupt
+from camtool.errors import NotCompilableError, RaiseAs
 
 Arrays = Sequence["NDArray[Any]"]
 
@@ -136,9 +136,7 @@ def open_session(runtime: str, path: Path, threads: int | None = None) -> Sessio
     Raises:
         NotCompilableError: The runtime lacks an operator.
     """
-    try:
+    text = f"{runtime} cannot load the graph"
+    with RaiseAs(lambda error: NotCompilableError(f"{text}: {get_first_line(error)}"), Exception):
         session: Session = RUNTIMES[runtime](path, threads or torch.get_num_threads())
-    except Exception as error:
-        raise_interrupt(error)
-        raise NotCompilableError(f"{runtime} cannot load the graph: {get_first_line(error)}") from error
     return session

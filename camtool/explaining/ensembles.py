@@ -201,5 +201,4 @@ def _explain_one(explainer: Explainer[Explanation], img: Any, target: Any) -> Ex
 
 def _scale(raw: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return a map divided by its largest magnitude."""
-    scaled: NDArray[np.float32] = raw / (np.abs(raw).max() or 1)
-    return scaled
+    return raw / (np.abs(raw).max() or 1)

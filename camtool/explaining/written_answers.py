@@ -317,8 +317,7 @@ def _find_tiled_image(
     planes = np.broadcast_arrays(rows[:, None], columns, 255 - rows[:, None])
     pattern = Image.fromarray(np.stack(planes, -1).astype(np.uint8))
     pixels = processor(images=pattern, text=text, return_tensors="pt")["pixel_values"]
-    tiled: TiledImage | None = reader.join_to_images({**inputs, "pixel_values": pixels}).get(TILED_IMAGE)
-    return tiled
+    return reader.join_to_images({**inputs, "pixel_values": pixels}).get(TILED_IMAGE)
 
 
 def _check_model(module: nn.Module) -> VisionLanguageModel:

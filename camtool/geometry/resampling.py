@@ -172,5 +172,4 @@ def average_cells(values: Tensor, spans: Sequence[tuple[float, float]], size: Se
 def find_pixels_inside(start: float, stop: float, n: int) -> NDArray[np.bool_]:
     """Return (n,) booleans, True where the center of a pixel is between ``start`` and ``stop``."""
     centers = np.arange(n) + 0.5
-    inside: NDArray[np.bool_] = (centers >= min(start, stop)) & (centers <= max(start, stop))
-    return inside
+    return (centers >= min(start, stop)) & (centers <= max(start, stop))

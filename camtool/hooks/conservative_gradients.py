@@ -96,8 +96,7 @@ class ConservativeMode(FunctionMode):
         """Run fused attention whose weights are constants: those of constant queries, keys and masks."""
         self.has_acted = True
         args, kwargs = map_tensors((args, kwargs), Tensor.detach)
-        attended: Tensor = functional.scaled_dot_product_attention(query.detach(), key.detach(), value, *args, **kwargs)
-        return attended
+        return functional.scaled_dot_product_attention(query.detach(), key.detach(), value, *args, **kwargs)
 
     def _replace(self, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Run a normalizer or a gate, with the gradient of its replacement."""
@@ -273,8 +272,7 @@ def _gelu(tensor: Tensor, approximate: str = "none") -> Tensor:
 
 def _glu(tensor: Tensor, dim: int = -1) -> Tensor:
     values, gates = tensor.chunk(2, dim)
-    gated: Tensor = values * gates.detach().sigmoid()
-    return gated
+    return values * gates.detach().sigmoid()
 
 
 # Functions whose gradient is that of another function with the same values.

@@ -24,7 +24,7 @@ from urllib.request import (
     Request,
 )
 
-from camtool.errors import ImageError, raise_interrupt
+from camtool.errors import ImageError, RaiseAs, raise_interrupt
 
 # Largest file that is downloaded; photos are far smaller.
 MOST_BYTES = 256 * 2**20
@@ -99,12 +99,10 @@ def _quote_url(url: str) -> str:
     Raises:
         ImageError: There is no host, or a name and a password, which would appear in files and messages.
     """
-    try:
+    with RaiseAs(lambda error: ImageError(f"{url!r} is not a URL: {error}."), ValueError):
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
         name = "" if host is None else host.encode("idna").decode("ascii")
-    except ValueError as error:
-        raise ImageError(f"{url!r} is not a URL: {error}.") from error
     if not name or parts.scheme.lower() not in _SCHEMES:
         raise ImageError(f"{url!r} is not a URL of an image; it must begin with http:// or https:// and a host.")
     if "@" in parts.netloc:

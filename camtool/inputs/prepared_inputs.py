@@ -293,8 +293,7 @@ def _fits_normalization(value_range: ValueRange, black: Tensor | None, white: Te
 
 def to_image_array(tensor: Tensor) -> NDArray[Any]:
     """Return an image in a tensor, ``(H, W)`` or ``(C, H, W)``, as an array with its channels last."""
-    array: NDArray[Any] = (tensor.movedim(0, -1) if tensor.ndim == 3 else tensor).detach().cpu().numpy()
-    return array
+    return (tensor.movedim(0, -1) if tensor.ndim == 3 else tensor).detach().cpu().numpy()
 
 
 def build_view(tensor: Tensor, value_range: ValueRange, kind: DataKind, transform: Transform | None) -> View:

@@ -273,8 +273,7 @@ def _find_source(tensor: Tensor) -> Tensor | None:
     if node is None:
         return tensor
     source = node.next_functions[0][0] if node.name() == "ToCopyBackward0" else None
-    leaf: Tensor | None = None if source is None else get_saved_value(source, "variable")
-    return leaf
+    return None if source is None else get_saved_value(source, "variable")
 
 
 def read_centers(outputs: Sequence[tuple[Tensor, Sequence[int]]], image: Tensor) -> list[CellCenters | None]:
@@ -455,8 +454,7 @@ def _get_weight(node: Node) -> Tensor:
     """Return the weight of a convolution. The graph leads to a trainable one, also where saved tensors are dropped."""
     source = node.next_functions[1][0] if len(node.next_functions) > 1 else None
     parameter: Tensor | None = None if source is None else get_saved_value(source, "variable")
-    weight: Tensor = get_saved_value(node, "weight") if parameter is None or not _has_values(parameter) else parameter
-    return weight
+    return get_saved_value(node, "weight") if parameter is None or not _has_values(parameter) else parameter
 
 
 def _has_values(weight: Tensor) -> bool:

@@ -132,8 +132,7 @@ def resolve_phrases(
 
 def _get_whole(model: nn.Module) -> nn.Module:
     """Return the model that an image tower belongs to, which has the configuration; else the model itself."""
-    whole: nn.Module = getattr(model, "whole", model)
-    return whole
+    return getattr(model, "whole", model)
 
 
 def _ask_sources(question: Callable[[Source], _Answer | None]) -> _Answer | None:

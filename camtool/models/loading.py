@@ -23,7 +23,7 @@ from typing_extensions import Unpack
 from camtool.arguments.checks import check_not_url, parse_device
 from camtool.arguments.explain_arguments import check_settings, get_module, is_function, read_by_position
 from camtool.arguments.messages import suggest_names
-from camtool.errors import ModelError, raise_interrupt
+from camtool.errors import ModelError, RaiseAs
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.structures.modules import describe_unhookable
 from camtool.models.functions import CallKeywords, FunctionModel
@@ -281,11 +281,10 @@ def is_model_name(name: str) -> bool:
 
 
 def _move(model: nn.Module, device: torch.device | None) -> nn.Module:
-    try:
+    faults = (RuntimeError, AssertionError, NotImplementedError)  # torch is built without it, or has no driver
+    text = f"device={str(device)!r} is not available"
+    with RaiseAs(lambda error: ModelError(f"{text}: {get_first_line(error)}."), *faults):
         return model.to(device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch is built without it, or has no driver
-        raise_interrupt(error)
-        raise ModelError(f"device={str(device)!r} is not available: {get_first_line(error)}.") from error
 
 
 def may_run_code(name: str) -> bool:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from camtool.arguments.checks import check_choice, check_count, check_number
 from camtool.arguments.messages import format_count
 from camtool.arguments.regular_files import read_regular
-from camtool.errors import CamtoolError, ModelError, raise_interrupt
+from camtool.errors import CamtoolError, ModelError, RaiseAs, raise_interrupt
 from camtool.geometry.transform_output import Transform, find_statistics, unwrap_image
 from camtool.hooks.private_torch import is_convolution
 from camtool.models.declared_properties import count_input_channels, find_input_size, find_transform
@@ -401,11 +401,8 @@ def check_fits_model(model: nn.Module, transform: Transform, origin: str) -> Non
 
 
 def _try_transform(transform: Transform, origin: str) -> Tensor:
-    try:
+    with RaiseAs(lambda error: ModelError(f"{origin} fails on a photo: {get_first_line(error)}."), Exception):
         return torch.as_tensor(unwrap_image(transform(Image.new("RGB", _TRIAL_PHOTO, "gray"))))
-    except Exception as error:
-        raise_interrupt(error)
-        raise ModelError(f"{origin} fails on a photo: {get_first_line(error)}.") from error
 
 
 def _try_model(model: nn.Module, made: Tensor, origin: str) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.weak import TensorWeakRef
 
-from camtool.errors import CamtoolError, LayerError
+from camtool.errors import CamtoolError, LayerError, RaiseAs
 from camtool.hooks.private_torch import get_backward_pass_id, get_node_number, remove_gradient_hook
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook, add_gradient_hook, add_node_hook
 from camtool.hooks.state.cleanup import Cleanup
@@ -358,11 +358,10 @@ class ForwardRecorder:
 
     def _store(self, record: Record, call: RecordedCall, kind: str, structure: Any, tensors: list[Tensor]) -> None:
         slots = record.get_slots(call, kind, structure, len(tensors))
-        try:
+        # From a reducer, which does not know the layer.
+        with RaiseAs(lambda error: LayerError(f"layer {record.name!r}, {kind}: {error}"), CamtoolError):
             for index, tensor in enumerate(tensors):
                 self._storage.store(slots, index, self._take(tensor))
-        except CamtoolError as error:  # from a reducer, which does not know the layer
-            raise LayerError(f"layer {record.name!r}, {kind}: {error}") from error
 
     def _take(self, tensor: Tensor) -> Tensor:
         return self._storage.take(tensor, partial(self._copier.copy, is_running=self._is_running))

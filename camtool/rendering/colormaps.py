@@ -10,7 +10,7 @@ from torch import Tensor
 
 from camtool.arguments.libraries import import_optional
 from camtool.arguments.messages import suggest_names
-from camtool.errors import ColormapError
+from camtool.errors import ColormapError, RaiseAs
 from camtool.rendering.pixel_checks import Floats, Pixels
 
 # Name, or matplotlib color map: a callable from floats in [0, 1] to RGBA in [0, 1].
@@ -119,10 +119,8 @@ def _read_opencv_palette(name: str) -> Pixels:
 
 
 def _sample_colormap(colormap: Callable[[Any], Any]) -> Pixels:
-    try:
+    with RaiseAs(lambda _: _build_type_error(colormap), TypeError, ValueError):
         colors = np.asarray(colormap(np.linspace(0, 1, 256)), dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise _build_type_error(colormap) from error
     if colors.shape not in ((256, 3), (256, 4)) or not (colors.min() >= 0 and colors.max() <= 1):
         raise _build_type_error(colormap)
     return np.rint(255 * colors[:, :3]).astype(np.uint8)

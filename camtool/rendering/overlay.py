@@ -196,8 +196,7 @@ def multiply(photo: NDArray[Any], heatmap: NDArray[Any], *, seen: NDArray[Any] |
 
     def multiply_rows(rows: slice) -> Pixels:
         kept = clip_heatmap(heat[rows]) if seen is None else clip_heatmap(heat[rows]) * seen[rows]
-        product: Pixels = np.rint(photo[rows] * kept[..., None]).astype(np.uint8)
-        return product
+        return np.rint(photo[rows] * kept[..., None]).astype(np.uint8)
 
     return _draw_in_bands(heat.shape, multiply_rows)
 
@@ -269,8 +268,7 @@ class _UnseenArea:
         around = np.ascontiguousarray(self._seen[first : rows.stop + self._reach], np.uint8)
         side = 1 + 2 * self._reach
         near = cv2.dilate(around, np.ones((side, side), np.uint8)) > 0
-        border: Bools = near[rows.start - first :][: rows.stop - rows.start]
-        return border
+        return near[rows.start - first :][: rows.stop - rows.start]
 
 
 def blend_batch(

@@ -54,8 +54,7 @@ def blend_frames(images: Pixels, heatmaps: Heat, *, alpha: float | None, colorma
 
 def multiply_frames(images: Pixels, heatmaps: Heat) -> Pixels:
     """Return the product of images ``(T, H, W, 3)`` and heatmaps ``(T, H, W)``."""
-    product: Pixels = np.rint(images * heatmaps[..., None]).astype(np.uint8)
-    return product
+    return np.rint(images * heatmaps[..., None]).astype(np.uint8)
 
 
 def draw_signal(
@@ -171,8 +170,7 @@ class _SignalPage:
         lowest, span = channel.min(), np.ptp(channel)
         share = (values - lowest) / span if span > 0 else np.full_like(values, 0.5)
         padding = max(6, self._height // 10)
-        result: Heat = (1 - share) * (self._height - 1 - 2 * padding) + padding
-        return result
+        return (1 - share) * (self._height - 1 - 2 * padding) + padding
 
     def _draw_line(self, ground: Pixels, channel: Heat, stroke: Pixels, opacity: Heat) -> Pixels:
         import cv2
@@ -247,5 +245,4 @@ def _resample(heatmap: Heat, columns: int) -> Heat:
         x = (np.arange(columns) + 0.5) / columns * len(heatmap) - 0.5
         return np.interp(x, np.arange(len(heatmap)), heatmap)
     # The maximum, not the mean: a short peak must stay visible.
-    hottest: Heat = np.maximum.reduceat(heatmap, np.arange(columns) * len(heatmap) // columns)
-    return hottest
+    return np.maximum.reduceat(heatmap, np.arange(columns) * len(heatmap) // columns)

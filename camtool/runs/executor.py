@@ -259,10 +259,7 @@ def run_jobs(
         OSError: The disk is full, damaged or read-only, or the output folder cannot be used.
     """
     start = start or RunStart()
-    with (
-        open_run_folder(output.folder, jobs, batch_size, start) as folder,
-        Workers(workers) as threads,
-    ):
+    with open_run_folder(output.folder, jobs, batch_size, start) as folder, Workers(workers) as threads:
         writer = ResultWriter(output)
         pending = [batch for batch in folder.batches if not batch.is_complete]
         prepare = partial(_read_photo, explainer, output.max_side)

@@ -13,6 +13,8 @@ from functools import cache
 from types import UnionType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
+from camtool.errors import RaiseAs
+
 if TYPE_CHECKING:
     from camtool.explaining.explanation import Explanation
     from camtool.runs.true_labels import TrueClass
@@ -33,10 +35,8 @@ def parse_object(content: bytes, *, is_finite: bool = True) -> dict[str, Any]:
     Raises:
         ValueError: The content is no JSON, something else than an object, or nested too deep.
     """
-    try:
+    with RaiseAs(lambda _: ValueError("it is nested too deep"), RecursionError):
         parsed = (_FINITE if is_finite else _ANY).decode(content.decode("utf-8", "surrogatepass"))
-    except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
     if not isinstance(parsed, dict):
         raise ValueError(f"it holds a {type(parsed).__name__}, not an object")
     _check_depth(parsed, _MAX_DEPTH)
@@ -80,10 +80,8 @@ def build_checked(kind: type[_Built], values: Mapping[str, Any]) -> _Built:
     for name, value in checked.items():
         if not checks[name](value):
             raise ValueError(f"its {name!r} is of type {type(value).__name__}, or holds a value of another type")
-    try:
+    with RaiseAs(lambda error: ValueError(str(error).partition(") ")[2] or str(error)), TypeError):
         return kind(**checked)
-    except TypeError as error:
-        raise ValueError(str(error).partition(") ")[2] or str(error)) from error
 
 
 @cache

@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar
 
 from camtool.arguments.messages import format_count, suggest_names
 from camtool.arguments.regular_files import read_regular
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, RaiseAs
 from camtool.runs.job_list import Plan
 
 _IMAGE, _LABEL, _INDEX = "image", "label", "index"
@@ -203,13 +203,11 @@ def _open_table(path: Path) -> tuple[io.StringIO, str]:
 
 def _read_rows(path: Path) -> tuple[list[_Row], bool]:
     """Return the rows, and whether their classes are indices in any case."""
-    try:
+    with RaiseAs(lambda error: CamtoolError(f"--truth {path} cannot be read: {error}."), UnicodeDecodeError, csv.Error):
         text, delimiter = _open_table(path)
         reader = csv.reader(text, delimiter=delimiter)
         image, label, is_index = _find_columns(path, next(reader, []))
         rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise CamtoolError(f"--truth {path} cannot be read: {error}.") from error
     for line, row in rows:
         if len(row) <= max(image, label) or not row[image].strip() or not row[label].strip():
             raise CamtoolError(f"--truth {path}, line {line}: the row has no image or no label.")

@@ -15,7 +15,7 @@ from torch import Tensor
 from camtool import targets
 from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.messages import count_texts
-from camtool.errors import GeometryError, ImageError, MethodError, NothingFoundError, TargetError
+from camtool.errors import GeometryError, ImageError, MethodError, NothingFoundError, RaiseAs, TargetError
 from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation
 from camtool.explaining.types import Model
@@ -154,10 +154,8 @@ def _choose_side(explainer: Explainer[Any], model: Any) -> int:
 
 
 def _prepare_blank(explainer: Explainer[Any], side: int) -> Any:
-    try:
+    with RaiseAs(lambda error: GeometryError(f"the tiles of a slide cannot be prepared: {error}"), GeometryError):
         return explainer.prepare(Image.new("RGB", (side, side), "white"))
-    except GeometryError as error:
-        raise GeometryError(f"the tiles of a slide cannot be prepared: {error}") from error
 
 
 def _read_batches(

@@ -11,7 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,7 +23,7 @@ from typing_extensions import Self
 
 from camtool.arguments.checks import check_not_url
 from camtool.arguments.libraries import import_library
-from camtool.errors import ImageError, raise_interrupt
+from camtool.errors import ImageError, RaiseAs, raise_interrupt
 from camtool.inputs.formats.decoding import hide_log, name_in_errors
 
 Pixels: TypeAlias = NDArray[np.uint8]
@@ -218,11 +218,9 @@ class OpenSlideReader(SlideReader):
         self.mpp = check_mpp(self._read_mpp())
 
     def _open(self) -> Any:
-        try:
+        faults = self._openslide.OpenSlideError, OSError
+        with RaiseAs(lambda error: ImageError(f"{self.path} cannot be read as a slide: {error}."), *faults):
             return self._openslide.OpenSlide(self.path)
-        except (self._openslide.OpenSlideError, OSError) as error:
-            raise_interrupt(error)
-            raise ImageError(f"{self.path} cannot be read as a slide: {error}.") from error
 
     def _get_tile(self, level: int) -> tuple[int, int]:
         """Return the size of a tile as it is stored; one pixel if OpenSlide does not say it."""
@@ -327,7 +325,7 @@ class TiffReader(SlideReader):
     def _decode(self, level: int, index: int) -> Pixels | None:
         """Return a tile or a strip; ``None`` for one that was left out."""
         page, stream = self._pages[level], self._file.filehandle
-        try:
+        with RaiseAs(partial(build_region_error, self.path), Exception):
             count = page.databytecounts[index]
             if not count:
                 return None
@@ -335,9 +333,6 @@ class TiffReader(SlideReader):
             values = page.decode(stream.read(count), index, jpegtables=page.jpegtables)[0]
             pixels = np.asarray(values)[0]
             return np.ascontiguousarray(np.broadcast_to(pixels[..., :3], (*pixels.shape[:2], 3)))
-        except Exception as error:
-            raise_interrupt(error)
-            raise build_region_error(self.path, error) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -346,11 +341,9 @@ class TiffReader(SlideReader):
 
 def _open_tiff(path: str) -> Any:
     tifffile = import_library("tifffile", f"{path} is a TIFF, which needs", "'camtool[slides]'", ImageError)
-    try:
+    # It is no library of exact errors: a short file is a struct.error.
+    with RaiseAs(lambda error: ImageError(f"{path} cannot be read as a TIFF: {error}."), Exception):
         return tifffile.TiffFile(path)
-    except Exception as error:  # it is no library of exact errors: a short file is a struct.error
-        raise_interrupt(error)
-        raise ImageError(f"{path} cannot be read as a TIFF: {error}.") from error
 
 
 def _check_page(path: str, level: Any) -> Any:

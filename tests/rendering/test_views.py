@@ -233,10 +233,10 @@ def collect_texts(view: Signal, draw: str, monkeypatch: pytest.MonkeyPatch) -> s
 
     write, upright = text_drawing.draw_text, text_drawing.draw_vertical_text
     monkeypatch.setattr(
-        signal_plots, "draw_text", lambda page, at, text, *more, **by: write(page, at, note(text), *more, **by)
+        text_drawing, "draw_text", lambda page, at, text, *more, **by: write(page, at, note(text), *more, **by)
     )
     monkeypatch.setattr(
-        signal_plots, "draw_vertical_text", lambda page, at, text, *more: upright(page, at, note(text), *more)
+        text_drawing, "draw_vertical_text", lambda page, at, text, *more: upright(page, at, note(text), *more)
     )
     getattr(view, draw)(hot_at(view.size, 3))
     return words

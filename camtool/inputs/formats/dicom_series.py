@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from camtool.errors import Forgive, ImageError, raise_interrupt
+from camtool.arguments.regular_files import name_file_in_errors
+from camtool.errors import Forgive, ImageError
 from camtool.inputs.formats import dicom
 from camtool.inputs.formats.decoding import name_in_errors
 from camtool.inputs.formats.file_image import FileImage
@@ -101,12 +102,8 @@ def _read_slices(name: str, wanted: list[_Slice], gaps: NDArray[np.float64], opt
 def _holds_dicom(path: Path) -> bool:
     if not path.is_file():
         return False
-    try:
-        with path.open("rb") as stream:
-            return dicom.is_dicom(stream.read(_HEADER_BYTES))
-    except OSError as error:
-        raise_interrupt(error)
-        raise ImageError(f"{path} cannot be read: {error.strerror or error}.") from error
+    with name_file_in_errors(path, ImageError), path.open("rb") as stream:
+        return dicom.is_dicom(stream.read(_HEADER_BYTES))
 
 
 def _read_place(path: Path, options: ReadingOptions) -> _Slice:

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from camtool.errors import ImageError, raise_interrupt
+from camtool.arguments.regular_files import name_file_in_errors
+from camtool.errors import ImageError
 from camtool.inputs.formats import contrast as contrasts
 from camtool.inputs.formats.decoding import name_in_errors
 from camtool.inputs.formats.dicom import is_dicom, read_dicom
@@ -108,11 +109,8 @@ def read_stream(stream: BinaryIO, name: str, options: ReadingOptions) -> FileIma
 
 def read_folder(folder: Path, options: ReadingOptions) -> FileImage | None:
     """Read a folder of DICOM slices as a volume; ``None`` if it holds none."""
-    try:
+    with name_file_in_errors(folder, ImageError):
         return read_series(folder, options) if list_dicom_files(folder) else None
-    except OSError as error:
-        raise_interrupt(error)
-        raise ImageError(f"{folder} cannot be read: {error.strerror or error}.") from error
 
 
 def is_dicom_file(path: Path) -> bool:

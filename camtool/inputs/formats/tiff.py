@@ -327,8 +327,7 @@ def _choose_slices(volume: NDArray[Any], name: str, options: ReadingOptions) -> 
     index = options.choose_slice(name, len(volume), "slices or pages")
     if len(volume) == 1:
         index = 0
-    chosen: NDArray[Any] = volume if index is None else volume[index]
-    return chosen
+    return volume if index is None else volume[index]
 
 
 def _find_opacity(values: NDArray[Any], tags: Mapping[int, Any]) -> NDArray[np.float32] | None:
@@ -471,5 +470,4 @@ def get_orientation(image: Image.Image) -> Any:
 def turn_upright(values: NDArray[Any], orientation: Any) -> NDArray[Any]:
     """Return a view of values ``(..., H, W, C)`` that is upright; an unknown orientation changes nothing."""
     turned = values.swapaxes(-3, -2) if orientation in _ON_SIDE else values
-    upright: NDArray[Any] = np.flip(turned, _FLIPPED.get(orientation, ()))
-    return upright
+    return np.flip(turned, _FLIPPED.get(orientation, ()))

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from camtool.arguments.explain_arguments import to_list
-from camtool.errors import CamtoolError, raise_interrupt
+from camtool.errors import CamtoolError, RaiseAs, raise_interrupt
 from camtool.models import Loaded
 from camtool.runs.cluster.explain_batch import ExplainBatch, ShardOutcome, ShardWorker, read_outcome
 from camtool.runs.cluster.plan import ClusterPlan, FileList, Shard
@@ -301,11 +301,10 @@ def _check_reachable(address: str | None) -> None:
     match = re.fullmatch(r"(?:ray://)?(.+):(\d+)", address or "")
     if match is None:  # e.g. "auto"
         return
-    try:
+    faults = (OSError, OverflowError)  # OverflowError: there is no such port
+    text = f"--address {address}: no Ray cluster can be reached there"
+    with RaiseAs(lambda error: CamtoolError(f"{text}: {error}."), *faults):
         socket.create_connection((match[1].strip("[]"), int(match[2])), timeout=_SECONDS_TO_CONNECT).close()
-    except (OSError, OverflowError) as error:  # OverflowError: there is no such port
-        raise_interrupt(error)
-        raise CamtoolError(f"--address {address}: no Ray cluster can be reached there: {error}.") from error
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-from camtool.errors import CamtoolError, ImageError, raise_interrupt
+from camtool.errors import CamtoolError, ImageError, RaiseAs, raise_interrupt
 from camtool.inputs.image_files import IMAGE_SUFFIXES
 from camtool.runs.cluster.remote_files import RemoteFile, get_local_filesystem, import_library, is_uri, list_uri, locate
 from camtool.runs.job_list import Job, Plan, Skipped, plan_run
@@ -442,13 +442,11 @@ def _is_part(path: str, table: str) -> bool:
 def _divide_table(file: RemoteFile, shard_size: int, column: str | None) -> list[ParquetRows]:
     """Return the row groups of a file, put together until they have ``shard_size`` rows."""
     arrow, parquet = import_library("pyarrow"), import_library("pyarrow.parquet")
-    try:
-        with file.open_seekable() as stream:
-            opened = parquet.ParquetFile(stream)
-            schema, metadata = opened.schema_arrow, opened.metadata
-    except (arrow.ArrowException, OSError) as error:
-        raise_interrupt(error)
-        raise ImageError(f"{file.name} cannot be read as Parquet: {error}") from error
+    faults = arrow.ArrowException, OSError
+    name_file = RaiseAs(lambda error: ImageError(f"{file.name} cannot be read as Parquet: {error}"), *faults)
+    with name_file, file.open_seekable() as stream:
+        opened = parquet.ParquetFile(stream)
+        schema, metadata = opened.schema_arrow, opened.metadata
     image, name = find_image_column(schema, column, file.name)
     parts: list[ParquetRows] = []
     groups: list[int] = []

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from camtool.arguments import libraries
-from camtool.errors import CamtoolError, ImageError, raise_interrupt
+from camtool.errors import CamtoolError, ImageError, RaiseAs, raise_interrupt
 from camtool.rendering.image_writing import open_atomically
 from camtool.runs.run_folder.description import DESCRIPTION, check_same, is_cluster_run, parse_description
 
@@ -92,10 +92,8 @@ def locate(uri: str) -> RemoteFile:
         raise_interrupt(error)
         raise CamtoolError(f"{scheme}://... cannot be opened: {error}.") from error
     fsspec = import_library("fsspec")
-    try:
+    with RaiseAs(lambda error: CamtoolError(f"{scheme}://... cannot be opened: {error}."), ImportError, ValueError):
         inner, path = fsspec.core.url_to_fs(uri)
-    except (ImportError, ValueError) as error:
-        raise CamtoolError(f"{scheme}://... cannot be opened: {error}.") from error
     return RemoteFile(fs.PyFileSystem(fs.FSSpecHandler(inner)), path, _name_path(scheme, path))
 
 
@@ -114,16 +112,13 @@ def list_uri(uri: str, *, recursive: bool = False) -> list[RemoteFile]:
     wildcard = _WILDCARDS.search(uri)
     base = uri if wildcard is None else uri[: uri.rindex("/", 0, wildcard.start())]
     folder = locate(base)
-    try:
+    with RaiseAs(lambda error: ImageError(f"path {uri!r} cannot be listed: {error}."), OSError):
         info = folder.filesystem.get_file_info(folder.path)
         if info.type == fs.FileType.NotFound:
             raise ImageError(f"path {uri!r}: no such file or folder.")
         if info.type == fs.FileType.File:
             return [folder]
         paths = _list_paths(folder.filesystem, folder.path, recursive=recursive or wildcard is not None)
-    except OSError as error:
-        raise_interrupt(error)
-        raise ImageError(f"path {uri!r} cannot be listed: {error}.") from error
     if wildcard is not None:
         glob_translate = import_library("fsspec.utils").glob_translate
         pattern = re.compile(glob_translate(f"{folder.path.rstrip('/')}{uri[len(base) :]}"))
@@ -203,11 +198,8 @@ class OutputFolder:
         Raises:
             CamtoolError: It cannot be created.
         """
-        try:
+        with RaiseAs(lambda error: CamtoolError(f"out {self.name!r} cannot be created: {error}."), OSError):
             self.filesystem.create_dir(self.path, recursive=True)
-        except OSError as error:
-            raise_interrupt(error)
-            raise CamtoolError(f"out {self.name!r} cannot be created: {error}.") from error
 
     @property
     def local_path(self) -> Path | None:

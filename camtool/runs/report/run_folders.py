@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from camtool.arguments.libraries import import_library
 from camtool.arguments.messages import format_count
 from camtool.arguments.regular_files import iterate_lines, open_regular, read_regular
-from camtool.errors import CamtoolError, raise_interrupt
+from camtool.errors import CamtoolError, RaiseAs
 from camtool.rendering.written_files import resolve
 from camtool.runs.file_names import is_inside
 from camtool.runs.report.columns import ReportContents, ReportFailure, ReportRow, RowWarning, StoredHeatmap
@@ -229,23 +229,21 @@ def _open_shard(path: Path) -> Iterator[Any]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
-    try:
-        with open_regular(path) as stream:
-            file = ParquetFile(stream)
-            missing = [name for name in _REQUIRED if name not in file.schema_arrow.names]
-            if missing:
-                absent = ", ".join(missing)
-                raise CamtoolError(f"{str(path)!r} is not a shard of a cluster run: it has no column {absent}.")
-            sizes = [file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups)]
-            if max(sizes, default=0) > _MAX_GROUP_BYTES:
-                raise CamtoolError(
-                    f"{str(path)!r} is too large to read: {_MAX_GROUP_BYTES:,} bytes of a row group are allowed; write "
-                    "it with smaller row groups."
-                )
-            yield file
-    except (ArrowException, OSError, UnicodeDecodeError) as error:
-        raise_interrupt(error)
-        raise CamtoolError(f"{str(path)!r} is not a Parquet file, or is damaged: {error}") from error
+    faults = ArrowException, OSError, UnicodeDecodeError
+    text = f"{str(path)!r} is not a Parquet file, or is damaged"
+    with RaiseAs(lambda error: CamtoolError(f"{text}: {error}"), *faults), open_regular(path) as stream:
+        file = ParquetFile(stream)
+        missing = [name for name in _REQUIRED if name not in file.schema_arrow.names]
+        if missing:
+            absent = ", ".join(missing)
+            raise CamtoolError(f"{str(path)!r} is not a shard of a cluster run: it has no column {absent}.")
+        sizes = [file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups)]
+        if max(sizes, default=0) > _MAX_GROUP_BYTES:
+            raise CamtoolError(
+                f"{str(path)!r} is too large to read: {_MAX_GROUP_BYTES:,} bytes of a row group are allowed; write "
+                "it with smaller row groups."
+            )
+        yield file
 
 
 def _iterate_rows(file: Any, count: int) -> Iterator[Mapping[str, Any]]:

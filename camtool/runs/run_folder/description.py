@@ -17,7 +17,7 @@ import torch
 
 from camtool import __version__
 from camtool.arguments.regular_files import read_regular
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, RaiseAs
 from camtool.geometry.resampling import DRAWING
 from camtool.methods import find_method
 from camtool.models import Loaded
@@ -205,10 +205,8 @@ def parse_description(content: bytes, name: str) -> dict[str, Any]:
     Raises:
         CamtoolError: It is damaged, or camtool did not write it.
     """
-    try:
+    with RaiseAs(lambda error: CamtoolError(f"{name} is damaged, or not of camtool: {error}. {_REMEDY}"), ValueError):
         description = parse_object(content)
-    except ValueError as error:
-        raise CamtoolError(f"{name} is damaged, or not of camtool: {error}. {_REMEDY}") from error
     if not isinstance(description.get(_VERSION), str) or not _MARK.items() <= description.items():
         raise CamtoolError(f"{name} was not written by camtool. {_REMEDY}")
     description.setdefault("drawing", _OLD_DRAWING)

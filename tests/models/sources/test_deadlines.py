@@ -16,7 +16,7 @@ from torch import nn
 
 from camtool.app.web_page import building as runtime
 from camtool.cli import demo_and_doctor_commands
-from camtool.errors import Forgive, raise_interrupt
+from camtool.errors import Forgive, ForwardError, RaiseAs, raise_interrupt
 from camtool.evaluation.audit.split import read_capture_time
 from camtool.inputs.formats.dicom_series import are_of_one_series
 from camtool.inputs.image_files import read_image
@@ -156,6 +156,20 @@ def test_of_what_is_forgiven(let_time_run_out) -> None:
     with pytest.raises(KeyError), Forgive(OSError):
         raise KeyError
     with pytest.raises(DeadlineError), Forgive(OSError):
+        let_time_run_out()
+
+
+def test_of_what_is_raised_as_another_error(let_time_run_out) -> None:
+    fault = FileNotFoundError("gone")
+    with pytest.raises(ForwardError) as raised, RaiseAs(lambda error: ForwardError(f"it is {error}"), OSError):
+        raise fault
+    assert str(raised.value) == "it is gone"
+    assert raised.value.__cause__ is fault
+    with pytest.raises(KeyError), RaiseAs(ForwardError, OSError):
+        raise KeyError
+    with pytest.raises(FileNotFoundError), RaiseAs(ForwardError, OSError, unless=(FileNotFoundError,)):
+        raise fault
+    with pytest.raises(DeadlineError), RaiseAs(ForwardError, OSError):
         let_time_run_out()
 
 
