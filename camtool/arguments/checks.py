@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial, wraps
 from numbers import Integral, Real
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
 from camtool.arguments.messages import suggest_names
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, Forgive
 
 # A scheme has two letters or more: C:/ is a drive of Windows.
 _SCHEME = "[a-z][a-z0-9+.-]+"
@@ -188,3 +189,49 @@ def iterate_leaves(nested: Any) -> Iterator[Any]:
             yield from iterate_leaves(entry)
     else:
         yield nested
+
+
+# ------------------------------------------------------------------------------- options that say what they accept
+
+# Types of options, with the check of their values that :func:`check_options_of` makes.
+Count: TypeAlias = Annotated[int, check_count]
+OptionalCount: TypeAlias = Annotated[int | None, partial(check_count, optional=True)]
+CountOrZero: TypeAlias = Annotated[int, partial(check_count, least=0)]
+Number: TypeAlias = Annotated[float, check_number]
+Positive: TypeAlias = Annotated[float, partial(check_number, above=0)]
+NotNegative: TypeAlias = Annotated[float, partial(check_number, least=0)]
+# A share of something: of all of it, but not of none; or of none, but not of all.
+Share: TypeAlias = Annotated[float, partial(check_number, above=0, most=1)]
+ShareBelowOne: TypeAlias = Annotated[float, partial(check_number, least=0, below=1)]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def check_options_of(function: Callable[_P, _R], error: type[CamtoolError]) -> Callable[_P, _R]:
+    """Return a function that checks its keyword arguments before it runs, by their annotations.
+
+    :data:`Count` and the types like it say which values an option takes, and so does ``Literal``. A function without
+    such options is returned as it is.
+    """
+    hints: dict[str, Any] = {}
+    with Forgive(Exception):  # a user's function may have any annotations
+        hints = get_type_hints(function, include_extras=True)
+    checks = {name: check for name, hint in hints.items() if (check := _find_check(hint)) is not None}
+    if not checks:
+        return function
+
+    @wraps(function)
+    def check_and_call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        for name, check in checks.items():
+            if name in kwargs:
+                check(name, kwargs[name], error=error)
+        return function(*args, **kwargs)
+
+    return check_and_call
+
+
+def _find_check(hint: Any) -> Callable[..., object] | None:
+    if get_origin(hint) is Literal:
+        return partial(check_choice, among=get_args(hint))
+    return next(filter(callable, getattr(hint, "__metadata__", ())), None)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
+from camtool.arguments.checks import Count, CountOrZero, NotNegative, Number, Share
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import iterate_noisy_copies
@@ -93,7 +94,12 @@ def _mirror_back(evidence: Evidence, method: Method, maps: Tensor) -> Tensor:
 
 @wrapper("noise", paper="arXiv 1706.03825")
 def noise(
-    evidence: Evidence, method: Method, *, noise_samples: int = 10, noise_level: float = 0.15, noise_seed: int = 0
+    evidence: Evidence,
+    method: Method,
+    *,
+    noise_samples: Count = 10,
+    noise_level: NotNegative = 0.15,
+    noise_seed: CountOrZero = 0,
 ) -> Tensor:
     """Average over noisy copies of the image.
 
@@ -114,9 +120,6 @@ def noise(
     Raises:
         MethodError: An option is out of range.
     """
-    options.check_count("noise_samples", noise_samples)
-    options.check_number("noise_level", noise_level, least=0)
-    options.check_count("noise_seed", noise_seed, least=0)
     copies = iterate_noisy_copies(evidence.inputs, noise_samples, noise_level, noise_seed)
     maps = (method(evidence.for_inputs(next(copies))) for _ in iterate_chunks(noise_samples, 1))
     return _average(maps, noise_samples)
@@ -136,8 +139,8 @@ def sess(
     method: Method,
     *,
     sess_scales: Sequence[float] = (1.0, 1.5, 2.0),
-    sess_step: float = 1.0,
-    sess_threshold: float = 0.0,
+    sess_step: Share = 1.0,
+    sess_threshold: Number = 0.0,
 ) -> Tensor:
     """Combine enlarged parts of the image.
 
@@ -169,8 +172,6 @@ def sess(
     """
     options.check_no_local_targets(evidence, "sess cuts the image into windows")
     options.check_numbers("sess_scales", sess_scales, least=1)
-    options.check_number("sess_step", sess_step, above=0, most=1)
-    options.check_number("sess_threshold", sess_threshold)
     windows = _make_windows(evidence.inputs.shape[2:], sess_scales, sess_step)
     results = [windows[part.start].explain(evidence, method) for part in iterate_chunks(len(windows), 1)]
     confidences = torch.stack([confidence for _, confidence in results])

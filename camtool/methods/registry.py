@@ -22,6 +22,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, get_args
 
 from torch import Tensor, nn
 
+from camtool.arguments.checks import check_options_of
 from camtool.arguments.explain_arguments import describe_foreign_argument
 from camtool.arguments.foreign_names import describe_foreign_name
 from camtool.arguments.messages import suggest_names
@@ -210,7 +211,8 @@ def method(
         at_input_size: Whether the maps are at the input's size although they are made from a layer.
 
     Returns:
-        A decorator that returns the function unchanged.
+        A decorator that returns the function. If annotations say which values its options take, they are checked
+        before it runs, see :func:`camtool.arguments.checks.check_options_of`.
 
     Raises:
         MethodError: The name is taken, or a need is unknown.
@@ -218,7 +220,7 @@ def method(
 
     def register(function: MethodFunction) -> MethodFunction:
         _check_name_is_free("method", name)
-        several = _check_needs(name, needs)
+        several, function = _check_needs(name, needs), check_options_of(function, MethodError)
         METHODS[name] = Method(name, function, paper, several, cost, ignores_layer, weights, at_input_size)
         return function
 
@@ -236,7 +238,7 @@ def weighting(
 
     def register(function: MethodFunction) -> MethodFunction:
         _check_name_is_free("method", name)
-        several = _check_needs(name, needs)
+        several, function = _check_needs(name, needs), check_options_of(function, MethodError)
         METHODS[name] = Method(name, function, paper, several, cost, weights=function, is_weighting=True)
         return function
 
@@ -262,6 +264,7 @@ def wrapper(
 
     def register(function: WrapperFunction) -> WrapperFunction:
         _check_name_is_free("wrapper", name)
+        function = check_options_of(function, MethodError)
         WRAPPERS[name] = Wrapper(name, function, paper, needs_weights, at_input_size, _check_needs(name, needs))
         return function
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -98,3 +98,35 @@ def test_leaves_of_nested_lists():
 
 def test_one_value_becomes_a_list():
     assert (to_list("ab"), to_list(("a", "b")), to_list([])) == (["ab"], ["a", "b"], [])
+
+
+def count_and_choose(
+    values: object,
+    *,
+    samples: checks.Count = 3,
+    kind: Literal["mean", "max"] = "mean",
+    chunk: checks.OptionalCount = None,
+    plain: int = 1,
+) -> object:
+    return values, samples, kind, chunk, plain
+
+
+def test_options_are_checked_by_their_annotations():
+    checked = checks.check_options_of(count_and_choose, TargetError)
+    assert checked(0, samples=2, kind="max", chunk=None, plain=-1) == (0, 2, "max", None, -1)
+    assert checked("any") == ("any", 3, "mean", None, 1)
+    assert checked.__name__ == "count_and_choose"
+    for options in ({"samples": 0}, {"kind": "median"}, {"chunk": 1.5}):
+        with pytest.raises(TargetError, match=f"^{next(iter(options))} must be "):
+            checked(0, **options)
+
+
+def test_a_function_without_such_options_is_returned_as_it_is():
+    def plain(values: object, *, seed: int = 0) -> object:
+        return values
+
+    def annotated_with_what_is_unknown(values: Unknown, *, seed: checks.Count = 0) -> object:  # noqa: F821
+        return values
+
+    for function in (plain, annotated_with_what_is_unknown, max):
+        assert checks.check_options_of(function, TargetError) is function

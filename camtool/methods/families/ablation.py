@@ -12,17 +12,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from camtool.arguments.checks import OptionalCount
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.linear_head import LinearHead, find_scoring_head
 from camtool.evidence.rescoring import score_activations, score_logits
 from camtool.maps import unsqueeze_like
-from camtool.methods.options import check_choice, check_count, prefer_probability
+from camtool.methods.options import prefer_probability
 from camtool.methods.registry import method, weighting
 from camtool.targets import Target
 
 
 @weighting("ablationcam", paper="10.1109/WACV45572.2020.9093360", needs="forwards", cost="many tails")
-def ablationcam(evidence: Evidence, *, chunk: int | None = None) -> Tensor:
+def ablationcam(evidence: Evidence, *, chunk: OptionalCount = None) -> Tensor:
     """Weigh channels by the score lost without them.
 
     ``w_k = ± (y - y_k) / |y|``, where ``y_k`` is the score ``y`` with channel ``k`` set to zero (Desai and Ramaswamy
@@ -48,7 +49,6 @@ def ablationcam(evidence: Evidence, *, chunk: int | None = None) -> Tensor:
     Raises:
         MethodError: ``chunk`` is less than 1.
     """
-    check_count("chunk", chunk, optional=True)
     A = evidence.activations
     drops, y = A.new_zeros(A.shape[:2]), evidence.scores.to(A)[:, None]
     head = find_scoring_head(evidence)
@@ -89,7 +89,7 @@ def reciprocam(
     *,
     gaussian: bool = False,
     score: Literal["probability", "target"] = "target",
-    chunk: int | None = None,
+    chunk: OptionalCount = None,
 ) -> Tensor:
     """Score each position with all others silenced.
 
@@ -116,8 +116,6 @@ def reciprocam(
     Raises:
         MethodError: ``score`` is not one of these, or ``chunk`` is less than 1.
     """
-    check_choice("score", score, ("probability", "target"))
-    check_count("chunk", chunk, optional=True)
     convert = prefer_probability if score == "probability" else None
     A = evidence.activations
     kernels = [

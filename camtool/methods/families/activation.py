@@ -12,10 +12,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from camtool.arguments.checks import Count, CountOrZero, Number
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.maps import find_peaks, unsqueeze_like, upcast
-from camtool.methods.options import check_choice, check_count, check_number
+from camtool.methods.options import check_choice, check_number
 from camtool.methods.registry import method, weighting
 
 
@@ -95,7 +96,7 @@ def activation_map(evidence: Evidence) -> Tensor:
 
 @method("kpcacam", paper="arXiv 2410.00267", needs="activations", cost="some passes")
 def kpcacam(
-    evidence: Evidence, *, kernel: str = "sigmoid", gamma: float | None = None, positions: int = 4096
+    evidence: Evidence, *, kernel: str = "sigmoid", gamma: float | None = None, positions: Count = 4096
 ) -> Tensor:
     """Take the activations' main nonlinear pattern.
 
@@ -120,7 +121,6 @@ def kpcacam(
     grid = A.shape[2:]
     check_choice("kernel", kernel, KERNELS)
     check_number("gamma", gamma, above=0, optional=True)
-    check_count("positions", positions)
     gamma = 1 / A.shape[1] if gamma is None else gamma
     if grid.numel() > positions:
         raise MethodError(
@@ -221,7 +221,7 @@ def _compute_kernel_component(features: Tensor, kernel: Callable[[Tensor], Tenso
 
 
 @method("fem", paper="10.1109/IPTA50016.2020.9286629", needs="activations")
-def fem(evidence: Evidence, *, threshold: float = 2.0) -> Tensor:
+def fem(evidence: Evidence, *, threshold: Number = 2.0) -> Tensor:
     """Mark where channels fire unusually strongly.
 
     ``M = Σ_k μ_k [A_k ≥ μ_k + T σ_k]``, where ``μ_k`` and ``σ_k`` are the mean and the standard deviation of channel k
@@ -237,7 +237,6 @@ def fem(evidence: Evidence, *, threshold: float = 2.0) -> Tensor:
     Raises:
         MethodError: ``threshold`` is not a finite number.
     """
-    check_number("threshold", threshold)
     # The squares of large activations overflow, so they are computed relative to the peak.
     A, peak = split_by_peak(evidence.activations)
     axes = tuple(range(2, A.ndim))
@@ -246,7 +245,7 @@ def fem(evidence: Evidence, *, threshold: float = 2.0) -> Tensor:
 
 
 @weighting("random", paper="arXiv 1810.03292", needs="activations")
-def random(evidence: Evidence, *, seed: int = 0) -> Tensor:
+def random(evidence: Evidence, *, seed: CountOrZero = 0) -> Tensor:
     """Weigh channels at random, as a baseline.
 
     Every other method has to beat this map.
@@ -265,7 +264,6 @@ def random(evidence: Evidence, *, seed: int = 0) -> Tensor:
     Raises:
         MethodError: ``seed`` is not a whole number of 0 or more.
     """
-    check_count("seed", seed, least=0)
     A = evidence.activations
     generator = torch.Generator().manual_seed(seed)
     # Drawn in float64 on the CPU, so that every device and type gets the same weights.

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from camtool.arguments.checks import Count, NotNegative, OptionalCount, ShareBelowOne
 from camtool.errors import MethodError
 from camtool.evidence.attention import AttentionEvidence, capture_attention_evidence
 from camtool.evidence.dense_features import capture_dense_features
@@ -29,7 +30,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_activations
 from camtool.maps import scale_min_max
 from camtool.methods.families.ablation import compute_gaussian_kernel
-from camtool.methods.options import check_choice, check_count, check_number, prefer_probability
+from camtool.methods.options import check_choice, prefer_probability
 from camtool.methods.registry import Need, method
 from camtool.targets import Similarity, Target
 
@@ -37,7 +38,7 @@ from camtool.targets import Similarity, Target
 
 
 @method("rollout", paper="arXiv 2005.00928", needs="attention", ignores_layer=True)
-def rollout(evidence: Evidence, *, fusion: str = "mean", discard: float = 0.0) -> Tensor:
+def rollout(evidence: Evidence, *, fusion: str = "mean", discard: ShareBelowOne = 0.0) -> Tensor:
     """Multiply the attention of all layers.
 
     ``Â_L ⋯ Â_2 Â_1`` with ``Â = (⟨A⟩_h + I) / 2``, where ``I`` represents the skip connection past the attention (Abnar
@@ -57,7 +58,6 @@ def rollout(evidence: Evidence, *, fusion: str = "mean", discard: float = 0.0) -
         MethodError: An option is out of range, or the model has no attention over one set of tokens.
     """
     check_choice("fusion", fusion, _FUSIONS)
-    check_number("discard", discard, least=0, below=1)
     attention = capture_attention_evidence(evidence)
     fused = [_zero_lowest(_FUSIONS[fusion](matrix, 1), discard) for matrix in attention.matrices]
     return attention.to_grid(_multiply_layers(attention, [_normalize_rows(_add_skip(matrix)) for matrix in fused]))
@@ -118,7 +118,7 @@ def agcam(evidence: Evidence) -> Tensor:
 
 
 @method("legrad", paper="arXiv 2404.03214", needs=("attention", "gradients"), cost="some passes", ignores_layer=True)
-def legrad(evidence: Evidence, *, layers: int | None = None) -> Tensor:
+def legrad(evidence: Evidence, *, layers: OptionalCount = None) -> Tensor:
     """Average attention gradients over the layers.
 
     The mean over the layers, heads and queries of ``relu(∂s_l / ∂A_l)``, where ``s_l`` is the score if the model's last
@@ -141,7 +141,6 @@ def legrad(evidence: Evidence, *, layers: int | None = None) -> Tensor:
         MethodError: The model has no attention over one set of tokens, its blocks do not return them, no gradient
             reaches it, or ``layers`` is less than 1 or more than the model has.
     """
-    check_count("layers", layers, optional=True)
     attention = capture_attention_evidence(evidence)
     by_layer = torch.stack([g.relu().mean((1, 2)) for g in attention.compute_early_exit_gradients(layers)])
     return attention.to_grid(by_layer.mean(0))
@@ -190,7 +189,7 @@ def vitreciprocam(
     *,
     gaussian: bool = True,
     score: Literal["probability", "target"] = "target",
-    chunk: int | None = None,
+    chunk: OptionalCount = None,
 ) -> Tensor:
     """Score each token with only neighbors shown.
 
@@ -213,8 +212,6 @@ def vitreciprocam(
         MethodError: The model has no attention over one set of tokens, no layer returns exactly the input of the last
             attention, ``score`` is not one of these, or ``chunk`` is less than 1.
     """
-    check_choice("score", score, ("probability", "target"))
-    check_count("chunk", chunk, optional=True)
     convert = prefer_probability if score == "probability" else None
     at_input = evidence.at_layer(capture_attention_evidence(evidence).find_input_layer())
     tokens = at_input.activations
@@ -241,7 +238,7 @@ def _mask_tokens(tokens: Tensor, masks: Tensor, part: slice) -> Tensor:
 # ------------------------------------------------------------------------------------------- what single patches say
 
 # Texts, or their embeddings, that a map is to have nothing in common with.
-Against: TypeAlias = "str | Tensor | Similarity | Sequence[str | Tensor | Similarity]"
+Against: TypeAlias = str | Tensor | Similarity | Sequence[str | Tensor | Similarity]
 
 # The needs of methods that read each patch in the way the head reads the class token.
 _ON_PATCHES: tuple[Need, ...] = ("one head on all tokens", "attention")
@@ -295,7 +292,7 @@ def clearclip(evidence: Evidence) -> Tensor:
 
 @method("clipsurgery", paper="arXiv 2304.05653", needs=_ON_PATCHES, cost="some passes", ignores_layer=True)
 def clipsurgery(
-    evidence: Evidence, *, blocks: int = 6, against: Against | None = None, temperature: float = 2.0
+    evidence: Evidence, *, blocks: Count = 6, against: Against | None = None, temperature: NotNegative = 2.0
 ) -> Tensor:
     """Score each patch by consistent attention, minus what texts share.
 
@@ -325,8 +322,6 @@ def clipsurgery(
     Raises:
         MethodError: As for :func:`clearclip`, an option is out of range, or ``against`` is no text or embedding.
     """
-    check_count("blocks", blocks)
-    check_number("temperature", temperature, least=0)
     redundant = _read_embeddings(against)
     features = capture_dense_features(evidence)
     first = -min(blocks, features.layer_count)

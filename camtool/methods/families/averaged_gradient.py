@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from camtool.arguments.checks import Count, CountOrZero, NotNegative
 from camtool.errors import MethodError, TargetError, raise_interrupt
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import iterate_noisy_copies
@@ -19,12 +20,14 @@ from camtool.geometry.resampling import resample
 from camtool.hooks.chunks import compute_chunk_size
 from camtool.maps import find_peaks
 from camtool.methods.families.gradient import average_over_positions, sum_over_positions
-from camtool.methods.options import check_count, check_no_local_targets, check_number, check_numbers
+from camtool.methods.options import check_no_local_targets, check_numbers
 from camtool.methods.registry import method, weighting
 
 
 @weighting("smoothgradcam++", paper="arXiv 1908.01224", needs=("gradients", "forwards"), cost="some passes")
-def smooth_gradcam_plus_plus(evidence: Evidence, *, samples: int = 10, noise: float = 0.15, seed: int = 0) -> Tensor:
+def smooth_gradcam_plus_plus(
+    evidence: Evidence, *, samples: Count = 10, noise: NotNegative = 0.15, seed: CountOrZero = 0
+) -> Tensor:
     """Average Grad-CAM++ over noisy images.
 
     ``w_k = Σ α relu(D1)`` with ``α = D2 / (2 D2 + D3 Σ A)``, summed over the positions, where ``D1``, ``D2`` and ``D3``
@@ -48,9 +51,6 @@ def smooth_gradcam_plus_plus(evidence: Evidence, *, samples: int = 10, noise: fl
     Raises:
         MethodError: An option is out of range.
     """
-    check_count("samples", samples)
-    check_number("noise", noise, least=0)
-    check_count("seed", seed, least=0)
     A, unit = evidence.activations, find_peaks(evidence.gradients)
     D1 = D2 = D3 = torch.zeros_like(evidence.gradients)
     for inputs in iterate_noisy_copies(evidence.inputs, samples, noise, seed):
@@ -63,7 +63,7 @@ def smooth_gradcam_plus_plus(evidence: Evidence, *, samples: int = 10, noise: fl
 
 
 @method("integratedgradcam", paper="arXiv 2102.07805", needs=("gradients", "forwards"), cost="some passes")
-def integrated_gradcam(evidence: Evidence, *, steps: int = 20) -> Tensor:
+def integrated_gradcam(evidence: Evidence, *, steps: Count = 20) -> Tensor:
     """Average Grad-CAM on the way from black.
 
     A saturated score then hides no feature.
@@ -86,7 +86,6 @@ def integrated_gradcam(evidence: Evidence, *, steps: int = 20) -> Tensor:
     Raises:
         MethodError: ``steps`` is less than 1.
     """
-    check_count("steps", steps)
     inputs, black = evidence.inputs, evidence.black_inputs
     baseline = evidence.for_inputs(black).activations
     result = _compute_gradcam_above(baseline, evidence)

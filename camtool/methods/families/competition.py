@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from camtool.arguments.checks import Count, CountOrZero, NotNegative, Positive
 from camtool.errors import MethodError
 from camtool.evidence.contributions import trace_contributions
 from camtool.evidence.evidence import Evidence
 from camtool.geometry.resampling import resample
 from camtool.hooks.chunks import compute_chunk_size
 from camtool.maps import scale_by_peak, unsqueeze_like
-from camtool.methods.options import check_count, check_depths, check_number
+from camtool.methods.options import check_depths
 from camtool.methods.refinement import check_passes, refine_method
 from camtool.methods.registry import method
 from camtool.targets import Target
@@ -23,7 +24,9 @@ _LEAST_EVIDENCE = 1e-3
 
 
 @method("rivalcam", paper="camtool", needs="gradients of several classes")
-def rivalcam(evidence: Evidence, *, rivals: int = 10, temperature: float = 0.5, kinship: float = 3.0) -> Tensor:
+def rivalcam(
+    evidence: Evidence, *, rivals: Count = 10, temperature: Positive = 0.5, kinship: NotNegative = 3.0
+) -> Tensor:
     """Show what favors the class over its rivals.
 
     It is made for images of several objects.
@@ -54,9 +57,6 @@ def rivalcam(evidence: Evidence, *, rivals: int = 10, temperature: float = 0.5, 
     Raises:
         MethodError: A target is not the score of a class, or an option is out of range.
     """
-    check_count("rivals", rivals)
-    check_number("temperature", temperature, above=0)
-    check_number("kinship", kinship, least=0)
     _check_comparable_scores(evidence)
     contestants = [
         [target, *target.find_rivals(evidence.forward_pass.get_image_output(image), rivals)]
@@ -166,11 +166,11 @@ def faithcam(
     evidence: Evidence,
     *,
     depths: int | Sequence[str] = 4,
-    rivals: int = 10,
-    temperature: float = 2.0,
-    power: float = 1.5,
-    focus: float = 0.25,
-    kinship: float = 3.0,
+    rivals: CountOrZero = 10,
+    temperature: Positive = 2.0,
+    power: NotNegative = 1.5,
+    focus: NotNegative = 0.25,
+    kinship: NotNegative = 3.0,
     passes: int = 0,
 ) -> Tensor:
     """Show what the score used where the class wins.
@@ -239,10 +239,6 @@ def faithcam(
     """
     check_depths(depths)
     check_passes(passes, least=0)
-    check_count("rivals", rivals, least=0)
-    check_number("temperature", temperature, above=0)
-    for name, value in (("power", power), ("focus", focus), ("kinship", kinship)):
-        check_number(name, value, least=0)
     won = _find_shares(evidence, rivals, temperature, kinship) ** power
     contributions = (evidence.gradients * evidence.activations).sum(1).relu()
     traced = trace_contributions(evidence, (won * (contributions > 0))[:, None] * evidence.gradients)

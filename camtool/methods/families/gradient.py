@@ -11,12 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from camtool.arguments.checks import NotNegative
 from camtool.errors import MethodError
 from camtool.evidence.deeplift import compute_deeplift_contributions
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.linear_head import compute_class_weights, find_scoring_head, get_linear_head
 from camtool.evidence.rescoring import score_activations, score_logits
-from camtool.methods.options import check_number
 from camtool.methods.registry import method, weighting
 
 
@@ -157,7 +157,7 @@ def zoomcam(evidence: Evidence) -> Tensor:
 
 
 @weighting("odam", paper="arXiv 2304.06354", needs="gradients")
-def odam(evidence: Evidence, *, smoothing: float = 1.0) -> Tensor:
+def odam(evidence: Evidence, *, smoothing: NotNegative = 1.0) -> Tensor:
     """Weigh positions by gradients, for detections.
 
     ``w_k`` is ``g_k`` smoothed by a Gaussian (Zhao and Chan 2023): HiResCAM with smoothed gradients. A detector reads
@@ -175,7 +175,6 @@ def odam(evidence: Evidence, *, smoothing: float = 1.0) -> Tensor:
     Raises:
         MethodError: ``smoothing`` is negative.
     """
-    check_number("smoothing", smoothing, least=0)
     weights = evidence.gradients
     if smoothing > 0:
         # The Gaussian is separable, so the axes are smoothed one after the other.

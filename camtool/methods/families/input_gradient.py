@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn import functional
 
+from camtool.arguments.checks import Count, CountOrZero, NotNegative, Share
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import count_rows_at_once, iterate_noisy_copies, score_with_graph
@@ -41,7 +42,6 @@ from camtool.hooks.structures.graph_nodes import find_reachable, get_inputs, lis
 from camtool.layers.centers import read_centers
 from camtool.maps import scale_min_max, upcast
 from camtool.methods.families.gradient import gradcam
-from camtool.methods.options import check_count, check_number
 from camtool.methods.registry import method
 
 # -------------------------------------------------------------------------------------------------- sensitivity
@@ -49,7 +49,7 @@ from camtool.methods.registry import method
 
 @method("smoothgrad", paper="arXiv 1706.03825", needs="gradients at the input", cost="many passes", ignores_layer=True)
 def smoothgrad(
-    evidence: Evidence, *, samples: int = 50, noise: float = 0.15, seed: int = 0, cap: float = 0.99
+    evidence: Evidence, *, samples: Count = 50, noise: NotNegative = 0.15, seed: CountOrZero = 0, cap: Share = 0.99
 ) -> Tensor:
     """Average pixel gradients over noisy copies.
 
@@ -71,10 +71,6 @@ def smoothgrad(
     Raises:
         MethodError: An option is out of range, or no gradient reaches the input.
     """
-    check_count("samples", samples)
-    check_number("cap", cap, above=0, most=1)
-    check_number("noise", noise, least=0)
-    check_count("seed", seed, least=0)
     inputs = get_row_inputs(evidence)
     copies, total = iterate_noisy_copies(inputs, samples, noise, seed), torch.zeros_like(inputs)
     for _ in iterate_chunks(samples, 1):
@@ -83,7 +79,7 @@ def smoothgrad(
 
 
 @method("guided-backprop", paper="arXiv 1412.6806", needs="ReLUs", ignores_layer=True)
-def guided_backprop(evidence: Evidence, *, cap: float = 0.99) -> Tensor:
+def guided_backprop(evidence: Evidence, *, cap: Share = 0.99) -> Tensor:
     """Pass only positive gradients back to pixels.
 
     ``|R|`` summed over the color channels, where ``R`` is ``∂f/∂x`` with each ReLU's backward pass replaced by ``R_in =
@@ -103,12 +99,11 @@ def guided_backprop(evidence: Evidence, *, cap: float = 0.99) -> Tensor:
     Raises:
         MethodError: The model runs no ReLU, no gradient reaches the input, or an option is out of range.
     """
-    check_number("cap", cap, above=0, most=1)
     return _compute_sensitivity(_compute_guided_gradients(evidence), cap)
 
 
 @method("guided-gradcam", paper="arXiv 1610.02391", needs=("gradients", "ReLUs"), at_input_size=True)
-def guided_gradcam(evidence: Evidence, *, cap: float = 0.99) -> Tensor:
+def guided_gradcam(evidence: Evidence, *, cap: Share = 0.99) -> Tensor:
     """Multiply guided backprop by Grad-CAM.
 
     The product of ``guided-backprop`` and of ``gradcam`` resized to the image's size (Selvaraju et al. 2017, section
@@ -124,7 +119,6 @@ def guided_gradcam(evidence: Evidence, *, cap: float = 0.99) -> Tensor:
     Raises:
         MethodError: The model runs no ReLU, no gradient reaches the input, or an option is out of range.
     """
-    check_number("cap", cap, above=0, most=1)
     cam = (gradcam(evidence) * evidence.activations).sum(1).relu()
     guided = _compute_guided_gradients(evidence)
     fine = guided * evidence.resize_to_input(cam)[:, None].to(guided.device)  # a layer may lie on another device
@@ -135,7 +129,7 @@ def guided_gradcam(evidence: Evidence, *, cap: float = 0.99) -> Tensor:
 
 
 @method("inputxgradient", paper="arXiv 1605.01713", needs="gradients at the input", ignores_layer=True)
-def input_x_gradient(evidence: Evidence, *, cap: float = 0.99, signed: bool = False) -> Tensor:
+def input_x_gradient(evidence: Evidence, *, cap: Share = 0.99, signed: bool = False) -> Tensor:
     """Multiply each pixel by its gradient.
 
     ``relu(Σ_c x_c · ∂f/∂x_c)`` over the color channels ``c`` (Shrikumar et al. 2016). ``x`` is the model's input: a
@@ -152,7 +146,6 @@ def input_x_gradient(evidence: Evidence, *, cap: float = 0.99, signed: bool = Fa
     Raises:
         MethodError: No gradient reaches the input, or an option is out of range.
     """
-    check_number("cap", cap, above=0, most=1)
     inputs = get_row_inputs(evidence)
     return _compute_contribution(inputs * compute_input_gradients(evidence, inputs), cap, signed=signed)
 
@@ -164,7 +157,7 @@ def input_x_gradient(evidence: Evidence, *, cap: float = 0.99, signed: bool = Fa
     cost="many passes",
     ignores_layer=True,
 )
-def integrated_gradients(evidence: Evidence, *, steps: int = 50, cap: float = 0.99, signed: bool = False) -> Tensor:
+def integrated_gradients(evidence: Evidence, *, steps: Count = 50, cap: Share = 0.99, signed: bool = False) -> Tensor:
     """Integrate pixel gradients from black.
 
     ``relu(Σ_c (x_c - x'_c) · ∫ ∂f/∂x_c (x' + α (x - x')) dα)`` over the color channels ``c``, with ``α`` from 0 to 1
@@ -186,8 +179,6 @@ def integrated_gradients(evidence: Evidence, *, steps: int = 50, cap: float = 0.
     Raises:
         MethodError: An option is out of range, or no gradient reaches the input.
     """
-    check_count("steps", steps)
-    check_number("cap", cap, above=0, most=1)
     inputs, start = get_row_inputs(evidence), upcast(evidence.select_rows(evidence.black_inputs))
     path, total = inputs - start, torch.zeros_like(inputs)
     for part in iterate_chunks(steps, 1):

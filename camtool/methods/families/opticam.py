@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from camtool.arguments.checks import Count, Positive
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_with_graph
 from camtool.geometry.cell_centers import Placement
@@ -15,12 +16,11 @@ from camtool.hooks.model_call import differentiate
 from camtool.hooks.state.guard import enable_gradients
 from camtool.maps import find_peaks, scale_min_max
 from camtool.methods.families.scorecam import get_enlargement
-from camtool.methods.options import check_count, check_number
 from camtool.methods.registry import method
 
 
 @method("opticam", paper="arXiv 2301.07002", needs=("gradients", "forwards"), cost="many passes")
-def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1, masks: Placement = "stretch") -> Tensor:
+def opticam(evidence: Evidence, *, steps: Count = 100, rate: Positive = 0.1, masks: Placement = "stretch") -> Tensor:
     """Optimize a mask to keep the score highest.
 
     ``S_u = Σ_k softmax(u)_k A_k``, where Adam, starting from ``u = 0``, maximizes the score of ``x ⊙ n(up(S_u))``.
@@ -44,8 +44,6 @@ def opticam(evidence: Evidence, *, steps: int = 100, rate: float = 0.1, masks: P
     Raises:
         MethodError: ``steps`` is less than 1, or ``rate`` is not positive.
     """
-    check_count("steps", steps)
-    check_number("rate", rate, above=0)
     enlarge = get_enlargement(evidence, masks)
     with enable_gradients():
         A, inputs = evidence.activations.clone(), evidence.inputs[evidence.images]

@@ -14,12 +14,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from camtool.arguments.checks import Count, CountOrZero, OptionalCount, Share
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import MakeVariants, score_inputs
 from camtool.maps import ROUNDING_STEPS, resize, unsqueeze_like, upcast
 from camtool.methods.families.scorecam import MASKS_AT_ONCE, align_with_input
-from camtool.methods.options import check_choice, check_count, check_number, prefer_probability
+from camtool.methods.options import check_number, prefer_probability
 from camtool.methods.registry import method
 from camtool.outputs.predictions import Prediction
 from camtool.targets import Target
@@ -29,12 +30,12 @@ from camtool.targets import Target
 def rise(
     evidence: Evidence,
     *,
-    samples: int = 2000,
-    cells: int = 7,
-    keep: float = 0.5,
-    seed: int = 0,
+    samples: Count = 2000,
+    cells: Count = 7,
+    keep: Share = 0.5,
+    seed: CountOrZero = 0,
     score: Literal["probability", "target"] = "probability",
-    chunk: int | None = None,
+    chunk: OptionalCount = None,
 ) -> Tensor:
     """Average random masks by the score they leave.
 
@@ -61,7 +62,6 @@ def rise(
     Raises:
         MethodError: An option is out of range.
     """
-    check_choice("score", score, ("probability", "target"))
     convert = prefer_probability if score == "probability" else None
     return _average_random_masks(evidence, _Masks(samples, cells, keep, seed), lambda _: convert, chunk)
 
@@ -70,11 +70,11 @@ def rise(
 def drise(
     evidence: Evidence,
     *,
-    samples: int = 5000,
-    cells: int = 16,
-    keep: float = 0.5,
-    seed: int = 0,
-    chunk: int | None = None,
+    samples: Count = 5000,
+    cells: Count = 16,
+    keep: Share = 0.5,
+    seed: CountOrZero = 0,
+    chunk: OptionalCount = None,
 ) -> Tensor:
     """Average masks by the detection they leave.
 
@@ -110,7 +110,9 @@ def drise(
 
 
 @method("occlusion", paper="arXiv 1311.2901", needs="forwards", cost="many passes", ignores_layer=True)
-def occlusion(evidence: Evidence, *, window: float = 0.25, stride: float = 0.125, chunk: int | None = None) -> Tensor:
+def occlusion(
+    evidence: Evidence, *, window: Share = 0.25, stride: float = 0.125, chunk: OptionalCount = None
+) -> Tensor:
     """Average by how much the score drops if a window of the image is covered.
 
     ``M(p) = mean_{w ∋ p} y_c(x) - y_c(x without w)``: the mean over the windows that cover a pixel, as in captum
@@ -130,9 +132,7 @@ def occlusion(evidence: Evidence, *, window: float = 0.25, stride: float = 0.125
     Raises:
         MethodError: An option is out of range.
     """
-    check_number("window", window, above=0, most=1)
     check_number("stride", stride, above=0, most=window)
-    check_count("chunk", chunk, optional=True)
     inputs = evidence.inputs
     windows = _list_windows(inputs.shape[2:], window, stride)
     results = upcast(inputs).new_empty(len(evidence.images), *inputs.shape[2:])
@@ -197,22 +197,12 @@ def _require_similarity(prediction: Prediction, target: Target) -> Target:
 
 @dataclass(frozen=True)
 class _Masks:
-    """The options of random masks; see :func:`rise`.
-
-    Raises:
-        MethodError: An option is out of range.
-    """
+    """The options of random masks; see :func:`rise`."""
 
     samples: int
     cells: int
     keep: float
     seed: int
-
-    def __post_init__(self) -> None:
-        check_count("samples", self.samples)
-        check_count("cells", self.cells)
-        check_number("keep", self.keep, above=0, most=1)
-        check_count("seed", self.seed, least=0)
 
 
 def _average_random_masks(
@@ -225,7 +215,6 @@ def _average_random_masks(
 
     ``convert_for`` gives, for an image, what to score instead of a row's target.
     """
-    check_count("chunk", chunk, optional=True)
     inputs = evidence.inputs
     make_masks = _prepare_random_masks(inputs, masks)
     results = upcast(inputs).new_empty(len(evidence.images), *inputs.shape[2:])

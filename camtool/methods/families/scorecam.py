@@ -14,18 +14,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from camtool.arguments.checks import Count, CountOrZero, NotNegative, OptionalCount, Positive, ShareBelowOne
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_inputs
 from camtool.geometry.cell_centers import Placement
 from camtool.maps import is_constant, resize, scale_by_peak, scale_min_max, unsqueeze_like, upcast
 from camtool.methods.families.gradient import average_over_positions
-from camtool.methods.options import check_choice, check_count, check_number, convert_to_probability, prefer_probability
+from camtool.methods.options import convert_to_probability, prefer_probability
 from camtool.methods.registry import method, weighting
 from camtool.targets import Target
 
@@ -50,8 +51,8 @@ def scorecam(
     *,
     weighting: Literal["softmax", "probability"] = "softmax",
     scale_first: bool = False,
-    max_channels: int | None = None,
-    chunk: int | None = None,
+    max_channels: OptionalCount = None,
+    chunk: OptionalCount = None,
     masks: Placement = "stretch",
 ) -> Tensor:
     """Weigh channels by their score as masks.
@@ -79,9 +80,6 @@ def scorecam(
     Raises:
         MethodError: An option is out of range, or ``weighting="probability"`` and the target has no probability.
     """
-    check_count("max_channels", max_channels, optional=True)
-    check_count("chunk", chunk, optional=True)
-    check_choice("weighting", weighting, ("softmax", "probability"))
     A = evidence.activations
     chosen = _select_varied_channels(A, max_channels)
     mask_input: MaskInput = partial(_mask_input, scale_first=scale_first)
@@ -100,11 +98,11 @@ def scorecam(
 def sscam(
     evidence: Evidence,
     *,
-    samples: int = 10,
-    noise: float = 2.0,
+    samples: Count = 10,
+    noise: NotNegative = 2.0,
     on: Literal["activations", "input"] = "activations",
-    seed: int = 0,
-    chunk: int | None = None,
+    seed: CountOrZero = 0,
+    chunk: OptionalCount = None,
     masks: Placement = "stretch",
 ) -> Tensor:
     """Average Score-CAM over noise.
@@ -132,11 +130,6 @@ def sscam(
     Raises:
         MethodError: An option is out of range.
     """
-    check_count("samples", samples)
-    check_number("noise", noise, least=0)
-    check_choice("on", on, ("activations", "input"))
-    check_count("seed", seed, least=0)
-    check_count("chunk", chunk, optional=True)
     A = evidence.activations
     shape = A.shape[2:] if on == "activations" else evidence.inputs.shape[1:]
     generator = torch.Generator().manual_seed(seed)
@@ -152,7 +145,9 @@ def sscam(
 
 
 @weighting("iscam", paper="arXiv 2010.03023", needs=("activations", "forwards"), cost="many passes")
-def iscam(evidence: Evidence, *, samples: int = 10, chunk: int | None = None, masks: Placement = "stretch") -> Tensor:
+def iscam(
+    evidence: Evidence, *, samples: Count = 10, chunk: OptionalCount = None, masks: Placement = "stretch"
+) -> Tensor:
     """Average Score-CAM while masks are turned up.
 
     ``w = softmax_k(1/n Σ_i f(i/n · x · s(up(A_k))))`` for ``i = 1 ... n`` (Naidu et al. 2020). This approximates the
@@ -172,8 +167,6 @@ def iscam(evidence: Evidence, *, samples: int = 10, chunk: int | None = None, ma
     Raises:
         MethodError: An option is out of range.
     """
-    check_count("samples", samples)
-    check_count("chunk", chunk, optional=True)
     A = evidence.activations
 
     def mask_input(enlarge: Enlarge, x: Tensor, maps: Tensor, sample: Tensor) -> Tensor:
@@ -190,12 +183,12 @@ def iscam(evidence: Evidence, *, samples: int = 10, chunk: int | None = None, ma
 def groupcam(
     evidence: Evidence,
     *,
-    groups: int = 32,
-    denoise: float = 0.7,
-    radius: int = 25,
-    sigma: float = 50.0,
+    groups: Count = 32,
+    denoise: ShareBelowOne = 0.7,
+    radius: Count = 25,
+    sigma: Positive = 50.0,
     score: Literal["probability", "target"] = "probability",
-    chunk: int | None = None,
+    chunk: OptionalCount = None,
     masks: Placement = "stretch",
 ) -> Tensor:
     """Score the image unblurred by channel groups.
@@ -222,12 +215,6 @@ def groupcam(
     Raises:
         MethodError: An option is out of range.
     """
-    check_count("groups", groups)
-    check_number("denoise", denoise, least=0, below=1)
-    check_count("radius", radius)
-    check_number("sigma", sigma, above=0)
-    check_choice("score", score, ("probability", "target"))
-    check_count("chunk", chunk, optional=True)
     convert, enlarge = prefer_probability if score == "probability" else None, get_enlargement(evidence, masks)
     results = []
     for row, maps in enumerate(_compute_group_maps(evidence, groups, denoise)):
@@ -300,7 +287,7 @@ def polycam(
     *,
     variant: Variant = "+-",
     score: Literal["probability", "target"] = "probability",
-    chunk: int | None = None,
+    chunk: OptionalCount = None,
     masks: Placement = "stretch",
 ) -> Tensor:
     """Weigh channels by score gained and lost.
@@ -328,9 +315,6 @@ def polycam(
     Raises:
         MethodError: An option is out of range.
     """
-    check_choice("variant", variant, ("+", "-", "+-"))
-    check_choice("score", score, ("probability", "target"))
-    check_count("chunk", chunk, optional=True)
     A = evidence.activations
     convert = prefer_probability if score == "probability" else None
     score_variants = partial(score_inputs, evidence, chunk=chunk, convert_target=convert)
@@ -377,7 +361,6 @@ def get_enlargement(evidence: Evidence, masks: Placement) -> Enlarge:
     Raises:
         MethodError: ``masks`` is unknown, or ``"centers"`` although maps are stretched.
     """
-    check_choice("masks", masks, get_args(Placement))
     if masks == "centers" and evidence.forward_pass.placement == "stretch":
         raise MethodError("masks='centers' needs placement='centers', got placement='stretch'; leave masks= out.")
     if masks == "centers":

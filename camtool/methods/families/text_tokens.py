@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from camtool.arguments.checks import Count, OptionalCount
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.hooks.attention.capture import AttentionCall
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.layouts import Layout
 from camtool.maps import upcast
-from camtool.methods.options import check_count
 from camtool.methods.registry import method
 from camtool.outputs.class_scores import find_text_logits
 
@@ -30,7 +30,7 @@ _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "image_token_id", "i
 
 @method("tam", paper="arXiv 2506.23270", needs="text")
 def tam(
-    evidence: Evidence, *, context: Sequence[int] | None = None, answer_start: int | None = None, window: int = 3
+    evidence: Evidence, *, context: Sequence[int] | None = None, answer_start: OptionalCount = None, window: Count = 3
 ) -> Tensor:
     """Read a word's logit at each image token.
 
@@ -159,10 +159,8 @@ def _filter_by_rank(plane: Tensor, window: int) -> Tensor:
 
 
 def _check_options(context: object, answer_start: object, window: int) -> None:
-    check_count("window", window, least=1)
     if window % 2 == 0:
         raise MethodError(f"window must be odd, so that it has a middle; got {window}.")
-    check_count("answer_start", answer_start, least=1, optional=True)
     is_list = isinstance(context, (list, tuple, range)) and all(isinstance(position, Integral) for position in context)
     if context is not None and not is_list:
         raise MethodError(f"context must be a list of positions in the text, or None; got {context!r}.")
