@@ -25,7 +25,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from itertools import pairwise
 from traceback import walk_tb
-from typing import Any
+from typing import Any, TypeAlias
 
 
 class CamtoolError(Exception):
@@ -103,6 +103,9 @@ def raise_interrupt(error: BaseException, *others: type[BaseException]) -> None:
         raise error
 
 
+_Errors: TypeAlias = tuple[type[BaseException], ...]
+
+
 class RaiseAs(AbstractContextManager[None]):
     """Raise errors of a block as another error, whose cause they are; what a signal handler raises arrives.
 
@@ -112,12 +115,7 @@ class RaiseAs(AbstractContextManager[None]):
         unless: Classes of errors that are raised as they are.
     """
 
-    def __init__(
-        self,
-        build: Callable[[Any], Exception],
-        *kinds: type[BaseException],
-        unless: tuple[type[BaseException], ...] = (),
-    ) -> None:
+    def __init__(self, build: Callable[[Any], Exception], *kinds: type[BaseException], unless: _Errors = ()) -> None:
         self._build, self._kinds, self._unless = build, kinds, unless
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:

@@ -26,7 +26,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, TypeAlias
 
 import gradio as gr
 
@@ -54,6 +54,8 @@ _AT_ONCE: dict[str, Any] = {
 
 # Methods that the comparison begins with.
 _COMPARED = ("gradcam", "hirescam", "layercam", "gradcam++", "eigencam", "rivalcam", "faithcam", "scorecam")
+
+Handler: TypeAlias = Callable[..., Any]
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +87,7 @@ class _Page:
                     self._build_save_box()
             self._connect()
 
-    def _add(self, name: str, component: Callable[..., Any], *args: Any, **settings: Any) -> None:
+    def _add(self, name: str, component: Handler, *args: Any, **settings: Any) -> None:
         """Add a component, whose name is also its id in the page."""
         self._named[name] = component(*args, elem_id=name, **settings)
 
@@ -213,18 +215,13 @@ class _Page:
         return self._actions.choose_class(int(event.value), session)
 
     def _compute(
-        self,
-        event: Callable[..., Any],
-        action: Callable[..., Any],
-        inputs: Sequence[Any],
-        outputs: Sequence[str],
-        **changed: Any,
+        self, event: Handler, action: Handler, inputs: Sequence[Any], outputs: Sequence[str], **changed: Any
     ) -> Any:
         """Run an action that may need a model when an event comes."""
         settings = {**COMPUTE, "trigger_mode": "always_last", **changed}
         return event(self._to_handler(action), [*inputs], [self._named[name] for name in outputs], **settings)
 
-    def _to_handler(self, action: Callable[..., Any]) -> Callable[..., Any]:
+    def _to_handler(self, action: Handler) -> Handler:
         """Return the event handler of an action: its results by components instead of by names."""
 
         def convert(shown: Shown) -> dict[Any, Any]:
@@ -232,9 +229,7 @@ class _Page:
 
         return self._guard(action, convert)
 
-    def _guard(
-        self, handler: Callable[..., Any], convert: Callable[[Any], dict[Any, Any]] = lambda updates: updates
-    ) -> Callable[..., Any]:
+    def _guard(self, handler: Handler, convert: Callable[[Any], dict[Any, Any]] = lambda updates: updates) -> Handler:
         """Return an event handler whose errors become one sentence in the status line, and a trace in the log.
 
         Args:

@@ -42,6 +42,7 @@ from camtool.explaining.pipeline import BatchExplainer, Prediction, VerifyingExp
 from camtool.explaining.types import (
     AnyTargets,
     Arrays,
+    ClassIndices,
     Images,
     Layers,
     Methods,
@@ -476,7 +477,7 @@ class Explainer(Generic[Result]):
     def draw_overlays(
         self,
         images: Tensor,
-        target_class: int | Tensor | Sequence[int] | None = None,
+        target_class: ClassIndices = None,
         *,
         alpha: float | None = None,
         colormap: Colormap = DEFAULT_COLORMAP,
@@ -509,12 +510,7 @@ class Explainer(Generic[Result]):
             return blend_batch(pixels, heat, alpha=alpha, colormap=colormap)
 
     def compute_maps(
-        self,
-        images: Tensor,
-        target_class: int | Tensor | Sequence[int] | None = None,
-        *,
-        resize: bool = False,
-        differentiable: bool = False,
+        self, images: Tensor, target_class: ClassIndices = None, *, resize: bool = False, differentiable: bool = False
     ) -> Tensor:
         """Return maps of a prepared batch as one tensor on its device, e.g. for a loss that says where to look.
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from camtool.methods.refinement import Posterior
     from camtool.rendering.colormaps import Colormap
-    from camtool.trust.metrics.removal import Removal
+    from camtool.trust.metrics.removal import Removals
     from camtool.trust.sufficiency import VerifiedRegion
 
 
@@ -321,13 +321,7 @@ class Explanation:
         return self.posterior.find_interval(mask, self.geometry, blurred=blurred)
 
     def sufficient(
-        self,
-        keep: float = 0.9,
-        passes: int = 200,
-        *,
-        fill: Removal | Sequence[Removal] = "blur",
-        regions: int = 1,
-        cells: int = 16,
+        self, keep: float = 0.9, passes: int = 200, *, fill: Removals = "blur", regions: int = 1, cells: int = 16
     ) -> VerifiedRegion:
         """Return a small part of the photo that alone keeps a share of the probability, see docs/sufficient.md.
 
@@ -354,13 +348,7 @@ class Explanation:
         return self._find_regions("sufficient", keep, passes, fill, regions, cells)
 
     def necessary(
-        self,
-        drop: float = 0.5,
-        passes: int = 200,
-        *,
-        fill: Removal | Sequence[Removal] = "blur",
-        regions: int = 1,
-        cells: int = 16,
+        self, drop: float = 0.5, passes: int = 200, *, fill: Removals = "blur", regions: int = 1, cells: int = 16
     ) -> VerifiedRegion:
         """Return a small part of the photo without which a share of the probability is lost.
 

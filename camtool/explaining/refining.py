@@ -34,7 +34,7 @@ from camtool.methods.refinement import check_passes, refine_maps
 from camtool.outputs import predictions
 from camtool.outputs.class_scores import find_logits
 from camtool.trust.map_warnings import OF_VALUES, find_value_warnings
-from camtool.trust.metrics.removal import REMOVALS, Fill, Removal, start_removal
+from camtool.trust.metrics.removal import REMOVALS, Fill, Removal, Removals, start_removal
 from camtool.trust.sufficiency import FEWEST_PASSES, VerifiedRegion, find_part
 from camtool.warning_codes import MapWarning
 
@@ -154,13 +154,7 @@ _MARGIN = 1e-4
 
 
 def find_regions(
-    result: Explanation,
-    kind: str,
-    share: float,
-    passes: int,
-    fill: Removal | Sequence[Removal],
-    regions: int,
-    cells: int,
+    result: Explanation, kind: str, share: float, passes: int, fill: Removals, regions: int, cells: int
 ) -> VerifiedRegion:
     """Return what :meth:`Explanation.sufficient` and :meth:`Explanation.necessary` do.
 
@@ -371,7 +365,7 @@ def _name_fill(fill: Removal) -> str:
     return getattr(fill, "__name__", type(fill).__name__) if callable(fill) else fill
 
 
-def _name_fills(fill: Removal | Sequence[Removal]) -> dict[str, Removal]:
+def _name_fills(fill: Removals) -> dict[str, Removal]:
     """Return name to fill; a name that a function shares with one before it gets a number.
 
     Raises:

@@ -48,6 +48,9 @@ AnyTargets: TypeAlias = (
     "targets.TargetLike | Targets | Sequence[targets.TargetLike | Targets | Sequence[targets.TargetLike]]"
 )
 
+# One class for all images of a batch, or one for each; ``None`` is the top class of each.
+ClassIndices: TypeAlias = "int | Tensor | Sequence[int] | None"
+
 OneMethod: TypeAlias = "str | MethodFunction"
 Methods: TypeAlias = "OneMethod | Sequence[OneMethod]"
 

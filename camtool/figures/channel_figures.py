@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from camtool.figures.canvas import Figure, PaperFigure, TileNumbers
 
 
+OneInput: TypeAlias = "Source | Inputs | Mapping[str, Any]"
 Order: TypeAlias = Literal["first", "strongest", "class"]
 
 # Values of ``order=``: which channels are drawn.
@@ -51,7 +52,7 @@ CONVOLUTIONS = (*(nn.Conv1d, nn.Conv2d, nn.Conv3d), *(nn.ConvTranspose1d, nn.Con
 
 def feature_maps(
     model: nn.Module | Loaded,
-    img: Source | Inputs | Mapping[str, Any],
+    img: OneInput,
     layers: LayerSelection = "conv",
     channels: int = 16,
     order: Order = "first",
@@ -101,7 +102,7 @@ def feature_maps(
 
 def feature_pages(
     model: nn.Module | Loaded,
-    img: Source | Inputs | Mapping[str, Any],
+    img: OneInput,
     layers: LayerSelection = "conv",
     channels: int = 16,
     order: Order = "first",
@@ -177,11 +178,7 @@ class _ChannelChoice:
 
 
 def _build_panels(
-    model: nn.Module | Loaded,
-    img: Source | Inputs | Mapping[str, Any],
-    layers: Any,
-    choice: _ChannelChoice,
-    transform: Transform | None,
+    model: nn.Module | Loaded, img: OneInput, layers: Any, choice: _ChannelChoice, transform: Transform | None
 ) -> Iterator[panels.Panel]:
     """Yield the panels of the layers, in the order in which they ran."""
     loaded = model if isinstance(model, Loaded) else Loaded(get_module(model))
@@ -201,7 +198,7 @@ def _build_panels(
         yield choice.build_panel(layer.name or "the model", activations, gradient, note)
 
 
-def _prepare(loaded: Loaded, img: Source | Inputs | Mapping[str, Any], transform: Transform | None) -> InputBatch:
+def _prepare(loaded: Loaded, img: OneInput, transform: Transform | None) -> InputBatch:
     """Return the model's input for one image.
 
     Raises:

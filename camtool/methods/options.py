@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
@@ -25,6 +25,10 @@ check_choice = partial(checks.check_choice, error=MethodError)
 check_count = partial(checks.check_count, error=MethodError)
 check_number = partial(checks.check_number, error=MethodError)
 check_numbers = partial(checks.check_numbers, error=MethodError)
+
+
+# What a method scores: the probability of the class, or the target as it is.
+Scored: TypeAlias = Literal["probability", "target"]
 
 
 def check_depths(depths: Depths) -> None:

@@ -71,6 +71,9 @@ Need: TypeAlias = Literal[
     "a detector",
 ]
 
+# The needs of a method.
+Needs: TypeAlias = Need | Collection[Need]
+
 # All needs, in the order in which they are shown.
 NEEDS: tuple[Need, ...] = get_args(Need)
 
@@ -189,7 +192,7 @@ def method(
     name: str,
     *,
     paper: str = "",
-    needs: Need | Collection[Need] = (),
+    needs: Needs = (),
     cost: Cost = "a pass",
     ignores_layer: bool = False,
     weights: MethodFunction | None = None,
@@ -228,7 +231,7 @@ def method(
 
 
 def weighting(
-    name: str, *, paper: str = "", needs: Need | Collection[Need] = (), cost: Cost = "a pass"
+    name: str, *, paper: str = "", needs: Needs = (), cost: Cost = "a pass"
 ) -> Callable[[MethodFunction], MethodFunction]:
     """Register a method by its weights: a function from evidence to ``(R, C, *grid)`` or ``(R, C, 1, ...)``.
 
@@ -246,12 +249,7 @@ def weighting(
 
 
 def wrapper(
-    name: str,
-    *,
-    paper: str = "",
-    needs_weights: bool = False,
-    at_input_size: bool = False,
-    needs: Need | Collection[Need] = (),
+    name: str, *, paper: str = "", needs_weights: bool = False, at_input_size: bool = False, needs: Needs = ()
 ) -> Callable[[WrapperFunction], WrapperFunction]:
     """Register a function from evidence and a method to maps as a wrapper.
 
@@ -285,7 +283,7 @@ def get_default_options(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: parameter.default for name, parameter in get_option_parameters(function).items()}
 
 
-def _check_needs(name: str, needs: Need | Collection[Need]) -> frozenset[Need]:
+def _check_needs(name: str, needs: Needs) -> frozenset[Need]:
     """Return the needs of a method as a set.
 
     Raises:

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from rich.progress import (
     BarColumn,
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from camtool.runs.job_list import Job
 
 
+# Returns seconds since some moment.
+Clock: TypeAlias = "Callable[[], float]"
+
 # Seconds from which on the time of a run is told before it ends.
 _LONG_RUN = 60.0
 
@@ -49,7 +52,7 @@ class Passes:
     Methods may loop more than once in a batch, and a loop may have loops inside.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._loops: list[_Loop] = []
         self._steps: list[_Step] = []
@@ -144,12 +147,7 @@ class Estimate:
     """
 
     def __init__(
-        self,
-        photos: int,
-        batch_size: int,
-        passes: Passes,
-        clock: Callable[[], float] = time.monotonic,
-        unit: str = "photo",
+        self, photos: int, batch_size: int, passes: Passes, clock: Clock = time.monotonic, unit: str = "photo"
     ) -> None:
         self._photos, self._batch_size, self._passes, self._clock = photos, batch_size, passes, clock
         self._unit = unit
@@ -213,7 +211,7 @@ class Estimate:
 class _Progress:
     """A ``with`` block around work that shows how far it is: a bar on a terminal, elsewhere lines in intervals."""
 
-    def __init__(self, activity: str, total: int | None, clock: Callable[[], float], *, is_quiet: bool) -> None:
+    def __init__(self, activity: str, total: int | None, clock: Clock, *, is_quiet: bool) -> None:
         self._activity, self._total, self._is_quiet = activity, total, is_quiet
         self.passes = Passes(clock)
         self._bar = None if is_quiet or not terminal.err.is_terminal else build_bar(self.describe_detail)
@@ -347,7 +345,7 @@ class FileProgress(_Progress):
         clock: Returns the time in seconds.
     """
 
-    def __init__(self, name: str, *, is_quiet: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, *, is_quiet: bool, clock: Clock = time.monotonic) -> None:
         super().__init__("Opening", None, clock, is_quiet=is_quiet)
         self._name, self._clock = name, clock
         self._stage: _StageCounter | None = None
@@ -394,12 +392,7 @@ class _StageCounter:
     """One stage of the work."""
 
     def __init__(
-        self,
-        count: int,
-        stage: Stage,
-        passes: Passes,
-        clock: Callable[[], float],
-        on_step: Callable[[_StageCounter], None],
+        self, count: int, stage: Stage, passes: Passes, clock: Clock, on_step: Callable[[_StageCounter], None]
     ) -> None:
         self.count, self.done, self.activity = count, 0, stage.activity
         self.estimate = Estimate(count, stage.batch_size, passes, clock, stage.unit)

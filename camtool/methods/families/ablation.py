@@ -7,7 +7,6 @@ pooling and one linear layer, nothing runs: the score of other activations follo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.evidence.linear_head import LinearHead, find_scoring_head
 from camtool.evidence.rescoring import score_activations, score_logits
 from camtool.maps import unsqueeze_like
-from camtool.methods.options import prefer_probability
+from camtool.methods.options import Scored, prefer_probability
 from camtool.methods.registry import method, weighting
 from camtool.targets import Target
 
@@ -85,11 +84,7 @@ def _compute_drops(evidence: Evidence, rows: Sequence[int], head: LinearHead | N
 
 @method("reciprocam", paper="arXiv 2209.14074", needs="forwards", cost="many tails")
 def reciprocam(
-    evidence: Evidence,
-    *,
-    gaussian: bool = False,
-    score: Literal["probability", "target"] = "target",
-    chunk: OptionalCount = None,
+    evidence: Evidence, *, gaussian: bool = False, score: Scored = "target", chunk: OptionalCount = None
 ) -> Tensor:
     """Score each position with all others silenced.
 

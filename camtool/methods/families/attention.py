@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_activations
 from camtool.maps import scale_min_max
 from camtool.methods.families.ablation import compute_gaussian_kernel
-from camtool.methods.options import check_choice, prefer_probability
+from camtool.methods.options import Scored, check_choice, prefer_probability
 from camtool.methods.registry import Need, method
 from camtool.targets import Similarity, Target
 
@@ -185,11 +185,7 @@ def gradeclip(evidence: Evidence) -> Tensor:
     "vitreciprocam", paper="arXiv 2310.02588", needs=("attention", "forwards"), cost="many tails", ignores_layer=True
 )
 def vitreciprocam(
-    evidence: Evidence,
-    *,
-    gaussian: bool = True,
-    score: Literal["probability", "target"] = "target",
-    chunk: OptionalCount = None,
+    evidence: Evidence, *, gaussian: bool = True, score: Scored = "target", chunk: OptionalCount = None
 ) -> Tensor:
     """Score each token with only neighbors shown.
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import MakeVariants, score_inputs
 from camtool.maps import ROUNDING_STEPS, resize, unsqueeze_like, upcast
 from camtool.methods.families.scorecam import MASKS_AT_ONCE, align_with_input
-from camtool.methods.options import check_number, prefer_probability
+from camtool.methods.options import Scored, check_number, prefer_probability
 from camtool.methods.registry import method
 from camtool.outputs.predictions import Prediction
 from camtool.targets import Target
@@ -34,7 +33,7 @@ def rise(
     cells: Count = 7,
     keep: Share = 0.5,
     seed: CountOrZero = 0,
-    score: Literal["probability", "target"] = "probability",
+    score: Scored = "probability",
     chunk: OptionalCount = None,
 ) -> Tensor:
     """Average random masks by the score they leave.

@@ -26,7 +26,7 @@ from camtool.evidence.rescoring import score_inputs
 from camtool.geometry.cell_centers import Placement
 from camtool.maps import is_constant, resize, scale_by_peak, scale_min_max, unsqueeze_like, upcast
 from camtool.methods.families.gradient import average_over_positions
-from camtool.methods.options import convert_to_probability, prefer_probability
+from camtool.methods.options import Scored, convert_to_probability, prefer_probability
 from camtool.methods.registry import method, weighting
 from camtool.targets import Target
 
@@ -187,7 +187,7 @@ def groupcam(
     denoise: ShareBelowOne = 0.7,
     radius: Count = 25,
     sigma: Positive = 50.0,
-    score: Literal["probability", "target"] = "probability",
+    score: Scored = "probability",
     chunk: OptionalCount = None,
     masks: Placement = "stretch",
 ) -> Tensor:
@@ -286,7 +286,7 @@ def polycam(
     evidence: Evidence,
     *,
     variant: Variant = "+-",
-    score: Literal["probability", "target"] = "probability",
+    score: Scored = "probability",
     chunk: OptionalCount = None,
     masks: Placement = "stretch",
 ) -> Tensor:

@@ -19,6 +19,7 @@ from camtool.errors import MetricError
 
 # A name of :data:`REMOVALS`, or a function from images ``(N, C, H, W)`` to what replaces their pixels.
 Removal: TypeAlias = str | Callable[[Tensor], Tensor]
+Removals: TypeAlias = Removal | Sequence[Removal]
 
 # ``fill(rows, removed) -> (M, C, H, W)``: the images of these rows ``(M,)`` without the pixels ``(M, H, W)``.
 Fill: TypeAlias = Callable[[Tensor, Tensor], Tensor]
