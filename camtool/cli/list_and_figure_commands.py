@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
     from camtool.explaining.layer_table import Candidates
 
-# Number of layers listed without ``--all``: with the headings, they fit on a terminal of 24 lines.
-_MAX_LAYERS = 16
-
 
 @takes_options
 def list_layers(
@@ -52,7 +49,7 @@ def list_layers(
     module = load(model, weights).model if weights else build_untrained(model)
     height, width = asked or find_input_size(module)
     candidates = _find_candidates(model, module, height, width)
-    first = 0 if everything else _count_shallow(candidates)
+    first = 0 if everything else candidates.count_shallow()
     if printed.as_json:
         names = ("name", "kind", "shape", "stride", "chosen", "verdict")
         terminal.print_json([{name: getattr(candidate, name) for name in names} for candidate in candidates[first:]])
@@ -63,13 +60,6 @@ def list_layers(
     terminal.print_styled(format_candidates(candidates[first:], columns))
     if first:
         terminal.err.print(f"[dim]{first} shallower layers are listed with --all.[/]")
-
-
-def _count_shallow(candidates: Candidates) -> int:
-    """Return how many layers are left out of a short list."""
-    chosen = next((index for index, candidate in enumerate(candidates) if candidate.chosen), len(candidates))
-    # The deepest layers are the useful ones, but the chosen one must be among those shown.
-    return max(0, min(chosen, len(candidates) - _MAX_LAYERS))
 
 
 def _find_candidates(name: str, module: nn.Module, height: int, width: int) -> Candidates:

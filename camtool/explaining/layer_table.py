@@ -48,6 +48,12 @@ class Candidates(tuple[Candidate, ...]):
         """The candidate that is explained if no layer is named; ``None`` if none qualifies."""
         return next((candidate for candidate in self if candidate.chosen), None)
 
+    def count_shallow(self, most: int = 16) -> int:
+        """Return how many of the first ones a list may leave out: all before the chosen one, if ``most`` are left."""
+        # By default as many are left as fit on a terminal of 24 lines, with the headings.
+        chosen = next((number for number, candidate in enumerate(self) if candidate.chosen), len(self))
+        return max(0, min(chosen, len(self) - most))
+
     def __str__(self) -> str:
         return "\n".join(line for line, _ in format_candidates(self, _WIDTH))
 

@@ -46,9 +46,6 @@ _MAX_SIDE = 1024
 # Images that are listed by name.
 _MAX_NAMES = 200
 
-# Deepest layers that are listed; the others are seldom useful, and a large network has hundreds.
-_MAX_LAYERS = 16
-
 # Classes that are told with each explanation.
 _ANSWERS = 3
 
@@ -188,8 +185,7 @@ class Tools:
         """List the layers that a map can be computed at, and the one that camtool chooses, with the reason."""
         path = self._folders.list_photos()[0] if photo is None else self._folders.find_photo(photo)
         candidates = camtool.candidate_layers(self._load(model), path)
-        chosen = next((index for index, candidate in enumerate(candidates) if candidate.chosen), len(candidates))
-        first = 0 if everything else max(0, min(chosen, len(candidates) - _MAX_LAYERS))
+        first = 0 if everything else candidates.count_shallow()
         names = ("name", "kind", "shape", "stride", "chosen", "verdict")
         rows = [{name: _to_plain(getattr(candidate, name)) for name in names} for candidate in candidates[first:]]
         return Answer({"chosen": candidates.chosen and candidates.chosen.name, "omitted": first, "layers": rows}, {})
