@@ -30,7 +30,7 @@ from camtool.geometry.plain_transforms import find_plain_transform
 from camtool.inputs.image_files import ImageSource, read_image
 from camtool.models import Loaded, to_loaded
 from camtool.rendering.colormaps import get_default_alpha, get_palette
-from camtool.runs.report.page import hash_source
+from camtool.runs.report.page import encode_json, hash_source
 from camtool.warning_codes import WARNING_KINDS
 
 VERSION = "1.30.0"
@@ -260,7 +260,7 @@ def _build_page(folder: Path, parts: dict[str, str], name: str, *, is_single: bo
         "alphas": {name: get_default_alpha(name) for name in _COLORMAPS},
         "warnings": {code: [WARNING_KINDS[code].condition, WARNING_KINDS[code].remedy] for code in WARNINGS},
     }
-    blocks = [f'<script type="application/json" id="settings">{_write_json(settings)}</script>']
+    blocks = [f'<script type="application/json" id="settings">{encode_json(settings)}</script>']
     if is_single:
         blocks += [
             f'<script type="text/plain" data-part="{part}">{_encode(Path(folder, name).read_bytes())}</script>'
@@ -288,11 +288,6 @@ def _read(name: str) -> str:
 
 def _encode(content: bytes) -> str:
     return base64.b64encode(content).decode()
-
-
-def _write_json(values: object) -> str:
-    """Return JSON in which no text can end a script."""
-    return json.dumps(values).replace("<", "\\u003c")
 
 
 def _wrap_runtime(code: str) -> str:

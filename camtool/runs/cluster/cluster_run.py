@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from camtool.arguments.explain_arguments import to_list
-from camtool.errors import CamtoolError, RaiseAs, raise_interrupt
+from camtool.errors import CamtoolError, RaiseAs
 from camtool.models import Loaded
 from camtool.runs.cluster.explain_batch import ExplainBatch, ShardOutcome, ShardWorker, read_outcome
 from camtool.runs.cluster.plan import ClusterPlan, FileList, Shard
@@ -278,14 +278,11 @@ def _connect(ray: Any, address: str | None) -> Iterator[None]:
         yield
         return
     _check_reachable(address or os.environ.get("RAY_ADDRESS"))
-    try:
-        # Without an address Ray may start a cluster, whose dashboard would open a port.
-        new = {} if address else {"include_dashboard": False}
-        with _keep_signal_handlers():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **new)
-    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
-        raise_interrupt(error)
-        raise CamtoolError(f"--address {address}: Ray cannot be reached: {error}") from error
+    # Without an address Ray may start a cluster, whose dashboard would open a port.
+    new = {} if address else {"include_dashboard": False}
+    faults, text = (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError), "Ray cannot be reached"
+    with RaiseAs(lambda error: CamtoolError(f"--address {address}: {text}: {error}"), *faults), _keep_signal_handlers():
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **new)
     try:
         yield
     finally:

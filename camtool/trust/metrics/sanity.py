@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_count
-from camtool.errors import Forgive, MetricError
+from camtool.errors import Forgive, MetricError, RaiseAs
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import restore_generators, save_generators
 from camtool.trust.metrics.correlation import correlate_pearson, correlate_spearman
@@ -224,10 +224,9 @@ def randomize_parameters(model: nn.Module, names: Sequence[str], *, seed: int) -
 
 
 def _get_module(model: nn.Module, name: str) -> nn.Module:
-    try:
+    problem = MetricError(f"layers: the model has no module {name!r}; see model.named_modules().")
+    with RaiseAs(lambda _: problem, AttributeError):
         return model.get_submodule(name)
-    except AttributeError as error:
-        raise MetricError(f"layers: the model has no module {name!r}; see model.named_modules().") from error
 
 
 def _hash_name(name: str) -> int:
