@@ -396,7 +396,8 @@ def _read_finding(record: Mapping[str, Any]) -> Finding:
     for name in ("removal", "transplant"):
         if values[name] is not None:
             pairs = {key: Interval(*_read_numbers(values[name][key])) for key in ("answers", "probability")}
-            values[name] = Effect(**{**values[name], **pairs})
+            (change,) = _read_numbers([values[name].get("change")])
+            values[name] = Effect(**{**values[name], **pairs, "change": change})
     if values["smallest_share"] is None:
         values["smallest_share"] = math.inf
     values["accuracy"] = values["accuracy"] and (*_read_numbers(values["accuracy"]),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -70,6 +71,7 @@ class Effect(NamedTuple):
         controls: The same share for the controls.
         probability: The change of the probability of the class beyond that of the controls, with bootstrap interval.
         p: The p-value of the margins against those of the controls.
+        change: The change of the probability itself; NaN in audits of an earlier version.
     """
 
     images: int
@@ -78,6 +80,7 @@ class Effect(NamedTuple):
     controls: float
     probability: Interval
     p: float
+    change: float = math.nan
 
     @classmethod
     def summarize(
@@ -94,7 +97,7 @@ class Effect(NamedTuple):
         """
         share = statistics.compute_share(float(changed[:, 0].sum()), len(changed))
         beyond = bootstrap_mean(statistics.subtract_controls(shifts), seed)
-        return cls(images, len(changed), share, float(changed[:, 1:].mean()), beyond, p)
+        return cls(images, len(changed), share, float(changed[:, 1:].mean()), beyond, p, float(shifts[:, 0].mean()))
 
     @property
     def is_large(self) -> bool:
@@ -105,6 +108,21 @@ class Effect(NamedTuple):
         """
         reaches_floor = self.probability.high >= PROBABILITY_FLOOR and 2 * self.probability.mean >= PROBABILITY_FLOOR
         return self.changes_answers or reaches_floor
+
+    @property
+    def change_of_controls(self) -> float:
+        """The mean change of the probability by the controls."""
+        return self.change - self.probability.mean
+
+    @property
+    def size(self) -> float:
+        """How far the change of the probability is outside of the range from none to that of the controls.
+
+        It counts in either direction. Controls may change more, as they cover what a class should be recognized by:
+        that is no effect of the candidate.
+        """
+        low, high = sorted((0.0, self.change_of_controls))
+        return max(low - self.change, self.change - high, 0.0)
 
     @property
     def changes_answers(self) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from camtool.evaluation.audit.result import WorstGroup
 from camtool.evaluation.audit.running import AuditRun
 from camtool.evaluation.audit.statistics import average_groups, compute_share
 from camtool.evaluation.audit.trials import LEAST_GROUPS, CueTester
-from camtool.evaluation.leaderboard.table import bootstrap_mean
+from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean
 from camtool.evaluation.repair.result import Accuracy, ChangedAnswer, CueRepair, Effects, Repair
 from camtool.evaluation.repair.variants import Cue, MendedImages, ReadVariants, Variant
 from camtool.rendering.image_writing import encode_image
@@ -79,13 +79,14 @@ def measure(run: AuditRun, cues: Sequence[Cue], answers: Sequence[Answer], mende
     plain = [answer for answer in answers if answer.variant.cue is None]
     with_cue, without_cue = _split_by_cue(cues, answers)
     groups = {**_group(run, with_cue, "with a cue"), **_group(run, without_cue, "without a cue")}
+    by_group = {name: _compare(run, chosen) for name, chosen in groups.items()}
     return Repair(
         cues=tuple(_measure_cue(cue, mended) for cue in cues),
         accuracy=_compare(run, plain),
         with_cue=_compare(run, with_cue),
         without_cue=_compare(run, without_cue),
         by_class={name: _compare(run, chosen) for name, chosen in _group(run, plain, "", least=1).items()},
-        worst_groups=tuple(_find_worst(groups, side) for side in (0, 1)),
+        worst_groups=tuple(_find_worst(by_group, side) for side in ("before", "after")),
         changed=tuple(_describe_changes(run, answers)),
         tested=len(plain),
     )
@@ -101,7 +102,7 @@ def _measure_cue(cue: Cue, mended: MendedImages) -> CueRepair:
 def _test(tester: CueTester, cue: Cue) -> Effects:
     """Return the effects of a cue; of removing it by the fill that shows it more, in either direction."""
     outcome = tester.test(cue.candidate)
-    removal = max(outcome.removals, key=lambda effect: abs(effect.probability.mean), default=None)
+    removal = max(outcome.removals, key=lambda effect: effect.size, default=None)
     return Effects(removal, outcome.transplants)
 
 
@@ -138,12 +139,11 @@ def _group(run: AuditRun, answers: Sequence[Answer], ending: str, least: int = L
     return groups
 
 
-def _find_worst(groups: dict[str, list[Answer]], side: int) -> WorstGroup:
-    """Return the group with the lowest accuracy before (0) or after (1)."""
-    shares = {name: float(np.mean([answer.share_right[side] for answer in chosen])) for name, chosen in groups.items()}
-    name = min(shares, key=lambda name: (shares[name], -len(groups[name])))
-    count = len(groups[name])
-    return WorstGroup(name, compute_share(shares[name] * count, count), count)
+def _find_worst(groups: Mapping[str, Accuracy], side: Literal["before", "after"]) -> WorstGroup:
+    """Return the group with the lowest accuracy of one of the models."""
+    sides: dict[str, Interval] = {name: getattr(accuracy, side) for name, accuracy in groups.items()}
+    name = min(groups, key=lambda name: (sides[name].mean, -groups[name].images))
+    return WorstGroup(name, sides[name], groups[name].images)
 
 
 def _describe_changes(run: AuditRun, answers: Sequence[Answer]) -> Iterator[ChangedAnswer]:

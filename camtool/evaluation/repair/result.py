@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,8 +51,8 @@ class Effects(NamedTuple):
 
     @property
     def size(self) -> float:
-        """The larger change of the probability beyond the controls, in either direction; 0 without any."""
-        return max((abs(effect.probability.mean) for effect in self if effect is not None), default=0.0)
+        """The larger one, see :attr:`Effect.size`; 0 without any."""
+        return max((effect.size for effect in self if effect is not None), default=0.0)
 
 
 class Accuracy(NamedTuple):
@@ -111,20 +111,30 @@ class CueRepair:
     def sentence(self) -> str:
         """The effects in one sentence."""
         parts = [
-            f"{verb}: {_format_share(before.answers)} → {_format_share(after.answers)} of the images, controls "
-            f"{format_percent(before.controls)} → {format_percent(after.controls)}, and the probability by "
-            f"{format_points(before.probability.mean)} → {format_points(after.probability.mean)} beyond these"
-            for verb, before, after in (
-                ("removing it changes the answers", self.before.removal, self.after.removal),
-                (f"giving it makes others '{self.label}'", self.before.transplant, self.after.transplant),
-            )
-            if before is not None and after is not None
+            f"{title[0].lower()}{title[1:]}: {_format_share(before.answers)} → {_format_share(after.answers)} of the "
+            f"images (controls {format_percent(before.controls)} → {format_percent(after.controls)}), and {moves} the "
+            f"probability by {_format_change(before.change, after.change)} (controls "
+            f"{_format_change(before.change_of_controls, after.change_of_controls)})"
+            for title, moves, before, after in self.list_effects()
         ]
         return f"'{self.label}': {self.name}: {'; '.join(parts)}."
+
+    def list_effects(self) -> Iterator[tuple[str, str, Effect, Effect]]:
+        """Yield the title of an effect, how it moves the probability, and the effect before and after."""
+        titles = ("Removing it changes the answer", f"Giving it makes others '{self.label}'")
+        pairs = zip(self.before, self.after, strict=True)
+        for title, moves, (before, after) in zip(titles, ("lowers", "raises"), pairs, strict=True):
+            if before is not None and after is not None:
+                yield title, moves, before, after
 
 
 def _format_share(share: Interval) -> str:
     return f"{format_percent(share.mean)}{format_ends(100 * share.low, 100 * share.high)}"
+
+
+def _format_change(before: float, after: float) -> str:
+    """Return two changes of a probability, e.g. ``"37 → -2 points"``."""
+    return f"{round(100 * before)} → {round(100 * after)} points"
 
 
 class ChangedAnswer(NamedTuple):
@@ -301,7 +311,7 @@ class Repair:
             title="Repair" if self.is_better else "This is no repair",
             repair=shown,
             verdict=escape_texts(self.verdict),
-            cues=[_describe_cue(cue) for cue in shown["cues"]],
+            cues=escape_texts([*map(_describe_cue, self.cues)]),
             accuracies=escape_texts([(name, each.images, *each.cells) for name, each in self.accuracies.items()]),
             worst=escape_texts(self.worst),
             changed=changed,
@@ -325,21 +335,15 @@ def _describe(answer: ChangedAnswer) -> str:
     return f"{answer.image} ({answer.edit}), '{answer.label}': {before} → {after}"
 
 
-def _describe_cue(cue: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_cue(cue: CueRepair) -> dict[str, Any]:
     """Return a cue with the bars of its effects, before and after, by what is done, and how the probability changes."""
     effects, numbers = list[list[dict[str, Any]]](), list[tuple[str, str]]()
-    for name, verb, title in (
-        ("removal", "Removing it", "Removing it changes the answer"),
-        ("transplant", "Giving it", f"Giving it makes others '{cue['label']}'"),
-    ):
-        sides = [cue[side][name] for side in ("before", "after")]
-        if None in sides:
-            continue
-        before, after = (
-            describe_effect(f"{title}, {side}", verb, effect)
-            for side, effect in zip(("before", "after"), sides, strict=True)
+    for title, moves, *sides in cue.list_effects():
+        verb, names = " ".join(title.split()[:2]), ("before", "after")
+        effects.append(
+            [describe_effect(f"{title}, {name}", verb, side._asdict()) for name, side in zip(names, sides, strict=True)]
         )
-        effects.append([before, after])
-        numbers.append((f"{verb}: probability beyond controls, before", before["probability"]))
-        numbers.append((f"{verb}: probability beyond controls, after", after["probability"]))
-    return {**cue, "effects": effects, "numbers": numbers}
+        before, after = sides
+        numbers.append((f"{verb} {moves} the probability by", _format_change(before.change, after.change)))
+        numbers.append(("Controls", _format_change(before.change_of_controls, after.change_of_controls)))
+    return {"label": cue.label, "name": cue.name, "sentence": cue.sentence, "effects": effects, "numbers": numbers}
