@@ -116,7 +116,7 @@ def _prepare(network: Network, cache: Path) -> Case:
     inputs = read_inputs(Subject(loaded), images, labels, None, audit.settings)
     run = start_run(inputs, None, passes=1, level=audit.level, kinds={}, verdicts={})
     repairing = RepairRun.start(run, chosen, audit)
-    variants = [*chain.from_iterable(cue.list_variants(cue.learned, 2) for cue in repairing.cues)]
+    variants = [*chain.from_iterable(cue.list_variants("learned", 2, repairing.cues) for cue in repairing.cues)]
     batches = [*iterate_batches(repairing.images, variants)]
     changed = torch.cat([batch for batch, _ in batches])
     targets = torch.tensor([variant.record.target for _, kept in batches for variant in kept])

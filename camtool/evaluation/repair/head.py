@@ -160,6 +160,32 @@ class ScoreHead:
         outputs = self.read(model)(features.double().cpu())
         return is_same_up_to_rounding(_LINKS[self.link](outputs).to(scores), scores)
 
+    def replace(self, old: nn.Module, new: nn.Module, linear: Linear, inputs: Tensor) -> None:
+        """Set weight and bias in a copy of a model.
+
+        Args:
+            old: The model.
+            new: The copy.
+            linear: Weight and bias.
+            inputs: Inputs by which this is checked.
+
+        Raises:
+            MetricError: The weights are computed from others, as by ``weight_norm``, or used elsewhere in the model.
+        """
+        self.write(new, linear)
+        features, changed = (self.read_features(model, inputs)[0] for model in (old, new))
+        kept = self.read(new).weight.to(self.find_parameters(new).weight)
+        if not is_same_up_to_rounding(linear.weight.to(kept), kept):
+            raise MetricError(
+                f"model: the weights of layer {self.layer!r} are computed from others (weight_norm, spectral_norm), so "
+                "they cannot be set; remove the parametrization, e.g. torch.nn.utils.parametrize.remove_parametrizations."
+            )
+        if not (torch.equal(features, changed) and self.fits(new, inputs)):
+            raise MetricError(
+                f"model: the weights of layer {self.layer!r} are used elsewhere in it too (tied weights), so a new last "
+                "layer changes what it receives; give a model with a last layer of its own, or train with camtool.losses."
+            )
+
 
 def find_score_head(model: nn.Module, inputs: Tensor, classes: int) -> ScoreHead:
     """Return the linear layer, or 1 x 1 convolution, whose outputs are the scores, found by arithmetic.
@@ -178,7 +204,8 @@ def find_score_head(model: nn.Module, inputs: Tensor, classes: int) -> ScoreHead
                 return head
     raise MetricError(
         "model: no linear layer or 1 x 1 convolution returns its scores, so there is no last layer to fit again (a "
-        "zero-shot head compares images with texts, several heads may be averaged, a quantized layer has no weights); "
+        "zero-shot head compares images with texts, several heads may be averaged, SqueezeNet has a ReLU behind it, a "
+        "quantized layer has no weights); "
         "give a model that ends in one, or train with camtool.losses."
     )
 

@@ -108,7 +108,7 @@ def _test(tester: CueTester, cue: Cue) -> Effects:
 
 def _split_by_cue(cues: Sequence[Cue], answers: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
     """Return the answers to images which have one of the cues or are given it, and those to images without any."""
-    present = set[int]().union(*(cue.present for cue in cues))
+    present = set[int]().union(*(cue.list_present(cue.tested) for cue in cues))
     sides: tuple[list[Answer], list[Answer]] = [], []
     for answer in answers:
         variant = answer.variant

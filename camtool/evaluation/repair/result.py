@@ -37,8 +37,9 @@ GENERATOR = "camtool repair"
 # Endings of files of weights.
 _WEIGHTS = (".safetensors", ".pt", ".pth")
 
-# The loss of accuracy on images without the cue that a repair may cost.
-_MOST_LOSS = 0.01
+# The loss of accuracy that a repair may cost: on images without a cue, and of a class on its images as they are, some of
+# which are recognized by the cue alone.
+_MOST_LOSS, _MOST_CLASS_LOSS = 0.01, 0.15
 
 _SHOWN = 10
 
@@ -73,6 +74,10 @@ class Accuracy(NamedTuple):
     def __str__(self) -> str:
         before, after, change = self.cells
         return f"{before} → {after}, {change}"
+
+    def falls(self, most: float) -> bool:
+        """Return True if it falls by more than a share, and not by chance."""
+        return self.change.mean < -most and self.change.high < 0
 
     @property
     def cells(self) -> tuple[str, str, str]:
@@ -209,7 +214,7 @@ class Repair:
 
     @property
     def is_better(self) -> bool:
-        """True if each cue has less effect, and images without one are not answered worse."""
+        """True if each cue has less effect, images without one are not answered worse, and no class is lost."""
         return not self.reasons
 
     @property
@@ -221,10 +226,13 @@ class Repair:
             for cue in self.cues
             if not cue.falls
         ]
-        change = self.without_cue.change
-        if change.mean < -_MOST_LOSS and change.high < 0:
+        if self.without_cue.falls(_MOST_LOSS):
             reasons.append(f"the accuracy on images without a cue falls: {self.without_cue}")
-        return reasons
+        return reasons + [
+            f"{name} is recognized less on its images as they are: {accuracy}"
+            for name, accuracy in self.by_class.items()
+            if accuracy.falls(_MOST_CLASS_LOSS)
+        ]
 
     @property
     def verdict(self) -> str:

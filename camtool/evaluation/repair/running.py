@@ -198,14 +198,12 @@ class RepairRun:
         """
         example, _ = next(iterate_batches(self.images, self.learned[:_EXAMPLES]))
         head = find_score_head(self.model, example, self.images.subject.score_classes(example).shape[1])
-        changed = chain.from_iterable(cue.list_variants(cue.learned, _DRAWS) for cue in self.cues)
+        changed = chain.from_iterable(cue.list_variants("learned", _DRAWS, self.cues) for cue in self.cues)
         learned = self._read(head, self.model, [*self.learned, *changed])
-        head.write(mended.model, refit(head.read(self.model), learned.examples))
+        head.replace(self.model, mended.model, refit(head.read(self.model), learned.examples), example)
         if uses_norms:
             train_norms(mended.model, head, learned.examples, partial(self._iterate_epoch, learned.variants))
-        if not head.fits(mended.model, example):
-            raise MetricError(f"model: the weights of layer {head.layer!r} cannot be set; train with camtool.losses.")
-        changed = chain.from_iterable(cue.list_variants(cue.tested, 1) for cue in self.cues)
+        changed = chain.from_iterable(cue.list_variants("tested", 1, self.cues) for cue in self.cues)
         tested = self._read(head, self.model, [*self.tested, *changed])
         # The features are the same if the last layer alone was changed.
         after = self._read(head, mended.model, tested.variants) if uses_norms else tested

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Literal, NamedTuple, TypeAlias
@@ -16,9 +16,9 @@ from camtool.evaluation.audit.cues.candidates import Change, CueCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.result import Finding
 from camtool.evaluation.audit.running import AuditRun, View
-from camtool.evaluation.audit.trials import CueTester, hash_parts
+from camtool.evaluation.audit.trials import CueTester, Remember, hash_parts
 from camtool.evaluation.repair.head import Examples
-from camtool.hooks.structures.caches import cached_property
+from camtool.inputs.prepared_inputs import PreparedInput
 
 # What is done to an image.
 Edit: TypeAlias = Literal["as it is", "without it", "with it"]
@@ -44,17 +44,28 @@ class Cue:
     def build(cls, finding: Finding, candidate: CueCandidate, view: View, run: AuditRun) -> Cue:
         """Return the cue with the tests of both halves of a view; those of the audit are remembered."""
         tested, (records, groups) = run.make_tester(view), (view.found.records, view.found.groups)
-        learned = replace(tested, records=records, groups=groups, remember=lambda _, compute: compute())
+        learned = replace(tested, records=records, groups=groups, remember=_keep_in_memory())
         return cls(finding, candidate, learned, tested)
 
-    @cached_property
-    def present(self) -> set[int]:
-        """The images of the class that have it, of the half that is tested, by number."""
-        is_class, has_it = self.tested.find_present(self.candidate)
-        return {self.tested.records[row].index for row in np.flatnonzero(is_class & has_it).tolist()}
+    def list_present(self, tester: CueTester) -> set[int]:
+        """Return the images of the class that have it, by number."""
+        is_class, has_it = tester.find_present(self.candidate)
+        return {tester.records[row].index for row in np.flatnonzero(is_class & has_it).tolist()}
 
-    def list_variants(self, tester: CueTester, draws: int) -> Iterator[Variant]:
-        """Yield the images of the class without it, and those of other classes with it, each several times."""
+    def list_variants(self, half: Literal["learned", "tested"], draws: int, cues: Sequence[Cue]) -> Iterator[Variant]:
+        """Yield the images of the class without it, and those of other classes with it, each several times.
+
+        Args:
+            half: The half of the images.
+            draws: How often each image is changed.
+            cues: All cues. Those of the class that an image has are removed together, or the others would tell it.
+        """
+        tester: CueTester = getattr(self, half)
+        others_present = {
+            cue: cue.list_present(getattr(cue, half))
+            for cue in cues
+            if cue is not self and cue.candidate.target == self.candidate.target
+        }
         is_class, has_it = tester.find_present(self.candidate)
         # All photos of other classes have more or less of a property.
         is_other = ~is_class & (~has_it | self.candidate.compares_classes)
@@ -69,8 +80,21 @@ class Cue:
                 # Each image has a partner of its own as far as there are enough.
                 order = random.permutation(partners)
                 for turn, row in enumerate(rows.tolist() if len(order) else ()):
-                    partner = tester.records[int(order[turn % len(order)])].index
-                    yield Variant(tester.records[row], tester.groups[row], edit, self, partner, draw)
+                    partner, record = tester.records[int(order[turn % len(order)])].index, tester.records[row]
+                    also = tuple(cue for cue, present in others_present.items() if record.index in present)
+                    yield Variant(record, tester.groups[row], edit, self, also, partner, draw)
+
+
+def _keep_in_memory() -> Remember:
+    """Return what keeps numbers under their keys."""
+    kept = dict[str, list[float]]()
+
+    def remember(key: str, compute: Callable[[], list[float]]) -> list[float]:
+        if key not in kept:
+            kept[key] = compute()
+        return kept[key]
+
+    return remember
 
 
 class Variant(NamedTuple):
@@ -81,6 +105,7 @@ class Variant(NamedTuple):
         group: Its group.
         edit: What is done to it.
         cue: What is removed or given; None for an image as it is.
+        also: What is removed with it.
         partner: The image that covers the cue, or that it is taken from.
         draw: Distinguishes changes of one image.
     """
@@ -89,6 +114,7 @@ class Variant(NamedTuple):
     group: int
     edit: Edit = "as it is"
     cue: Cue | None = None
+    also: Sequence[Cue] = ()
     partner: int = -1
     draw: int = 0
 
@@ -101,10 +127,16 @@ class Variant(NamedTuple):
         """Return the input of the model, ``(C, H, W)``; None if the image cannot be changed so."""
         if self.cue is None:
             return images.prepare(self.record.index).tensor
-        candidate, index = self.cue.candidate, self.record.index
-        seed = hash_parts(self.cue.tested.seed, candidate.key, "repair", index, self.draw)
+        for cue in self.also:
+            other = self._change(cue, images)
+            images = images if other is None else ChangedImages(images, self.record.index, other)
+        return self._change(self.cue, images)
+
+    def _change(self, cue: Cue, images: AuditImages) -> Tensor | None:
+        index, gives = self.record.index, self.edit == "with it"
+        seed = hash_parts(cue.tested.seed, cue.candidate.key, "repair", index, self.draw)
         change = Change(images, index, self.partner, 0, np.random.default_rng(seed))
-        return candidate.edit(change, gives=self.edit == "with it", turn=self.draw)
+        return cue.candidate.edit(change, gives=gives, turn=self.draw)
 
 
 def iterate_batches(images: AuditImages, variants: Iterable[Variant]) -> Iterator[tuple[Tensor, list[Variant]]]:
@@ -138,6 +170,30 @@ class ReadVariants(NamedTuple):
         ]
         rows, (features, labels, differences, is_independent) = [*compress(range(len(kept)), kept)], self.examples
         return Examples(features[rows], labels[rows], differences[:0], is_independent)
+
+
+class ChangedImages(AuditImages):
+    """The images of an audit, of which one is changed already.
+
+    Args:
+        images: The images.
+        index: The number of the changed one.
+        tensor: Its input, ``(C, H, W)``.
+    """
+
+    def __init__(self, images: AuditImages, index: int, tensor: Tensor) -> None:
+        self.__dict__.update(images.__dict__)
+        self._index, image = index, super().prepare(index)
+        self._changed, self._change = replace(image, tensor=tensor), tensor - image.tensor
+
+    def prepare(self, index: int) -> PreparedInput:
+        """Return an image as the model receives it."""
+        return self._changed if index == self._index else super().prepare(index)
+
+    def make_input(self, image: PreparedInput, photo: NDArray[np.uint8]) -> Tensor | None:
+        """Return the model's input for a changed photo, with the change of the input; None if it cannot be made."""
+        made = super().make_input(image, photo)
+        return made + self._change if made is not None and image is self._changed else made
 
 
 class MendedImages(AuditImages):
