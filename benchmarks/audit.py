@@ -38,7 +38,7 @@ from benchmarks.networks import write_between
 from benchmarks.paired import describe_machine
 from benchmarks.planted import Network, get_weights_path, load_planted, plan_networks, read_entries
 from benchmarks.planted_scenes import KINDS, CueScene
-from camtool.evaluation.audit import running
+from camtool.evaluation.audit.cues import kinds
 from camtool.evaluation.audit.cues.candidates import CueCandidate, Discovery, RegionCandidate
 from camtool.evaluation.audit.images import AuditImages
 from camtool.evaluation.audit.statistics import compute_share
@@ -186,21 +186,21 @@ class _Recording:
     """A block in which the candidates of audits are kept."""
 
     def __init__(self, candidates: _Candidates) -> None:
-        self._candidates, self._kinds = candidates, dict(running.KINDS)
+        self._candidates, self._kinds = candidates, dict(kinds.KINDS)
 
     def __enter__(self) -> None:
         for name, kind in self._kinds.items():
 
-            def keep(discovery: Discovery, find: running.Find = kind.find) -> Sequence[CueCandidate]:
+            def keep(discovery: Discovery, find: kinds.Find = kind.find) -> Sequence[CueCandidate]:
                 made = find(discovery)
                 self._candidates.heats["all"] = discovery.images.heats
                 self._candidates.update({(one.target, one.kind, one.name): one for one in made})
                 return made
 
-            running.KINDS[name] = replace(kind, find=keep)
+            kinds.KINDS[name] = replace(kind, find=keep)
 
     def __exit__(self, *_: object) -> None:
-        running.KINDS.update(self._kinds)
+        kinds.KINDS.update(self._kinds)
 
 
 def draw_twin(network: Network, number: int, is_planted: bool) -> CueScene:  # noqa: FBT001

@@ -44,7 +44,7 @@ from benchmarks.audit_worlds_scenes import CUES, SIZE
 from benchmarks.paired import describe_machine
 from camtool.errors import MetricError
 from camtool.evaluation.audit import Audit
-from camtool.evaluation.audit.running import read_inputs, start_run
+from camtool.evaluation.audit.setup import read_inputs
 from camtool.evaluation.repair.head import Examples, Linear, ScoreHead, refit
 from camtool.evaluation.repair.running import RepairRun, choose_cues
 from camtool.evaluation.repair.variants import iterate_batches
@@ -114,7 +114,7 @@ def _prepare(network: Network, cache: Path) -> Case:
     chosen, _ = choose_cues(audit)
     assert audit.settings is not None
     inputs = read_inputs(Subject(loaded), images, labels, None, audit.settings)
-    run = start_run(inputs, None, passes=1, level=audit.level, kinds={}, verdicts={})
+    run = inputs.start_run(None, passes=1, level=audit.level)
     repairing = RepairRun.start(run, chosen, audit)
     variants = [*chain.from_iterable(cue.list_variants("learned", 2, repairing.cues) for cue in repairing.cues)]
     batches = [*iterate_batches(repairing.images, variants)]

@@ -18,7 +18,7 @@ from camtool.cli.evaluation_commands import choose_evenly
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import MetricError
 from camtool.evaluation.annotations import find_classes, find_targets
-from camtool.evaluation.audit.running import KINDS
+from camtool.evaluation.audit.cues.kinds import KINDS
 from camtool.inputs.formats.dicom import TAGS
 from camtool.runs.job_list import plan_run
 from tests.evaluation.audit.results import build_audit, build_finding

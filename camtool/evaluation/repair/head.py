@@ -178,12 +178,12 @@ class ScoreHead:
         if not is_same_up_to_rounding(linear.weight.to(kept), kept):
             raise MetricError(
                 f"model: the weights of layer {self.layer!r} are computed from others (weight_norm, spectral_norm), so "
-                "they cannot be set; remove the parametrization, e.g. torch.nn.utils.parametrize.remove_parametrizations."
+                "they cannot be set; remove that first, e.g. with torch.nn.utils.parametrize.remove_parametrizations."
             )
         if not (torch.equal(features, changed) and self.fits(new, inputs)):
             raise MetricError(
-                f"model: the weights of layer {self.layer!r} are used elsewhere in it too (tied weights), so a new last "
-                "layer changes what it receives; give a model with a last layer of its own, or train with camtool.losses."
+                f"model: the weights of layer {self.layer!r} are used elsewhere in it too (tied weights), so setting "
+                "them changes what it receives; give a model with its own last layer, or train with camtool.losses."
             )
 
 

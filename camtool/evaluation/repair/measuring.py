@@ -13,7 +13,7 @@ from torch import Tensor
 
 from camtool.evaluation.audit.report.page import resize, to_pixels
 from camtool.evaluation.audit.result import WorstGroup
-from camtool.evaluation.audit.running import AuditRun
+from camtool.evaluation.audit.setup import AuditRun
 from camtool.evaluation.audit.statistics import average_groups, compute_share
 from camtool.evaluation.audit.trials import LEAST_GROUPS, CueTester
 from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean

@@ -37,8 +37,8 @@ GENERATOR = "camtool repair"
 # Endings of files of weights.
 _WEIGHTS = (".safetensors", ".pt", ".pth")
 
-# The loss of accuracy that a repair may cost: on images without a cue, and of a class on its images as they are, some of
-# which are recognized by the cue alone.
+# The loss of accuracy that a repair may cost: on images without a cue, and of a class on its images as they are, of
+# which some are recognized by the cue alone.
 _MOST_LOSS, _MOST_CLASS_LOSS = 0.01, 0.15
 
 _SHOWN = 10

@@ -21,7 +21,7 @@ from camtool.evaluation.audit.cues.candidates import CueCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.report.page import check_results
 from camtool.evaluation.audit.result import Audit, Finding, read_audit
-from camtool.evaluation.audit.running import AuditRun, read_inputs, start_run
+from camtool.evaluation.audit.setup import AuditRun, read_inputs
 from camtool.evaluation.audit.split import Half
 from camtool.evaluation.audit.state import hold_folder, shorten_list
 from camtool.evaluation.audit.statistics import compute_share
@@ -101,7 +101,7 @@ def repair(
     subject = Subject(loaded, transform, class_names, device)
     inputs = read_inputs(subject, images, labels, metadata, audited.settings)
     with hold_folder(audited.folder):
-        run = start_run(inputs, audited.folder, passes=1, level=audited.level, kinds={}, verdicts={})
+        run = inputs.start_run(audited.folder, passes=1, level=audited.level)
         mended = Subject(replace(loaded, model=_copy(loaded)), transform, class_names, device)
         result = RepairRun.start(run, chosen, audited).run_on(mended, uses_norms=layers == "norms")
     returned = replace(model, model=mended.model) if isinstance(model, Loaded) else mended.model

@@ -15,7 +15,7 @@ from torch import Tensor
 from camtool.evaluation.audit.cues.candidates import Change, CueCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.result import Finding
-from camtool.evaluation.audit.running import AuditRun, View
+from camtool.evaluation.audit.setup import AuditRun, View
 from camtool.evaluation.audit.trials import CueTester, Remember, hash_parts
 from camtool.evaluation.repair.head import Examples
 from camtool.inputs.prepared_inputs import PreparedInput

@@ -13,10 +13,10 @@ import camtool
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.demo.shapes import LABELS
 from camtool.errors import CamtoolError, MetricError
-from camtool.evaluation.audit import running
+from camtool.evaluation.audit.cues import kinds
 from camtool.evaluation.audit.cues.candidates import describe_place, draw_shifts
 from camtool.evaluation.audit.cues.place import PlaceCandidate
-from camtool.evaluation.audit.images import GRID
+from camtool.evaluation.audit.images import GRID, AuditImages
 from camtool.evaluation.photo_properties import PROPERTIES, compress, measure_blockiness
 
 SIDE = 40
@@ -82,7 +82,7 @@ def test_an_audit_that_was_cut_off_goes_on_with_the_same_result(copied, monkeypa
     # Killed in the middle of a line.
     (copied / "state.jsonl").write_bytes(state[: len(state) * 2 // 3])
     scored = []
-    monkeypatch.setattr(running.AuditImages, "score", lambda self, images: scored.append(1) or score(self, images))
+    monkeypatch.setattr(AuditImages, "score", lambda self, images: scored.append(1) or score(self, images))
     run_audit(out=copied)
     assert [(copied / name).read_bytes() for name in ("audit.json", "audit.md")] == written
     count = len(scored)
@@ -92,7 +92,7 @@ def test_an_audit_that_was_cut_off_goes_on_with_the_same_result(copied, monkeypa
     assert len(scored) > count
 
 
-score = running.AuditImages.score
+score = AuditImages.score
 
 
 def test_verdicts_are_kept_for_the_next_audit(result, copied):
@@ -346,7 +346,7 @@ def test_a_cue_that_two_candidates_show_is_one_finding(monkeypatch):
         edge[:, 0] = True
         return [PlaceCandidate(RED, name, 1.0, each) for name, each in (("again", cells), ("the edge", edge))]
 
-    monkeypatch.setitem(running.KINDS, "again", running.Kind(find_again))
+    monkeypatch.setitem(kinds.KINDS, "again", kinds.Kind(find_again))
     images, classes = draw_images()
     names = ["red", "green", "blue"]
     result = camtool.audit(build_net(), images, classes, class_names=names, method="gradcam", kinds=["place", "again"])

@@ -9,8 +9,8 @@ from torch import nn
 
 import camtool
 from camtool.concept_maps.factorization import compute_amounts
+from camtool.evaluation.audit.cues.kinds import KINDS
 from camtool.evaluation.audit.images import AuditImages
-from camtool.evaluation.audit.running import KINDS
 from camtool.evaluation.subject import Subject
 
 SIDE, CELL, COUNT = 40, 4, 5

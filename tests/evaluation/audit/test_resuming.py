@@ -20,10 +20,12 @@ import camtool
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.audit import images as audit_images
-from camtool.evaluation.audit import running
+from camtool.evaluation.audit.cues import kinds
 from camtool.evaluation.audit.cues.place import PlaceCandidate
+from camtool.evaluation.audit.findings import Conclusion
 from camtool.evaluation.audit.images import GRID, AuditImages
 from camtool.evaluation.audit.state import State, _stamp
+from camtool.evaluation.audit.trials import Outcome
 from camtool.evaluation.subject import Subject
 from camtool.inputs.formats.contrast import Contrast
 from camtool.inputs.formats.file_image import FileImage
@@ -218,14 +220,14 @@ def test_two_places_with_one_name_have_numbers_of_their_own(monkeypatch):
     corner, edge = np.zeros((2, GRID, GRID), bool)
     corner[7:, 7:] = edge[:, 0] = True
     both = [PlaceCandidate(RED, "here", 1.0, cells) for cells in (corner, edge)]
-    monkeypatch.setitem(running.KINDS, "place", running.Kind(lambda discovery: both))
+    monkeypatch.setitem(kinds.KINDS, "place", kinds.Kind(lambda discovery: both))
     result = run_audit()
     assert [one.area for one in result.findings] == [0.09]
     # Their keys differ as well, also if only one is a finding.
     assert [one.key for one in (*result.findings, *result.rejected)][:1] == ["red: place: here"]
-    names = running.AuditRun._list_keys(
-        SimpleNamespace(names=["a", "b", "a"], name_class=["a", "b", "a"].__getitem__),
-        [running.Outcome(replace(both[0], target=target)) for target in (0, 0, 1, 2)],
+    names = Conclusion._list_keys(
+        SimpleNamespace(run=SimpleNamespace(names=["a", "b", "a"], name_class=["a", "b", "a"].__getitem__)),
+        [Outcome(replace(both[0], target=target)) for target in (0, 0, 1, 2)],
     )
     assert names == ["a (0): place: here", "a (0): place: here 2", "b: place: here", "a (2): place: here"]
     assert not any(one.area == 0.1 and one.p < 0.1 for one in result.rejected)

@@ -88,7 +88,7 @@ def draw_photos(draws: tuple[Draw, ...], *, cue: bool | None = None, seed: int =
         has_cue = label == 0 if cue is None else cue
         row, column = random.integers(4, 16, 2).tolist()
         if move_up in draws:
-            row = row // 4 if has_cue else 22 + row // 4
+            row = row // 2 if has_cue else 20 + row // 2
         if label < 2:
             image[row : row + 12, column : column + 12, 1 + label] = 0.9
         for draw in draws if has_cue else ():

@@ -1,7 +1,7 @@
 """The candidate for a cue: how strongly an image has it, and how images look without it, and with it.
 
 A kind of candidates is one file with a function ``find_...(discovery) -> list of candidates`` in ``KINDS`` of
-:mod:`camtool.evaluation.audit.running`, and a subclass of :class:`CueCandidate`.
+:mod:`camtool.evaluation.audit.cues.kinds`, and a subclass of :class:`CueCandidate`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,219 @@
+"""What an audit and a repair share: the images of the user, their halves, the classes, and the tests of these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, starmap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from camtool.arguments.messages import suggest_names
+from camtool.errors import MetricError
+from camtool.evaluation.annotations import Region, check_targets, find_targets, match_regions, read_columns
+from camtool.evaluation.audit import statistics
+from camtool.evaluation.audit.cues.stored import AuditSettings
+from camtool.evaluation.audit.images import AuditImages, ImageRecord, pack_records, unpack_records
+from camtool.evaluation.audit.split import Half
+from camtool.evaluation.audit.state import Run, State
+from camtool.evaluation.audit.trials import LEAST_GROUPS, CueTester
+from camtool.evaluation.subject import Subject
+
+# Images for each test of a candidate: with 19 controls and two fills they take 2,000 forward passes for covering.
+MOST_IMAGES = 50
+
+_PATIENT = "PatientID"
+
+
+class View(NamedTuple):
+    """Classes, and the images in which they are compared, of the discovery and of the confirmation half."""
+
+    targets: Sequence[int]
+    found: Half[ImageRecord]
+    tested: Half[ImageRecord]
+
+
+class AuditInputs(NamedTuple):
+    """The images of the user with their classes and columns, as an audit and a repair read them.
+
+    Attributes:
+        images: The images with the model.
+        names: The names of the classes.
+        columns: The metadata.
+        settings: The settings, with the column of groups that is used.
+        notes: Notes for the user about groups.
+    """
+
+    images: AuditImages
+    names: Sequence[str] | None
+    columns: Mapping[str, Sequence[Any]]
+    settings: AuditSettings
+    notes: Sequence[str]
+
+    def start_run(self, folder: Path | None, *, passes: int, level: float) -> AuditRun:
+        """Return an audit that has not run yet, see :class:`AuditRun`."""
+        run = AuditRun(
+            state=self.open_state(folder),
+            images=self.images,
+            names=self.names,
+            passes=passes,
+            level=level,
+            controls=self.settings.controls,
+            seed=self.settings.seed,
+            has_labels=self.images.labels is not None,
+            columns=self.columns,
+            settings=self.settings,
+        )
+        run.notes += self.notes
+        return run
+
+    def open_state(self, folder: Path | None) -> State:
+        """Return the numbers that were computed before with the same model, images and settings."""
+        images, settings = self.images, self.settings
+        grouping, inputs = settings.group and self.columns[settings.group], images.hash_first_inputs()
+        parts = settings.controls, settings.method, settings.seed, settings.batch_size, settings.engine
+        key = *parts, images.labels, images.has_sets, grouping, inputs
+        return State(images.subject, images.sources, key, folder, images.score_first_inputs())
+
+
+def read_inputs(
+    subject: Subject,
+    images: Sequence[Any] | Tensor,
+    labels: Sequence[int | str | Sequence[int | str]] | None,
+    metadata: Mapping[str, Sequence[Any]] | None,
+    settings: AuditSettings,
+    masks: Region | Sequence[Region | None] | None = None,
+) -> AuditInputs:
+    """Return what the user gave, checked, see :func:`audit`.
+
+    Raises:
+        MetricError: An argument does not fit, or the model is no classifier.
+        CamtoolError: The engine is not installed.
+    """
+    names = _name_both_answers(subject.explainer.labels)
+    targets, has_sets = find_targets(labels, names, len(images))
+    columns, group, notes = _choose_columns(images, metadata, settings.group)
+    regions = () if masks is None else match_regions("masks", masks, len(images))
+    method, batch_size, engine = settings.method, settings.batch_size, settings.engine
+    probe = AuditImages(subject, [*images], targets, method, batch_size, regions, has_sets=has_sets, engine=engine)
+    check_targets(targets, probe.head.class_count)
+    return AuditInputs(probe, names, columns, replace(settings, group=group), notes)
+
+
+def _name_both_answers(labels: Sequence[str] | None) -> Sequence[str] | None:
+    """Return the labels, those of a single logit with the name of the other answer."""
+    if labels is None or len(labels) != 1:
+        return labels
+    return f"not {labels[0]}", labels[0]
+
+
+def _choose_columns(
+    images: Sequence[Any] | Tensor, metadata: Mapping[str, Sequence[Any]] | None, group: str | None
+) -> tuple[dict[str, list[Any]], str | None, list[str]]:
+    """Return the columns, the one of what belongs together, None if each image is on its own, and notes for the user.
+
+    Raises:
+        MetricError: There is no such column, or one has another length.
+    """
+    columns = read_columns(images, metadata)
+    if group is None:
+        group = _PATIENT if _PATIENT in columns else None
+    elif group not in columns:
+        hint = suggest_names(group, columns) if columns else " There is none; give metadata=, or --metadata FILE."
+        raise MetricError(f"group: metadata has no column {group!r}.{hint}")
+    notes = []
+    if group is not None and len(columns[group]) > 1 and len({*columns[group]}) == 1:
+        notes.append(f"group: all images have one value of '{group}', so it is ignored.")
+        group = None
+    if group != _PATIENT:
+        columns.pop(_PATIENT, None)  # names of patients are no columns of a report
+    return columns, group, notes
+
+
+@dataclass
+class AuditRun(Run):
+    """An audit on its way.
+
+    Attributes:
+        columns: The metadata.
+        settings: The settings, with the column of what belongs together.
+    """
+
+    columns: Mapping[str, Sequence[Any]]
+    settings: AuditSettings
+
+    @property
+    def group(self) -> str | None:
+        """The column of what belongs together; None if each image is on its own."""
+        return self.settings.group
+
+    def record_and_split(self) -> tuple[list[ImageRecord], list[Half[ImageRecord]]]:
+        """Return the records of all images, and the discovery and the confirmation half."""
+        recorded = self.record_all(self.images.iterate_records, pack_records)
+        records = [*chain.from_iterable(starmap(unpack_records, recorded.items()))]
+        self.images.heats.update({record.index: record.heat for record in records})
+        column = None if self.group is None else [self.columns[self.group][record.index] for record in records]
+        return records, self.split(records, "near-duplicates, bursts and what the group column joins", column)
+
+    def make_views(self, records: Sequence[ImageRecord], halves: Sequence[Half[ImageRecord]]) -> list[View]:
+        """Return the classes that have enough images, with the images in which they are compared."""
+        return self._split_by_label(self._choose_classes(records, halves), *halves)
+
+    def make_tester(self, view: View, permutations: int = statistics.PERMUTATIONS) -> CueTester:
+        """Return the tests of the candidates of a view, with a number of arrangements in each."""
+        return CueTester(
+            images=self.images,
+            records=view.tested.records,
+            groups=view.tested.groups,
+            controls=self.controls,
+            most_images=MOST_IMAGES,
+            seed=self.seed,
+            remember=self.state.remember,
+            permutations=permutations,
+        )
+
+    @property
+    def _units(self) -> str:
+        """The words for the groups that are counted."""
+        return "independent images" if self.group is None else f"values of '{self.group}'"
+
+    def _choose_classes(self, records: Sequence[ImageRecord], halves: Sequence[Half[ImageRecord]]) -> list[int]:
+        """Return the classes that have enough groups in both halves; none if there is one class alone."""
+        classes = {record.target for record in records}
+        if len(classes) > 1:
+            return self.choose_classes(halves, self._units)
+        label = self.name_class(*classes)
+        what = "No image has a label" if classes == {-1} else f"All images are of one class, '{label}'"
+        self.not_tested.append(f"{what}: a cue of a class is what the others lack; add images of other classes.")
+        return []
+
+    def _split_by_label(self, usable: Sequence[int], found: Half[ImageRecord], tested: Half[ImageRecord]) -> list[View]:
+        """Return classes with the records of both halves: all at once, or each label against the images without it."""
+        if not usable or not self.images.head.is_independent:
+            return [View(usable, found, tested)] if usable else []
+        views = list[View]()
+        for target in usable:
+            view = View([target], self._select_label(found, target), self._select_label(tested, target))
+            least = min(
+                len({group for record, group in half.pairs if record.target != target})
+                for half in (view.found, view.tested)
+            )
+            if least >= LEAST_GROUPS:
+                views.append(view)
+            else:
+                self.not_tested.append(
+                    f"'{self.name_class(target)}': {self._units} without it in a half: {least}; "
+                    f"{LEAST_GROUPS} are needed."
+                )
+        return views
+
+    def _select_label(self, half: Half[ImageRecord], target: int) -> Half[ImageRecord]:
+        """Return one record of each image: that of the label if it has it, else its first one."""
+        chosen = dict[int, tuple[ImageRecord, int]]()
+        for record, group in half.pairs:
+            if record.target == target or target not in self.images.list_labels(record):
+                answer = target if target in record.answers else -1
+                chosen.setdefault(record.index, (replace(record, answer=answer), group))
+        return Half([record for record, _ in chosen.values()], [group for _, group in chosen.values()])
