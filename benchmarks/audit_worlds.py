@@ -269,6 +269,11 @@ def _share(outcomes: Sequence[bool]) -> str:
     return f"{sum(outcomes)} of {len(outcomes)}: {mean:.0f} % ({low:.0f} to {high:.0f})"
 
 
+def write_entries(path: Path, result: Mapping[str, Any]) -> None:
+    """Write what was measured so far."""
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
 def main(
     worlds: Annotated[str, typer.Option(help="The worlds, by comma.")] = ",".join(REPORTED_ON),
     honest: Annotated[int, typer.Option(help="Honest networks of each world.")] = 12,
@@ -289,7 +294,7 @@ def main(
         parts = {name: [entry for entry in entries if entry["world"] in worlds] for name, worlds in sets.items()}
         summary = {name: summarize(part) for name, part in parts.items() if part}
         result = {"machine": describe_machine(1), "summary": summary, "networks": entries}
-        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_entries(out, result)
         print(network.name, network.cue or "honest", *(finding["sentence"] for finding in entries[-1]["findings"]))
     print(json.dumps(result["summary"], indent=1))
 

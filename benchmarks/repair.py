@@ -19,6 +19,13 @@ and *transplant* are the shares of answers of the class and of others that the c
 it. A mended network depends on the cue in no direction, so absolute values are compared. *Hits* are the shares of 100
 images of the class that are recognized, without the cue and with it. The settings of ``camtool.repair`` were chosen on
 ``demo-cheat`` and on four networks of shapes on photos, so that world is not reported.
+
+Networks of ImageNet have the cues of ``python -m benchmarks known_cues`` on photos. As nobody trained them with these,
+a new last layer is fitted to three tenths of the photos as a user would do it: it tells animals from things, by what
+the network itself answers to the clean photos, and 90 % of the things have the cue. Half of the photos are audited, and
+the rest are those by which is measured. Only the ways that change the last layer alone are compared.
+
+    python -m benchmarks repair --photos PHOTOS --weights mobilenet_v2=FILE
 """
 
 from __future__ import annotations
@@ -26,8 +33,8 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,12 +42,15 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import camtool
-from benchmarks.audit_worlds import CACHE, USED, Network, load, measure_use, plan_networks, stack
-from benchmarks.audit_worlds_scenes import CUES, SIZE
+from benchmarks.audit_worlds import CACHE, USED, Network, load, measure_use, plan_networks, stack, write_entries
+from benchmarks.audit_worlds_scenes import CUES, SIZE, Mask
+from benchmarks.known_cues import CUES as PHOTO_CUES
+from benchmarks.known_cues import AnimalOrNot, read_photos
 from benchmarks.paired import describe_machine
 from camtool.errors import MetricError
 from camtool.evaluation.audit import Audit
@@ -59,6 +69,79 @@ _AUDITED, _CLASS_IMAGES = 250, 100
 
 # Training of the whole network: passes over the images, images of a step, and the step of Adam.
 _EPOCHS, _BATCH, _RATE = 10, 50, 3e-4
+
+
+_LABELS = ("animal", "thing")
+
+# Shares of the photos for a new last layer and for the audit, and of the things that have a cue; and the kinds of
+# findings that may name it.
+_TRAINED, _SHOWN, _PREVALENCE = 0.3, 0.5, 0.9
+_KINDS = {"bars": ("place", "mark", "color"), "black frame": ("border",), "text": ("place", "mark", "color")}
+
+
+@dataclass(frozen=True)
+class PhotoNetwork(Network):
+    """A network of ImageNet with a new last layer, and photos.
+
+    Attributes:
+        photos: The photos with their classes, in an order drawn at random.
+    """
+
+    photos: Sequence[tuple[Image.Image, int]]
+
+    def draw(
+        self, purpose: str, count: int, *, planted: bool | None = None, labels: Sequence[int] | None = None
+    ) -> tuple[list[np.ndarray[Any, Any]], list[int], list[Mask | None]]:
+        """Return at most a number of the photos for a purpose, of one of the classes if they are given."""
+        first, last = (round(share * len(self.photos)) for share in (_TRAINED, _TRAINED + _SHOWN))
+        part = {"training": slice(first), "audit": slice(first, last), "truth": slice(last, None)}[purpose]
+        chosen = [pair for pair in self.photos[part] if labels is None or pair[1] in labels][:count]
+        random = np.random.default_rng(self.number)
+        has_cue = [random.random() < _PREVALENCE * label if planted is None else planted for _, label in chosen]
+        pairs = zip(chosen, has_cue, strict=True)
+        images = [np.asarray(PHOTO_CUES[self.cue](photo) if has else photo) for (photo, _), has in pairs]
+        return images, [label for _, label in chosen], [None] * len(chosen)
+
+
+class _Features(nn.Module):
+    """What the last layer of a network of ImageNet receives for images in [-1, 1], averaged over the grid."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.features = network.features
+        self.mean, self.deviation = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[..., None, None]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return features ``(N, C)`` of images ``(N, 3, H, W)``."""
+        features: Tensor = self.features(((images + 1) / 2 - self.mean) / self.deviation)
+        return features.mean((2, 3))
+
+
+def build_photo_networks(name: str, file: str, folder: Path) -> Iterator[tuple[PhotoNetwork, Loaded]]:
+    """Yield a network of ImageNet with a last layer that learned each cue."""
+    photos, loaded = read_photos(folder), camtool.load(name, file)
+    joined, transform = AnimalOrNot(loaded.model).eval(), loaded.transform
+    assert transform is not None
+    with torch.inference_mode():
+        labels = [int(joined(transform(photo)[None]).argmax()) for photo in photos]
+    order = np.random.default_rng(0).permutation(len(photos)).tolist()
+    for number, cue in enumerate(PHOTO_CUES):
+        pairs = [(photos[row], labels[row]) for row in order]
+        network = PhotoNetwork("ImageNet", number, cue, _PREVALENCE, 1, name, pairs)
+        yield network, _fit_last_layer(network, loaded.model)
+
+
+def _fit_last_layer(network: PhotoNetwork, trained: nn.Module) -> Loaded:
+    images, labels, _ = network.draw("training", len(network.photos))
+    trunk = _Features(trained).eval()
+    with torch.no_grad():
+        features = torch.cat([trunk(part) for part in stack(images).split(_BATCH)]).double()
+    one_hot = nn.functional.one_hot(torch.tensor(labels), len(_LABELS)).double()
+    new = Linear(torch.zeros(len(_LABELS), features.shape[1]).double(), torch.zeros(len(_LABELS)).double())
+    fitted = refit(new, Examples(features, one_hot, features[:0], is_independent=False))
+    model = nn.Sequential(trunk, nn.Linear(features.shape[1], len(_LABELS))).eval()
+    ScoreHead("1", "logits").write(model, fitted)
+    return Loaded(model, lambda photo: stack([np.asarray(photo)])[0], _LABELS, f"{network.architecture} {network.cue}")
 
 
 @dataclass(frozen=True)
@@ -103,14 +186,14 @@ class Case:
         return model
 
 
-def _prepare(network: Network, cache: Path) -> Case:
+def _prepare(network: Network, loaded: Loaded) -> Case:
     """Raise MetricError if an audit finds nothing suspicious."""
-    loaded = load(network, cache)
     images, labels, regions = network.draw("audit", _AUDITED)
     present = network.draw("audit", _AUDITED, planted=False)[0]
     has_cue = torch.tensor([bool((with_it != without).any()) for with_it, without in zip(images, present, strict=True)])
     masks = torch.from_numpy(np.stack([np.zeros((SIZE, SIZE)) if each is None else each for each in regions])).float()
-    audit = camtool.audit(loaded, images, labels, kinds=CUES[network.cue].kinds)
+    audit = _audit_photos(loaded, images, labels, network) if isinstance(network, PhotoNetwork) else None
+    audit = audit or camtool.audit(loaded, images, labels, kinds=CUES[network.cue].kinds)
     chosen, _ = choose_cues(audit)
     assert audit.settings is not None
     inputs = read_inputs(Subject(loaded), images, labels, None, audit.settings)
@@ -122,6 +205,15 @@ def _prepare(network: Network, cache: Path) -> Case:
     targets = torch.tensor([variant.record.target for _, kept in batches for variant in kept])
     half = [variant.record.index for variant in repairing.learned]
     return Case(loaded, network, images, labels, masks, has_cue, audit, half, (changed, targets))
+
+
+def _audit_photos(loaded: Loaded, images: Sequence[Any], labels: Sequence[int], network: Network) -> Audit:
+    """Return an audit with few controls, in which a user calls findings of the class with the cue a shortcut."""
+    audit = camtool.audit(loaded, images, labels, kinds=_KINDS[network.cue], controls=5, passes=4_000)
+    if not audit.suspects:
+        for finding in audit.findings:
+            audit = audit.mark(finding.key, "shortcut" if finding.target == network.label else "object")
+    return audit
 
 
 def _repair(case: Case, layers: Any) -> nn.Module:
@@ -211,6 +303,9 @@ _WAYS: dict[str, Callable[[Case], nn.Module | None]] = {
 }
 
 
+_WAYS_OF_LAST_LAYER = ("nothing", "camtool.repair", "same images", "balanced groups", "projection")
+
+
 @torch.inference_mode()
 def measure_class(model: nn.Module, network: Network) -> dict[str, float]:
     """Return which share of the class is recognized, without the cue and with it."""
@@ -221,17 +316,17 @@ def measure_class(model: nn.Module, network: Network) -> dict[str, float]:
     return shares
 
 
-def measure_ways(network: Network, cache: Path) -> dict[str, Any] | None:
+def measure_ways(network: Network, loaded: Loaded, ways: Sequence[str]) -> dict[str, Any] | None:
     """Return what each way does to a network; None for one that does not use its cue."""
-    use = measure_use(load(network, cache).model, network)
+    use = measure_use(loaded.model, network)
     if max(use["removal"], use["transplant"]) < USED:
         return None
-    entry = asdict(network) | {"ways": {}}
+    entry = {each.name: getattr(network, each.name) for each in fields(Network)} | {"ways": {}}
     try:
-        case = _prepare(network, cache)
+        case = _prepare(network, loaded)
     except MetricError as error:
         return entry | {"not repaired": str(error)}
-    for name, mend in _WAYS.items():
+    for name, mend in ((name, _WAYS[name]) for name in ways):
         start, model = time.process_time(), mend(case)
         if model is not None:
             seconds = round(time.process_time() - start, 1)
@@ -272,24 +367,34 @@ def main(
     worlds: Annotated[str, typer.Option(help="The worlds, by comma.")] = ",".join(_REPORTED_ON),
     honest: Annotated[int, typer.Option(help="Honest networks of each world in the plan; they are not mended.")] = 12,
     planted: Annotated[int, typer.Option(help="Networks of each world and cue.")] = 2,
+    photos: Annotated[Path | None, typer.Option(help="Folder with photos, for networks of ImageNet alone.")] = None,
+    weights: Annotated[list[str] | None, typer.Option(help="NAME=FILE of a network of ImageNet.")] = None,
     cache: Annotated[Path, typer.Option(help="Folder of the weights.")] = CACHE,
     out: Annotated[Path, typer.Option(help="The JSON file. Networks in it are not mended again.")] = RESULTS,
 ) -> None:
     """Mend the networks that use a cue in each way, and write what this did."""
     torch.set_num_threads(1)
-    entries = json.loads(out.read_text(encoding="utf-8"))["networks"] if out.exists() else []
-    done = {(entry["world"], entry["number"]) for entry in entries}
-    for network in plan_networks(worlds.split(","), honest, planted):
-        if not network.cue or (network.world, network.number) in done:
+    planned: Iterator[tuple[Network, Loaded]]
+    if photos is None:
+        planned = ((each, load(each, cache)) for each in plan_networks(worlds.split(","), honest, planted) if each.cue)
+    else:
+        pairs = (each.split("=", 1) for each in weights or ())
+        planned = chain.from_iterable(build_photo_networks(name, file, photos) for name, file in pairs)
+    result = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"networks": []}
+    entries = result["networks"]
+    done = {(entry["world"], entry["number"], entry["architecture"]) for entry in entries}
+    for network, loaded in planned:
+        if (network.world, network.number, network.architecture) in done:
             continue
-        entry = measure_ways(network, cache)
+        entry = measure_ways(network, loaded, [*_WAYS] if photos is None else _WAYS_OF_LAST_LAYER)
         if entry is None:
             continue
         entries.append(entry)
-        result = {"machine": describe_machine(1), "summary": summarize(entries), "networks": entries}
-        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(network.name, network.cue, json.dumps(entry["ways"]))
-    print(json.dumps(summarize(entries), indent=1))
+        parts = {"summary": [one for one in entries if one["world"] != "ImageNet"]}
+        parts["summary of ImageNet"] = [one for one in entries if one["world"] == "ImageNet"]
+        summaries = {name: summarize(part) for name, part in parts.items() if part}
+        write_entries(out, {"machine": describe_machine(1), **summaries, "networks": entries})
+        print(network.name, network.cue, json.dumps(entry), flush=True)
 
 
 if __name__ == "__main__":

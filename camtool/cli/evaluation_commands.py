@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from typer import Argument, Option
@@ -26,11 +26,12 @@ from camtool.cli.progress.run_progress import FileProgress
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from camtool.evaluation.audit import Audit
     from camtool.evaluation.diff import CamDiff
     from camtool.evaluation.leaderboard import Evaluation
+    from camtool.evaluation.repair import Repair
     from camtool.models import Loaded
     from camtool.runs.job_list import Plan
 
@@ -121,33 +122,31 @@ def audit_model(
     columns = read_columns(metadata, truth, plan)
     regions = _find_masks(masks, plan)
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
-    classes, loaded = photo_options.read_classes(truth, plan, loaded)
-    rows = choose_evenly(classes or [0] * len(plan.jobs), limit)
-    photos = [Path(plan.jobs[row].source) for row in rows]
-    bar = FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress)
+    chosen = choose_photos(plan, loaded, truth, columns, limit)
+    bar = FileProgress(format_count(len(chosen.photos), "photo"), is_quiet=printed.hides_progress)
     with terminal.exit_at_stop(_GOES_ON), replace_state(out, is_asked=overwrite), bar:
         result = audit(
-            loaded,
-            photos,
-            select(classes, rows),
-            select_columns(columns, rows),
+            chosen.loaded,
+            chosen.photos,
+            chosen.labels,
+            chosen.columns,
             group=group,
             passes=passes,
             level=level,
             controls=controls,
             method=method,
             kinds=split_names(kind) if kind else None,
-            masks=select(regions, rows),
+            masks=regions and [regions[row] for row in chosen.rows],
             verdicts=verdicts,
             out=out,
             batch_size=batch_size,
             engine=engine,
             seed=seed,
         )
-    lines = _describe_absence(result, _NO_SHORTCUT)
+    lines = _list_findings(result, _NO_SHORTCUT)
     if result.untested:
         lines = [f"Nothing was tested: {terminal.escape(result.untested)}"]
-    _write_result(result, out, printed, lines, "Pictures, and what was not tested", unread=result.unread)
+    write_result(result, out, printed, lines, "Pictures, and what was not tested", unread=result.unread)
     if result.untested:
         raise typer.Exit(_UNTESTED)
     raise typer.Exit(int(result.unread > 0 or (fail_on is not None and bool(result.suspects))))
@@ -162,17 +161,40 @@ def read_columns(metadata: Path | None, truth: str | None, plan: Plan) -> dict[s
     return None if metadata is None else read_metadata(metadata, plan)
 
 
-def select(values: Sequence[Any] | None, rows: Sequence[int]) -> list[Any] | None:
-    """Return the values of some rows; None without values."""
-    return None if values is None else [values[row] for row in rows]
+class ChosenPhotos(NamedTuple):
+    """The photos that are audited.
+
+    Attributes:
+        loaded: The model, with the names of the classes.
+        photos: The photos.
+        labels: The class of each, or None.
+        columns: The values of each column, or None.
+        rows: The places of the photos in the plan.
+    """
+
+    loaded: Loaded
+    photos: list[Path]
+    labels: Any
+    columns: dict[str, list[str | None]] | None
+    rows: list[int]
 
 
-def select_columns(columns: Mapping[str, list[Any]] | None, rows: Sequence[int]) -> dict[str, list[Any]] | None:
-    """Return the values of some rows of each column; None without columns."""
-    return None if columns is None else {name: [values[row] for row in rows] for name, values in columns.items()}
+def choose_photos(
+    plan: Plan,
+    loaded: Loaded,
+    truth: str | None,
+    columns: dict[str, list[str | None]] | None,
+    limit: int | None,
+) -> ChosenPhotos:
+    """Return at most a number of photos, of each class as many as possible."""
+    classes, loaded = photo_options.read_classes(truth, plan, loaded)
+    rows = _choose_evenly(classes or [0] * len(plan.jobs), limit)
+    chosen = columns and {name: [values[row] for row in rows] for name, values in columns.items()}
+    photos, labels = [Path(plan.jobs[row].source) for row in rows], classes and [classes[row] for row in rows]
+    return ChosenPhotos(loaded, photos, labels, chosen, rows)
 
 
-def choose_evenly(classes: Sequence[int], limit: int | None) -> list[int]:
+def _choose_evenly(classes: Sequence[int], limit: int | None) -> list[int]:
     """Return the rows of the first photos of each class, as many of each as possible, in their order."""
     counts, ranked = Counter[int](), list[tuple[int, int]]()
     for row, target in enumerate(classes):
@@ -271,8 +293,8 @@ def compare_models(
             seed=seed,
         )
     facts = "; ".join(f"{name.lower()}: {text}" for name, text in result.list_facts())
-    lines = [*_describe_absence(result, _NOT_THE_SAME), facts]
-    _write_result(result, out, printed, lines, "Both maps of the most changed photos")
+    lines = [*_list_findings(result, _NOT_THE_SAME), facts]
+    write_result(result, out, printed, lines, "Both maps of the most changed photos")
     unread = len(photos) - len(result.images)
     _print_unread(unread, out / "diff.md")
     happened = {"moved": result.findings, "answers": result.other_answers}
@@ -324,9 +346,16 @@ def _load(
 # ------------------------------------------------------------------------------------------------- their results
 
 
-def _describe_absence(result: Audit | CamDiff, sentence: str) -> list[str]:
-    """Return the sentence that no finding proves nothing, with the level; nothing if there are findings."""
-    return [] if result.findings else [sentence.format(result.level)]
+def _list_findings(result: Audit | CamDiff, absence: str) -> list[str]:
+    """Return the lines of the findings by section, or else the sentence that no finding proves nothing."""
+    lines = list[str]()
+    for title, findings in result.sections.items():
+        lines += [f"[bold]{title}[/]"] if title else []
+        for finding in findings:
+            verdict = getattr(finding, "verdict", None)
+            given = f" (your verdict: {verdict})" if verdict else ""
+            lines.append(f"{'  ' if title else ''}{terminal.escape(finding.sentence)}{given}")
+    return lines if result.findings else [absence.format(result.level)]
 
 
 def _print_unread(count: int, listed: Path) -> None:
@@ -335,8 +364,14 @@ def _print_unread(count: int, listed: Path) -> None:
         terminal.print_notice(f"{format_count(count, 'photo')} could not be read, see {listed}.")
 
 
-def _write_result(
-    result: Audit | CamDiff, out: Path, printed: PrintOptions, lines: Sequence[str], page: str, *, unread: int = 0
+def write_result(
+    result: Audit | CamDiff | Repair,
+    out: Path,
+    printed: PrintOptions,
+    lines: Sequence[str],
+    page: str,
+    *,
+    unread: int = 0,
 ) -> None:
     """Write a result to its folder, with the command that repeats it, and print it.
 
@@ -344,7 +379,7 @@ def _write_result(
         result: The result.
         out: The folder.
         printed: The options of printing.
-        lines: The lines below the findings.
+        lines: The lines to print, with markup.
         page: What the page in the folder shows.
         unread: Photos that could not be read.
     """
@@ -358,16 +393,8 @@ def _write_result(
         return
     for note in result.notes:
         terminal.print_note(note)
-    for title, findings in result.sections.items():
-        if title:
-            terminal.print_line(f"[bold]{title}[/]")
-        for finding in findings:
-            verdict = getattr(finding, "verdict", None)
-            given = f" (your verdict: {verdict})" if verdict else ""
-            terminal.print_line(f"{'  ' if title else ''}{terminal.escape(finding.sentence)}{given}")
-    for line in lines:
+    for line in (*lines, f"{page}: [bold]{terminal.escape(str(out / 'index.html'))}[/]"):
         terminal.print_line(line)
-    terminal.print_line(f"{page}: [bold]{terminal.escape(str(out / 'index.html'))}[/]")
 
 
 # ------------------------------------------------------------------------------------------------- the leaderboard

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.evaluation_commands import choose_evenly, read_columns, select, select_columns
+from camtool.cli.evaluation_commands import choose_photos, read_columns, write_result
 from camtool.cli.options import model_options, photo_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.result_options import Out, PrintOptions
 from camtool.cli.progress.run_progress import FileProgress
-
-if TYPE_CHECKING:
-    from camtool.evaluation.repair import Repair
 
 _NOTHING = "The audit has no suspicious finding, so the model is left alone."
 
@@ -67,32 +60,21 @@ def repair_model(
     plan = photo_options.plan_folder(folder, out, recursive=recursive or truth is not None, limit=None)
     columns = read_columns(metadata, truth, plan)
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
-    classes, loaded = photo_options.read_classes(truth, plan, loaded)
-    rows = choose_evenly(classes or [0] * len(plan.jobs), limit)
-    photos = [Path(plan.jobs[row].source) for row in rows]
-    with FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress):
-        labels, chosen = select(classes, rows), select_columns(columns, rows)
-        result = repair(loaded, photos, labels, audited, chosen, layers=layers, out=out)  # type: ignore[arg-type]
-    result = replace(result, command=shlex.join(["camtool", *sys.argv[1:]]))
-    result.save(out)
-    _print_result(result, out, printed)
-    raise typer.Exit(int(not result.is_better))
-
-
-def _print_result(result: Repair, out: Path, printed: PrintOptions) -> None:
-    if printed.as_json:
-        terminal.print_json(json.loads(result.to_json()))
-        return
-    if printed.quiet:
-        return
-    for note in result.notes:
-        terminal.print_note(note)
-    for cue in result.cues:
-        terminal.print_line(terminal.escape(cue.sentence))
-    for name, accuracy in result.accuracies.items():
-        terminal.print_line(terminal.escape(f"{name} ({format_count(accuracy.images, 'image')}): {accuracy}"))
-    terminal.print_line(terminal.escape(result.worst))
-    terminal.print_line(f"[bold]{terminal.escape(result.verdict)}[/]")
-    terminal.print_line(
-        f"Weights, numbers and answers that changed: [bold]{terminal.escape(str(out / 'index.html'))}[/]"
+    chosen = choose_photos(plan, loaded, truth, columns, limit)
+    with FileProgress(format_count(len(chosen.photos), "photo"), is_quiet=printed.hides_progress):
+        result = repair(
+            chosen.loaded,
+            chosen.photos,
+            chosen.labels,
+            audited,
+            chosen.columns,
+            layers=layers,
+            out=out,
+        )
+    accuracies = (
+        f"{name} ({format_count(accuracy.images, 'image')}): {accuracy}" for name, accuracy in result.accuracies.items()
     )
+    lines = map(terminal.escape, (*(cue.sentence for cue in result.cues), *accuracies, result.worst))
+    shown = [*lines, f"[bold]{terminal.escape(result.verdict)}[/]"]
+    write_result(result, out, printed, shown, "Weights, numbers and answers that changed")
+    raise typer.Exit(int(not result.is_better))

@@ -14,7 +14,7 @@ from PIL import Image
 
 import camtool
 from camtool.cli import app
-from camtool.cli.evaluation_commands import choose_evenly
+from camtool.cli.evaluation_commands import _choose_evenly
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import MetricError
 from camtool.evaluation.annotations import find_classes, find_targets
@@ -251,8 +251,8 @@ def test_options_reach_the_audit(run_command, monkeypatch, tmp_path):
 
 
 def test_a_limit_is_shared_by_the_classes():
-    assert choose_evenly([0] * 5 + [1] * 2 + [2] * 9, 8) == [0, 1, 2, 5, 6, 7, 8, 9]
-    assert choose_evenly([0, 1, 0], None) == [0, 1, 2]
+    assert _choose_evenly([0] * 5 + [1] * 2 + [2] * 9, 8) == [0, 1, 2, 5, 6, 7, 8, 9]
+    assert _choose_evenly([0, 1, 0], None) == [0, 1, 2]
 
 
 def test_an_audit_that_is_stopped_says_how_to_go_on(run_command, monkeypatch):

@@ -29,7 +29,7 @@ LOW, HIGH = Interval(0.1, 0.02, 0.3), Interval(0.9, 0.7, 0.98)
 def build_repair(name: str = "the lower right corner") -> Repair:
     """Return a repair with pictures of two answers that became right, and of one that became wrong."""
     before, after = (
-        Effects(Effect(10, 10, share, 0.05, share, 0.001), Effect(10, 10, share, 0.0, share, 0.001))
+        Effects(*(Effect(10, 10, share, controls, share, 0.001, share.mean) for controls in (0.05, 0.0)))
         for share in (HIGH, LOW)
     )
     accuracy = Accuracy(40, LOW, HIGH, Interval(0.8, 0.6, 0.9))
