@@ -161,10 +161,19 @@ class AuditTests:
         noted, count = len(self.run.not_tested), len(pairs)
         self._prepare_testers(views, len(pairs))
         self._measure_all([candidate for pair in pairs for candidate in (pair.candidate, *pair.decoys)])
-        pairs, most = self.run.share_passes(pairs, self._count_pair, rest, MOST_IMAGES, self._name_pair)
-        for tester in self.testers.values():
-            tester.limit_images(most)
-        outcomes, decoys = self._test(pairs, rest)
+        outcomes, decoys, left = list[Outcome](), list[Outcome](), pairs
+        while left:
+            # What cannot be changed takes no passes, so there are some for what was left out before.
+            spare = rest - self._count_done()
+            kept, left, most = self.run.share_passes(left, self._count_pair, spare, MOST_IMAGES)
+            if not kept:
+                costs = {self._name_candidate(pair.candidate): self._count_pair(pair, most) for pair in left}
+                self.run.note_left_out(costs, spare)
+                break
+            for tester in self.testers.values():
+                tester.limit_images(most)
+            tested = self._test(kept, rest)
+            outcomes, decoys = outcomes + tested[0], decoys + tested[1]
         self.run.not_tested += [
             f"{self._name_candidate(outcome.candidate)}: {outcome.reason}." for outcome in outcomes if outcome.reason
         ]
@@ -255,9 +264,6 @@ class AuditTests:
 
     def _name_candidate(self, candidate: CueCandidate) -> str:
         return f"'{self.run.name_class(candidate.target)}', {candidate.name} ({candidate.kind})"
-
-    def _name_pair(self, pair: Pair) -> str:
-        return self._name_candidate(pair.candidate)
 
 
 def _make_decoys(candidate: CueCandidate, discovery: Discovery, random: np.random.Generator) -> list[CueCandidate]:

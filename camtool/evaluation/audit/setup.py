@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,10 +139,12 @@ class AuditRun(Run):
     Attributes:
         columns: The metadata.
         settings: The settings, with the column of what belongs together.
+        units: The words for the groups that are counted.
     """
 
     columns: Mapping[str, Sequence[Any]]
     settings: AuditSettings
+    units: str = field(default="independent images", init=False)
 
     @property
     def group(self) -> str | None:
@@ -155,7 +157,11 @@ class AuditRun(Run):
         records = [*chain.from_iterable(starmap(unpack_records, recorded.items()))]
         self.images.heats.update({record.index: record.heat for record in records})
         column = None if self.group is None else [self.columns[self.group][record.index] for record in records]
-        return records, self.split(records, "near-duplicates, bursts and what the group column joins", column)
+        halves = self.split(records, "near-duplicates, bursts and what the group column joins", column)
+        if column is not None:
+            is_joined = len({*chain.from_iterable(half.groups for half in halves)}) < len({*column})
+            self.units = f"values of '{self.group}'{', near-duplicates joined,' if is_joined else ''}"
+        return records, halves
 
     def make_views(self, records: Sequence[ImageRecord], halves: Sequence[Half[ImageRecord]]) -> list[View]:
         """Return the classes that have enough images, with the images in which they are compared."""
@@ -174,16 +180,11 @@ class AuditRun(Run):
             permutations=permutations,
         )
 
-    @property
-    def _units(self) -> str:
-        """The words for the groups that are counted."""
-        return "independent images" if self.group is None else f"values of '{self.group}'"
-
     def _choose_classes(self, records: Sequence[ImageRecord], halves: Sequence[Half[ImageRecord]]) -> list[int]:
         """Return the classes that have enough groups in both halves; none if there is one class alone."""
         classes = {record.target for record in records}
         if len(classes) > 1:
-            return self.choose_classes(halves, self._units)
+            return self.choose_classes(halves, self.units)
         label = self.name_class(*classes)
         what = "No image has a label" if classes == {-1} else f"All images are of one class, '{label}'"
         self.not_tested.append(f"{what}: a cue of a class is what the others lack; add images of other classes.")
@@ -204,7 +205,7 @@ class AuditRun(Run):
                 views.append(view)
             else:
                 self.not_tested.append(
-                    f"'{self.name_class(target)}': {self._units} without it in a half: {least}; "
+                    f"'{self.name_class(target)}': {self.units} without it in a half: {least}; "
                     f"{LEAST_GROUPS} are needed."
                 )
         return views

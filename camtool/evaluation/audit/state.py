@@ -311,37 +311,35 @@ class Run:
         return True
 
     def share_passes(
-        self,
-        tests: Sequence[_T],
-        count_passes: Callable[[_T, int], int],
-        rest: int,
-        most: int,
-        name: Callable[[_T], str],
-    ) -> tuple[list[_T], int]:
-        """Return the tests that the passes suffice for, the first ones first, and the images for each.
-
-        If the passes do not suffice for all tests with the fewest images, those that they do not suffice for are noted
-        with what each would need.
+        self, tests: Sequence[_T], count_passes: Callable[[_T, int], int], rest: int, most: int
+    ) -> tuple[list[_T], list[_T], int]:
+        """Return the tests that the passes suffice for, the first ones first, the others, and the images for each.
 
         Args:
             tests: All tests, the most important first.
             count_passes: Returns the forward passes of a test with a number of images.
             rest: The forward passes that are left for all tests.
             most: Most images for each test.
-            name: Returns the name of a test.
         """
         for images in range(most, LEAST_GROUPS - 1, -1):
             if sum(count_passes(test, images) for test in tests) <= rest:
-                return [*tests], images
-        kept = list[_T]()
+                return [*tests], [], images
+        kept, left = list[_T](), list[_T]()
         for test in tests:
             cost = count_passes(test, LEAST_GROUPS)
-            if cost <= rest:
-                kept.append(test)
-                rest -= cost
-            else:
-                self.not_tested.append(
-                    f"{name(test)}: needs {cost:,} forward passes, {max(0, rest):,} of {self.passes:,} are left; "
-                    f"give passes={self.passes + cost - max(0, rest):,} for it, or passes='all'."
-                )
-        return kept, LEAST_GROUPS
+            (kept if cost <= rest else left).append(test)
+            rest -= cost if cost <= rest else 0
+        return kept, left, LEAST_GROUPS
+
+    def note_left_out(self, costs: Mapping[str, int], rest: int) -> None:
+        """Note the tests that the passes do not suffice for, by name, with what each would need.
+
+        Args:
+            costs: The forward passes of each with the fewest images.
+            rest: Those that are left.
+        """
+        self.not_tested += [
+            f"{name}: needs {cost:,} forward passes, {max(0, rest):,} of {self.passes:,} are left; "
+            f"give passes={self.passes + cost - max(0, rest):,} for it, or passes='all'."
+            for name, cost in costs.items()
+        ]

@@ -163,7 +163,9 @@ class _Comparison(Run):
         regions = find_moved_regions(found.records, found.groups, self.choose_classes([found, tested]), self.seed)
         regions.sort(key=lambda region: -region.clarity)
         rest = self.passes - PASSES_PER_PAIR * len(records)
-        regions, most = self.share_passes(regions, self._count_passes, rest, _MOST_IMAGES, self._name_region)
+        regions, left, most = self.share_passes(regions, self._count_passes, rest, _MOST_IMAGES)
+        rest -= sum(self._count_passes(region, most) for region in regions)
+        self.note_left_out({self._name_region(region): self._count_passes(region, most) for region in left}, rest)
         tester = RegionTester(
             images=self.pairs,
             records=tested.records,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -152,6 +153,31 @@ def test_classes_are_counted_by_the_name_of_the_column_that_groups_them():
         "3 classes with fewer than 8 values of 'patient' in a half: 'red' (7), 'green' (7), 'blue' (7). "
         "Give 16 or more of each."
     )
+
+
+def test_near_duplicates_of_several_patients_are_told():
+    images, classes = draw_images()
+    images = torch.cat([images[:1].expand(87, 3, SIDE, SIDE), images[:3]])
+    audited = run_audit(images, classes, metadata={"patient": [n // 2 for n in range(90)]}, group="patient")
+    assert audited.untested.startswith(
+        "3 classes with fewer than 8 values of 'patient', near-duplicates joined, in a half"
+    )
+
+
+def test_passes_of_what_cannot_be_changed_are_used_for_others(monkeypatch):
+    """Properties come first, and tensors without a known range have none that can be changed."""
+    audited = run_audit(passes=782, kinds=["place"])
+    find = kinds.KINDS["property"].find
+
+    def find_suspicious(discovery):
+        return [replace(candidate, is_outlier=True) for candidate in find(discovery)]
+
+    monkeypatch.setitem(kinds.KINDS, "property", kinds.Kind(find_suspicious))
+    mixed = run_audit(passes=782, kinds=["place", "property"])
+    assert any("the photos cannot be changed in this way" in one for one in mixed.not_tested)
+    assert [one.key for one in (*mixed.findings, *mixed.rejected)] == [
+        one.key for one in (*audited.findings, *audited.rejected)
+    ]
 
 
 def test_a_column_of_one_value_groups_nothing(result):
