@@ -234,7 +234,7 @@ def test_findings_without_the_verdict_object_fail(tmp_path: Path) -> None:
     assert text == (
         "1 suspicious finding without the verdict 'object':\n"
         "1. 20 of 25 'star' images: a patch; covering it changes 75 % (50 to 90) of the answers (controls 10 %), "
-        "pasting it makes 50 % (33 to 67) of other images 'star'; q = 0.002. Verdict: unsure. "
+        "pasting it makes 50 % (33 to 67) of other images 'star' (controls 0 %); q = 0.002. Verdict: unsure. "
         "Key: 'star: patch: a patch'\n"
         "There are no pictures; camtool.audit(..., out=FOLDER) writes them."
     )

@@ -143,15 +143,13 @@ class Finding:
         """The finding in one sentence, with its numbers."""
         has, effects = f"{self.present} of {self.class_count} '{self.label}' images: {self.name}", []
         remove, give = _VERBS.get(self.kind, _VERBS["place"])
-        if self.removal is not None:
-            answers = format_answers(self.removal)
-            effects.append(
-                f"{remove} changes {answers} of the answers (controls {format_percent(self.removal.controls)})"
-                f"{_format_probability(self.removal)}"
-            )
-        if self.transplant is not None:
-            made = f"{give} makes {format_answers(self.transplant)} of other images '{self.label}'"
-            effects.append(made + _format_probability(self.transplant))
+        for effect, change, answers in (
+            (self.removal, f"{remove} changes", "the answers"),
+            (self.transplant, f"{give} makes", f"other images '{self.label}'"),
+        ):
+            if effect is not None:
+                controls = f"(controls {format_percent(effect.controls)}){_format_probability(effect)}"
+                effects.append(f"{change} {format_answers(effect)} of {answers} {controls}")
         return f"{has}; {', '.join(effects)}; q = {self.q:.2g}."
 
     def __str__(self) -> str:

@@ -65,7 +65,7 @@ def test_the_corner_that_the_network_reads_is_the_only_finding(result):
     assert finding.suspicions == ("at the border in nearly all images", "the same pixels in all images")
     assert finding.sentence.startswith(
         "15 of 15 'red' images: the lower right corner; covering it changes 100 % (80 to 100) of the answers "
-        "(controls 0 %), pasting it makes 100 % (80 to 100) of other images 'red'; q = "
+        "(controls 0 %), pasting it makes 100 % (80 to 100) of other images 'red' (controls 0 %); q = "
     )
     assert result.surviving_decoys == 0
     assert all(decoy.label == "red" or decoy.p == 1 for decoy in result.decoys)

@@ -24,6 +24,7 @@ from camtool.evaluation.audit.images import GRID, AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import estimate_false_discovery_rate
 from camtool.evaluation.audit.trials import Effect, Interval, Outcome
 from camtool.evaluation.subject import Subject
+from tests.evaluation.audit.results import build_finding
 from tests.evaluation.audit.test_audit import build_net, run_audit
 
 NOTHING_STILL = UsualImage(torch.full((3, 40, 40), 9.0), 0.0, torch.zeros(40, 40, dtype=torch.bool))
@@ -254,3 +255,12 @@ def test_a_file_name_that_is_not_unique_is_told_with_its_folder():
     images = AuditImages(Subject(build_net()), [*files, torch.zeros(3, 4, 4)], None, "gradcam", 8)
     names = [images.shorten_name(index) for index in range(6)]
     assert names == ["a/0.png", "b/0.png", "1.png", "/x/2.png", "y/2.png", "image 5"]
+
+
+def test_sentences_name_the_controls_of_both_effects():
+    """Pasting makes fewer images the class than its controls do; the probability is what tells them apart."""
+    effect = Effect(20, 20, Interval(0.31, 0.2, 0.4), 0.36, Interval(0.15, 0.1, 0.2), 0.0002)
+    finding = build_finding(removal=effect, transplant=effect)
+    numbers = "(controls 36 %), and its probability by 15 points (10 to 20) beyond the controls"
+    assert f"changes 31 % (20 to 40) of the answers {numbers}" in finding.sentence
+    assert f"makes 31 % (20 to 40) of other images 'heart' {numbers}" in finding.sentence

@@ -13,7 +13,8 @@ import torch
 from PIL import Image
 
 from camtool.errors import CamtoolError, MetricError
-from camtool.evaluation.audit import read_audit, read_verdicts, running
+from camtool.evaluation.audit import read_audit, read_verdicts
+from camtool.evaluation.audit.images import AuditImages
 from camtool.evaluation.audit.report.page import find_picture, read_pictures, resize
 from camtool.evaluation.audit.trials import Effect
 from camtool.evaluation.leaderboard.table import Interval
@@ -92,7 +93,7 @@ def test_sizes_of_pictures(size, shown):
 
 def test_another_page_is_not_overwritten(tmp_path, monkeypatch):
     (tmp_path / "index.html").write_text("<p>mine</p>")
-    monkeypatch.setattr(running.AuditImages, "iterate_records", lambda *arguments: pytest.fail("it began"))
+    monkeypatch.setattr(AuditImages, "iterate_records", lambda *arguments: pytest.fail("it began"))
     with pytest.raises(CamtoolError, match=r"index.html' exists and is not an audit; move it"):
         run_audit(out=tmp_path)
     assert (tmp_path / "index.html").read_text() == "<p>mine</p>"
