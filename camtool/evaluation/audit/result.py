@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -21,7 +21,7 @@ from camtool.evaluation.audit.report import page
 from camtool.evaluation.audit.report.page import FOLDER, format_percent, read_pictures
 from camtool.evaluation.audit.statistics import compute_share
 from camtool.evaluation.audit.trials import Effect
-from camtool.evaluation.leaderboard.table import Interval, encode_json
+from camtool.evaluation.leaderboard.table import Interval, encode_json, to_record
 from camtool.rendering.image_writing import open_atomically
 from camtool.rendering.written_files import check_inside, replace_files
 from camtool.runs.stored_files import parse_object
@@ -267,9 +267,7 @@ class Audit:
     def to_json(self) -> str:
         """Return everything as JSON; infinite and unknown numbers are null."""
         findings = tuple(chain.from_iterable(self.sections.values()))
-        content = asdict(replace(self, folder=None, cues={}, settings=None))
-        for name in _NOT_IN_JSON:
-            del content[name]
+        content = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _NOT_IN_JSON}
         for kind, listed in (("findings", findings), ("rejected", self.rejected), ("decoys", self.decoys)):
             content[kind] = [*map(_to_record, listed)]
         return encode_json(content)
@@ -458,10 +456,9 @@ def _list_accuracies(finding: Finding) -> Iterator[str]:
 
 
 def _to_record(finding: Finding) -> dict[str, Any]:
-    parts = {"removal": finding.removal, "transplant": finding.transplant, "worst_group": finding.worst_group}
-    records = {name: None if part is None else part._asdict() for name, part in parts.items()}
     sentence = None if finding.removal is finding.transplant is None else finding.sentence
-    return {**asdict(finding), **records, "sentence": sentence, "is_suspicious": finding.is_suspicious}
+    added = {"worst_group": to_record(finding.worst_group), "sentence": sentence}
+    return {**to_record(finding), **added, "is_suspicious": finding.is_suspicious}
 
 
 def list_sections(sections: Mapping[str, Sequence[str]], command: str) -> list[str]:

@@ -6,7 +6,7 @@ import json
 import math
 from base64 import b64encode
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from camtool.arguments.messages import format_count, format_ends, format_points
 from camtool.evaluation.audit.report.page import PAGE_NAME, check_results, escape_texts, format_percent
 from camtool.evaluation.audit.result import format_answers, list_sections, write_files
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, Effect
-from camtool.evaluation.leaderboard.table import Interval, encode_json
+from camtool.evaluation.leaderboard.table import Interval, encode_json, to_record
 from camtool.runs.report.page import color_legend, read_template, render_template
 
 JSON_NAME, MARKDOWN_NAME = "diff.json", "diff.md"
@@ -181,13 +181,9 @@ class CamDiff:
 
     def to_json(self) -> str:
         """Return everything but the pictures as JSON; unknown numbers are null."""
-        content = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "pictures"}
+        content = {one.name: to_record(getattr(self, one.name)) for one in fields(self) if one.name != "pictures"}
         for name in ("findings", "unconfirmed"):
-            content[name] = [
-                {**asdict(one), "old": one.old._asdict(), "new": one.new._asdict(), "sentence": one.sentence}
-                for one in content[name]
-            ]
-        content["images"] = [asdict(image) for image in self.images]
+            content[name] = [{**to_record(one), "sentence": one.sentence} for one in getattr(self, name)]
         content |= {"other_answers": len(self.other_answers), "correlation": self.correlation, "moved": self.moved}
         return encode_json(content)
 

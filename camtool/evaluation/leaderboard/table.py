@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -255,6 +255,17 @@ class Evaluation:
         count = np.isfinite(row.values[metric]).sum()
         fewer = f" [n = {count}]" if count < self.image_count else ""
         return f"{style.format(f'{mean:.2f}')}{format_ends(low, high, 2)}{fewer}"
+
+
+def to_record(value: Any) -> Any:
+    """Return results as mappings and lists: data classes and named tuples by their fields, intervals as lists."""
+    if hasattr(value, "_asdict") and not isinstance(value, Interval):
+        return to_record(value._asdict())
+    if is_dataclass(value):
+        return {each.name: to_record(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: to_record(entry) for name, entry in value.items()}
+    return [to_record(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 def encode_json(content: Any) -> str:

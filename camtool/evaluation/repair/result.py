@@ -22,7 +22,7 @@ from camtool.evaluation.audit.report.page import (
 )
 from camtool.evaluation.audit.result import WorstGroup, list_sections, write_files
 from camtool.evaluation.audit.trials import Effect
-from camtool.evaluation.leaderboard.table import Interval, encode_json
+from camtool.evaluation.leaderboard.table import Interval, encode_json, to_record
 from camtool.models import Loaded
 from camtool.models.weights import encode_state
 from camtool.rendering.image_writing import open_atomically
@@ -255,11 +255,11 @@ class Repair:
 
     def to_json(self) -> str:
         """Return everything but the model and the pictures as JSON; unknown numbers are null."""
-        content = {each.name: _to_record(getattr(self, each.name)) for each in fields(self) if each.name != "model"}
-        for entry in content["changed"]:
-            del entry["picture"]
-        for entry, cue in zip(content["cues"], self.cues, strict=True):
-            entry["sentence"] = cue.sentence
+        content = {each.name: to_record(getattr(self, each.name)) for each in fields(self) if each.name != "model"}
+        content["cues"] = [{**to_record(cue), "sentence": cue.sentence} for cue in self.cues]
+        content["changed"] = [to_record(answer._replace(picture=b"")) for answer in self.changed]
+        for answer in content["changed"]:
+            del answer["picture"]
         return encode_json({**content, "is_better": self.is_better, "reasons": self.reasons})
 
     def to_markdown(self) -> str:
@@ -326,16 +326,6 @@ class Repair:
             better=sum(answer.is_better for answer in self.changed),
         )
         return page
-
-
-def _to_record(value: Any) -> Any:
-    """Return a value as mappings and lists, by the names of fields; intervals are lists."""
-    if isinstance(value, (tuple, list)) and (isinstance(value, Interval) or not hasattr(value, "_asdict")):
-        return [_to_record(entry) for entry in value]
-    if isinstance(value, CueRepair):
-        value = vars(value)
-    pairs = value._asdict() if hasattr(value, "_asdict") else value
-    return {name: _to_record(entry) for name, entry in pairs.items()} if isinstance(pairs, Mapping) else value
 
 
 def _describe(answer: ChangedAnswer) -> str:
