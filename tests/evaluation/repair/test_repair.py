@@ -311,6 +311,7 @@ def build_normalized():
         (lambda: TiedWeights().eval(), r"layer 'head' are used elsewhere in it too \(tied weights\)"),
         (build_normalized, r"layer '5' are computed from others \(weight_norm"),
     ],
+    ids=["tied", "normalized"],
 )
 def test_weights_that_cannot_be_set_alone_are_refused(audited, build, message):
     with pytest.raises(MetricError, match=message):
