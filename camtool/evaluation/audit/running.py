@@ -161,19 +161,7 @@ class AuditTests:
         noted, count = len(self.run.not_tested), len(pairs)
         self._prepare_testers(views, len(pairs))
         self._measure_all([candidate for pair in pairs for candidate in (pair.candidate, *pair.decoys)])
-        outcomes, decoys, left = list[Outcome](), list[Outcome](), pairs
-        while left:
-            # What cannot be changed takes no passes, so there are some for what was left out before.
-            spare = rest - self._count_done()
-            kept, left, most = self.run.share_passes(left, self._count_pair, spare, MOST_IMAGES)
-            if not kept:
-                costs = {self._name_candidate(pair.candidate): self._count_pair(pair, most) for pair in left}
-                self.run.note_left_out(costs, spare)
-                break
-            for tester in self.testers.values():
-                tester.limit_images(most)
-            tested = self._test(kept, rest)
-            outcomes, decoys = outcomes + tested[0], decoys + tested[1]
+        outcomes, decoys = self._test_all(pairs, rest)
         self.run.not_tested += [
             f"{self._name_candidate(outcome.candidate)}: {outcome.reason}." for outcome in outcomes if outcome.reason
         ]
@@ -231,6 +219,23 @@ class AuditTests:
                     strengths.append(names[name].measure(self.run.images, record))
             for name, strengths in missing.items():
                 self.run.state.add(name, strengths)
+
+    def _test_all(self, pairs: Sequence[Pair], rest: int) -> tuple[list[Outcome], list[Outcome]]:
+        """Return the outcomes of the candidates that the passes suffice for, and those of their decoys."""
+        outcomes, decoys, left = list[Outcome](), list[Outcome](), pairs
+        while left:
+            # What cannot be changed takes no passes, so there are some for what was left out before.
+            spare = rest - self._count_done()
+            kept, left, most = self.run.share_passes(left, self._count_pair, spare, MOST_IMAGES)
+            if not kept:
+                costs = {self._name_candidate(pair.candidate): self._count_pair(pair, most) for pair in left}
+                self.run.note_left_out(costs, spare)
+                break
+            for tester in self.testers.values():
+                tester.limit_images(most)
+            tested = self._test(kept, rest)
+            outcomes, decoys = outcomes + tested[0], decoys + tested[1]
+        return outcomes, decoys
 
     def _test(self, pairs: Sequence[Pair], rest: int) -> tuple[list[Outcome], list[Outcome]]:
         """Return the outcomes of the candidates, and those of their decoys."""
