@@ -162,9 +162,6 @@ class AuditTests:
         self._prepare_testers(views, len(pairs))
         self._measure_all([candidate for pair in pairs for candidate in (pair.candidate, *pair.decoys)])
         outcomes, decoys = self._test_all(pairs, rest)
-        self.run.not_tested += [
-            f"{self._name_candidate(outcome.candidate)}: {outcome.reason}." for outcome in outcomes if outcome.reason
-        ]
         if count and all(outcome.reason for outcome in outcomes):
             untested = f"{format_count(count, 'candidate')} left out, e.g. {self.run.not_tested[noted]}"
         image_count, passes = len({record.index for record in records}), self.run.passes - rest + self._count_done()
@@ -235,6 +232,9 @@ class AuditTests:
                 tester.limit_images(most)
             tested = self._test(kept, rest)
             outcomes, decoys = outcomes + tested[0], decoys + tested[1]
+        self.run.not_tested += [
+            f"{self._name_candidate(outcome.candidate)}: {outcome.reason}." for outcome in outcomes if outcome.reason
+        ]
         return outcomes, decoys
 
     def _test(self, pairs: Sequence[Pair], rest: int) -> tuple[list[Outcome], list[Outcome]]:
