@@ -1,9 +1,9 @@
 """Small worlds for audits: classes of 64-pixel images that differ in what objects and backgrounds are, and cues.
 
-Seven worlds: drawn shapes; shapes on photos; digits on textures; crops of photos by class; gray images like those of
-radiology; drawn faces; fabrics. In each world an object varies in size, place, direction and color as far as objects of
-that world do. A cue is drawn over the image: a mark at a fixed corner, a stamp at any place, a frame, a tint, or a tag
-of digits at an edge that differ from image to image.
+Nine worlds: drawn shapes; shapes on photos; digits on textures; crops of photos by class; gray images like those of
+radiology; drawn faces; fabrics; landscapes; leaves. In each world an object varies in size, place, direction and color
+as far as objects of that world do. A cue is drawn over the image: a mark at a fixed corner, a stamp at any place, a
+frame, a tint, or a tag of digits at an edge that differ from image to image.
 """
 
 from __future__ import annotations
@@ -252,6 +252,60 @@ def _draw_fabric(label: int, random: Random) -> Floats:
     return _paint(background, patterns[label], random)
 
 
+def _draw_skyline(label: int, x: Floats, random: Random) -> Floats:
+    """Return the height of the land at each column, in [0, 1]: water, mountains, houses, trees, dunes."""
+    waves = np.zeros(SIZE)
+    for frequency in (1, 2):
+        waves += random.uniform(0.02, 0.08) * np.sin(2 * np.pi * frequency * x + random.uniform(0, 6))
+    steps = random.uniform(0.1, 0.45, SIZE)
+    peaks = np.interp(x, np.linspace(0, 1, 7), random.uniform(0, 0.45, 7))
+    houses = np.repeat(steps, 8)[:SIZE]
+    trees = 0.2 + 0.2 * steps * np.abs(np.sin(np.pi * x * random.uniform(6, 10)))
+    return (np.zeros(SIZE), peaks, houses, trees, 0.1 + 2 * waves)[label]
+
+
+def _draw_landscape(label: int, random: Random) -> Floats:
+    """Return the sky above water, mountains, houses, trees, or dunes: no object stands alone."""
+    y, x = np.mgrid[:SIZE, :SIZE] / SIZE
+    horizon = random.uniform(0.45, 0.75)
+    sky, land = random.uniform(0.5, 1, 3), random.uniform(0.1, 0.6, 3)
+    image = sky * (1 - 0.3 * y[..., None]) + 0.06 * gaussian_filter(random.normal(size=(SIZE, SIZE, 1)), (2, 5, 0))
+    is_land = y > horizon - _draw_skyline(label, x[0], random)
+    ground = np.broadcast_to(land, image.shape) + random.normal(0, 0.03, (SIZE, SIZE, 1))
+    if label == 0:
+        ripples = np.sin(2 * np.pi * (y - horizon) * random.uniform(12, 25) + 2 * np.sin(9 * x + random.uniform(0, 6)))
+        ground = ground + 0.1 * ripples[..., None]
+    if label == 2:
+        windows = (SIZE * x % 4 < 2) & (SIZE * y % 5 < 2) & (random.random((SIZE, SIZE)) < 0.8)
+        ground = ground + 0.3 * windows[..., None]
+    if label == 3:
+        ground = ground + 0.24 * gaussian_filter(random.normal(size=(SIZE, SIZE, 1)), (1.5, 0.4, 0))
+    return np.where(is_land[..., None], ground, image)
+
+
+def _draw_leaf(label: int, random: Random) -> Floats:
+    """Return one leaf on soil: round, lobed, like a needle, with teeth, or of three parts; with a vein and a stalk."""
+    y, x = np.mgrid[:SIZE, :SIZE]
+    radius, angle = random.uniform(14, 22), random.uniform(0, 2 * np.pi)
+    row, column = random.uniform(radius, SIZE - radius, 2)
+    across = ((x - column) * np.cos(angle) + (y - row) * np.sin(angle)) / radius
+    down = ((y - row) * np.cos(angle) - (x - column) * np.sin(angle)) / radius
+    distance, turn = np.hypot(across, down), np.arctan2(across, down)
+    outlines = (
+        distance < 0.75,
+        distance < 0.65 + 0.25 * np.cos(5 * turn),
+        np.hypot(across / 0.16, down) < 1,
+        np.hypot(across / 0.6, down / 0.95) < 0.9 + 0.12 * (8 * turn / np.pi % 1),
+        np.minimum.reduce([np.hypot(across - a, down - b) for a, b in ((0, -0.5), (-0.45, 0.3), (0.45, 0.3))]) < 0.4,
+    )
+    soil = gaussian_filter(random.normal(size=(SIZE, SIZE, 1)), (1, 1, 0))
+    image = random.uniform(0.15, 0.4, 3) + 0.25 * soil
+    color = np.array([random.uniform(0.2, 0.8), random.uniform(0.45, 0.9), random.uniform(0.05, 0.3)])
+    leaf = np.where((np.abs(across) < 0.05)[..., None], 0.7 * color, color) * random.uniform(0.9, 1.1, (SIZE, SIZE, 1))
+    stalk = (np.abs(across) < 0.06) & (down > 0) & (down < 1.2)
+    return np.where(outlines[label][..., None], leaf, np.where(stalk[..., None], 0.7 * color, image))
+
+
 SHAPES = ("disc", "square", "triangle", "ring", "cross")
 # Name → world.
 WORLDS = {
@@ -262,10 +316,12 @@ WORLDS = {
     "chests": World(("clear", "nodule", "opacity", "lines"), _draw_chest),
     "faces": World(("smile", "frown", "surprise", "glasses", "hat"), _draw_face),
     "fabrics": World(("stripes", "checks", "dots", "waves", "grid"), _draw_fabric),
+    "landscapes": World(("sea", "mountains", "city", "forest", "desert"), _draw_landscape),
+    "leaves": World(("round", "lobed", "needle", "teeth", "three parts"), _draw_leaf),
 }
 # Worlds on which rules were chosen, and those on which they are reported.
 CHOSEN_ON = ["shapes", "digits on textures", "crops of photos", "chests", "faces"]
-REPORTED_ON = ["shapes on photos", "fabrics"]
+REPORTED_ON = ["shapes on photos", "fabrics", "landscapes", "leaves"]
 
 
 # ------------------------------------------------------------------------------------------------------------- cues
