@@ -67,14 +67,16 @@ def _build_linear(name: str, low: str, high: str, weights: ArrayLike, step: Arra
         low: The words for less of it.
         high: The words for more of it.
         weights: The weights of the colors.
-        step: What is added to the colors to raise it by 1. That of a tint keeps the luma.
+        step: What is added to the mean color to raise it by 1. That of a tint keeps the luma. The pixels get it by a
+            factor for each color, as light, exposure and white balance do: black stays black.
     """
 
     def measure(photo: NDArray[np.float64]) -> float:
         return float((photo @ np.asarray(weights)).mean())
 
     def shift(photo: Photo, value: float, goal: float) -> Photo:
-        return _to_bytes(photo.astype(float) + (goal - value) * np.asarray(step))
+        mean = photo.mean((0, 1)).clip(1)
+        return _to_bytes(photo * ((mean + (goal - value) * np.asarray(step)).clip(0) / mean))
 
     return Property(name, low, high, measure, shift, is_color=True)
 
