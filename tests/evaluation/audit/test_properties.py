@@ -86,3 +86,23 @@ def test_a_photo_cannot_be_made_sharper():
     blurred = kind.imitate(sharp, np.full_like(sharp, 9), np.random.default_rng(0))
     assert kind.measure(blurred.astype(float)) < kind.measure(sharp.astype(float))
     assert kind.imitate(blurred, sharp, np.random.default_rng(0)) is None
+
+
+@pytest.mark.parametrize("gains", [(0.6, 1, 1), (1, 0.6, 1), (1, 1, 0.6), (0.5, 0.5, 0.5)])
+def test_light_that_multiplies_colors_is_evened_out(gains):
+    """By brightness and both tints, one after the other; a sum would leave dark pixels brighter than they were."""
+    photo = np.random.default_rng(0).integers(0, 200, (SIDE, SIDE, 3)).astype(np.uint8)
+    photo[0, 0] = 0
+    evened = np.rint(photo * np.array(gains)).astype(np.uint8)
+    for kind in [kind for kind in PROPERTIES if kind.is_color] * 3:
+        evened = kind.shift(evened, kind.measure(evened.astype(float)), kind.measure(photo.astype(float)))
+    np.testing.assert_allclose(evened.astype(float), photo, atol=6)
+    assert (evened[0, 0] == 0).all()
+
+
+def test_a_shift_of_a_color_by_hand():
+    photo = np.array([[[100, 50, 20], [0, 150, 60]]], np.uint8)  # means 50, 100, 40
+    brightness = next(kind for kind in PROPERTIES if kind.name == "brightness")
+    # 20 more of each mean color: factors 1.4, 1.2 and 1.5.
+    np.testing.assert_array_equal(brightness.shift(photo, 0, 20), [[[140, 60, 30], [0, 180, 90]]])
+    np.testing.assert_array_equal(brightness.shift(photo, 0, -50), [[[0, 25, 0], [0, 75, 0]]])
