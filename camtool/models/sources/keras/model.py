@@ -1,0 +1,146 @@
+"""A Keras model as a module whose layers are modules too."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from camtool.hooks.private_torch import convert_tensors_of_module, find_hooked_modules, has_global_hooks
+from camtool.hooks.structures.nested_tensors import find_tensors, map_tensors
+from camtool.models.sources.keras.layers import KerasLayer, find_link, get_original, make_layer, move_channels, take_calls
+
+
+class KerasModel(nn.Module):
+    """A Keras model that takes and returns images as ``(N, C, H, W)``, with a module for each of its layers.
+
+    The layers have the names that they have in Keras, those of a nested model below its name; a dot becomes ``_``. It
+    runs in evaluation mode always. If the model ends in a softmax or a sigmoid, the output is the logits before that.
+
+    Args:
+        whole: The model.
+        keep: Keep the model alive; otherwise the caller must.
+
+    Attributes:
+        config: Says that the labels are independent, if the model ends in a sigmoid.
+        final: The layer whose softmax or sigmoid is left out; None if there is none, or if the model did not run yet.
+    """
+
+    def __init__(self, whole: nn.Module, *, keep: bool = True) -> None:
+        super().__init__()
+        self.__dict__["_whole"], self.__dict__["_kept"] = weakref.ref(whole), whole if keep else None
+        formats = _list_formats(whole)
+        # That of the images; layers that do not say it have the same, unless layers disagree.
+        self._format = formats[0] if formats else sys.modules["keras"].config.image_data_format()
+        self.has_channels_last, self._is_certain = self._format == "channels_last", len({*formats}) < 2
+        self.final: KerasLayer | None = None
+        self.config: SimpleNamespace | None = None
+        self._is_examined = False
+        self._known: dict[int, KerasLayer] = {}
+        self._add_layers(self, whole)
+        self.eval()
+
+    @property
+    def whole(self) -> Any:
+        """The model of Keras."""
+        whole = self._whole()
+        if whole is None:
+            raise ReferenceError("the Keras model is gone; keep it for as long as it is explained.")
+        return whole
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        """Return what the model returns for its inputs, by position or by name, with logits for probabilities.
+
+        Images come as ``(N, C, H, W)``, and so do score planes in the output.
+        """
+        import keras
+
+        args, named = self._to_keras(args), self._to_keras(named)
+        if isinstance(self.whole, (keras.Sequential, keras.src.models.Functional)):
+            args, named = ((named,) if named else args if len(args) == 1 else ([*args],)), {}
+        device = next(iter(find_tensors((args, named)))).device
+        with keras.device(str(device)):
+            if not self._is_examined:
+                self._find_final(args, named)
+            return self._run(args, named)
+
+    def _run(self, args: Any, named: Any) -> Any:
+        logits: list[tuple[Any, Any]] = []
+
+        def run(layer: KerasLayer, *given: Any, **options: Any) -> Any:
+            output, before = layer.run(*given, **options)
+            logits.append((output, before))
+            return output
+
+        hooked = find_hooked_modules(self._known.values()) if not has_global_hooks() else [*self._known.values()]
+        taken = dict.fromkeys([*hooked, *([self.final] if self.final else ())])
+        with take_calls((layer.operation, partial(run, layer)) for layer in taken):
+            output = self.whole(*args, **named, training=False)
+        replaced = {id(after): before for after, before in logits if before is not None}
+        output = map_tensors(output, lambda tensor: replaced.get(id(tensor), tensor))
+        return move_channels(output, -1, 1) if self.has_channels_last else output
+
+    def _find_final(self, args: Any, named: Any) -> None:
+        """Find the layer whose softmax or sigmoid is the last step of the model, by a forward pass."""
+        makers: dict[int, tuple[KerasLayer, Tensor]] = {}
+
+        def note(layer: KerasLayer, *given: Any, **options: Any) -> Any:
+            output = get_original(layer.operation)(*given, **options)
+            makers[id(output)] = layer, output  # which keeps it, so that its id is not used again
+            return output
+
+        candidates = [layer for layer in self._known.values() if find_link(layer.operation)]
+        with torch.no_grad(), take_calls((layer.operation, partial(note, layer)) for layer in candidates):
+            output = self.whole(*args, **named, training=False) if candidates else None
+        for tensor in find_tensors(output):
+            if id(tensor) in makers:
+                self.final, _ = makers[id(tensor)]
+                self.final.is_final = True
+                if find_link(self.final.operation) == "sigmoid" and tensor.shape[1] > 1:
+                    self.config = SimpleNamespace(problem_type="multi_label_classification")
+        self._is_examined = True
+
+    def _to_keras(self, structure: Any) -> Any:
+        return move_channels(structure, 1, -1) if self.has_channels_last else structure
+
+    def _add_layers(self, parent: nn.Module, operation: Any) -> None:
+        for step in _list_steps(operation):
+            layer = self._known.get(id(step))
+            if layer is None:
+                layout = getattr(step, "data_format", None) or (self._format if self._is_certain else None)
+                layer = self._known[id(step)] = make_layer(step, layout and layout == "channels_last")
+                self._add_layers(layer, step)
+            name = step.name.replace(".", "_")
+            while hasattr(parent, name):
+                name += "_"
+            parent.add_module(name, layer)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        # The parameters are those of Keras' own variables, which this keeps.
+        convert_tensors_of_module(self.whole, *args, **kwargs)
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KerasModel:
+        return KerasModel(copy.deepcopy(self.whole, memo))
+
+
+def _list_steps(operation: Any) -> Iterator[Any]:
+    """Yield the layers and operations that a model or a layer calls, but for its inputs."""
+    graph = getattr(operation, "_functional", None) or operation  # what a Sequential model runs
+    for step in getattr(graph, "operations", None) or getattr(graph, "_layers", ()):
+        if type(step).__name__ != "InputLayer":
+            yield step
+
+
+def _list_formats(whole: Any) -> list[str]:
+    """Return the orders of axes that layers say; Flatten has that of the settings, in any model."""
+    layers = (layer for layer in whole._flatten_layers() if type(layer).__name__ != "Flatten")
+    return [*filter(None, (getattr(layer, "data_format", None) for layer in layers))]
