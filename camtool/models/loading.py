@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import mimetypes
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,8 @@ from camtool.hooks.structures.modules import describe_unhookable
 from camtool.models.functions import CallKeywords, FunctionModel
 from camtool.models.loaded import Loaded, TextEncoder
 from camtool.models.preprocessing import StatedPreprocessing, check_fits_model, read_transform_beside
-from camtool.models.sources import FACTORY, MODEL_FILES, SOURCES, Source
+from camtool.models.sources import FACTORY, KERAS, MODEL_FILES, SOURCES, Source
+from camtool.models.sources.keras.model import KerasModel, check_backend, get_keras_module, is_keras
 from camtool.models.sources.python_factory import FactorySource
 from camtool.models.sources.source import get_first_line
 from camtool.models.two_towers import ENCODERS, ImageTower, TextTower, find_encoders, get_image_tower
@@ -62,6 +64,7 @@ def to_loaded(model: nn.Module | Loaded | Callable[[Tensor], Any]) -> Loaded:
         ModelError: It is not a model.
     """
     if not isinstance(model, nn.Module) and is_function(model):
+        check_backend(model)
         return Loaded(FunctionModel(model))
     module = get_module(model)
     loaded = model if isinstance(model, Loaded) else Loaded(module)
@@ -80,7 +83,11 @@ def unwrap_model(model: nn.Module) -> nn.Module:
     """Return the model inside of any number of wrappers; the model itself if there is none.
 
     Wrappers are ``DataParallel``, ``DistributedDataParallel``, compiled models, averaged models, and models of PEFT.
-    The adapters of PEFT are modules inside the model, so they stay active.
+    The adapters of PEFT are modules inside the model, so they stay active. A Keras model is inside of nothing, but its
+    layers are modules that can be hooked in another one, which is returned.
+
+    Raises:
+        ModelError: A Keras model has no weights yet, or is quantized.
     """
     while True:
         # Models of PEFT are of many classes, so the attributes they share are used.
@@ -93,7 +100,7 @@ def unwrap_model(model: nn.Module) -> nn.Module:
             attribute = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), None)
             inner = None if attribute is None else getattr(model, attribute, None)
         if inner is model or not isinstance(inner, nn.Module):
-            return model
+            return get_keras_module(model) if "keras" in sys.modules and is_keras(model) else model
         model = inner
 
 
@@ -102,7 +109,10 @@ def unwrap_layer(wrapper: nn.Module, layer: str | nn.Module) -> str | nn.Module:
 
     A name that leads through the wrapper, such as ``"module.layer4"``, becomes the module that it names.
     """
-    if isinstance(layer, nn.Module) or wrapper is unwrap_model(wrapper):
+    inner = unwrap_model(wrapper)
+    if isinstance(inner, KerasModel):
+        return inner.find_layer(layer)
+    if isinstance(layer, nn.Module) or wrapper is inner:
         return layer
     try:
         return wrapper.get_submodule(layer)
@@ -148,6 +158,7 @@ def load(
             * ``"package.module:factory"``: a function without arguments that returns a model, a pair of a model and its
               transform, or a :class:`Loaded`;
             * a file of another runtime: ``"model.onnx"``, ``"model.xml"`` of OpenVINO or ``"model.tflite"``;
+            * a file of Keras, ``"model.keras"``, or a Keras model where ``KERAS_BACKEND=torch``;
             * a function from images ``(N, C, H, W)`` to scores ``(N, K)``, e.g. one that asks a service.
 
         weights: A ``.safetensors``, ``.pt`` or ``.pth`` file with the model's state. By default the usual pretrained
@@ -172,7 +183,10 @@ def load(
     _check_calls(name, calls)
     check_settings(transform, labels, 1, None, None)
     names = None if labels is None else list(labels)
+    if isinstance(name, nn.Module) and is_keras(name):
+        return Loaded(KerasModel(name), transform, names)
     if is_function(name):
+        check_backend(name)
         return Loaded(FunctionModel(cast("Any", name), **cast("Any", calls)), transform, names)
     if not isinstance(name, str):
         raise ModelError(f"name: a model is loaded by its name, a string, or is a function; got {type(name).__name__}.")
@@ -277,7 +291,7 @@ def build_untrained(name: str) -> nn.Module:
 
 def is_model_name(name: str) -> bool:
     """Return True if a name has the prefix of a source, or is that of a torchvision or bundled model, or of a file."""
-    return _has_known_prefix(name) or MODEL_FILES.is_file(name) or name in _list_plain_names()
+    return _has_known_prefix(name) or MODEL_FILES.is_file(name) or KERAS.is_file(name) or name in _list_plain_names()
 
 
 def _move(model: nn.Module, device: torch.device | None) -> nn.Module:
@@ -313,9 +327,10 @@ def _find_source(name: str) -> tuple[Source, str]:
     Raises:
         ModelError: No source knows the name.
     """
-    if MODEL_FILES.is_file(name):
+    source = next((source for source in (MODEL_FILES, KERAS) if source.is_file(name)), None)
+    if source is not None:
         check_not_url("model", name, ModelError)
-        return MODEL_FILES, name
+        return source, name
     first, colon, rest = name.partition(":")
     has_prefix = bool(colon) and _has_known_prefix(name)
     plain = rest if has_prefix else name

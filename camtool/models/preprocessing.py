@@ -13,14 +13,14 @@ from os import PathLike
 from pathlib import Path
 from shutil import copy
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from camtool.arguments.checks import check_choice, check_count, check_number
+from camtool.arguments.checks import check_choice, check_number
 from camtool.arguments.messages import format_count
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import CamtoolError, ModelError, RaiseAs, raise_interrupt
@@ -28,6 +28,7 @@ from camtool.geometry.transform_output import Transform, find_statistics, unwrap
 from camtool.hooks.private_torch import is_convolution
 from camtool.models.declared_properties import count_input_channels, find_input_size, find_transform
 from camtool.models.loaded import Loaded
+from camtool.models.photo_transforms import IMAGENET, Channels, Fit, Preprocessing, Renormalized, count_channels
 from camtool.models.sources.hugging_face import read_processor
 from camtool.models.sources.source import get_first_line
 from camtool.models.sources.timm import build_configured_transform
@@ -35,16 +36,6 @@ from camtool.models.sources.torchvision import build_default_transform
 from camtool.models.user_code import load_transform
 from camtool.models.vision_language import takes_image_and_text
 from camtool.warning_codes import MapWarning
-
-# Order of the channels that a model takes; ``"gray"`` is one channel.
-Channels: TypeAlias = Literal["rgb", "bgr", "gray"]
-
-# How a photo with another aspect ratio is resized: cropped at the longer side, distorted, or padded with black.
-Fit: TypeAlias = Literal["crop", "stretch", "pad"]
-
-_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# Share of red, green and blue in a gray value, as in PIL's mode L (ITU-R 601-2).
-_GRAY_WEIGHTS = (0.299, 0.587, 0.114)
 
 # Size (W, H) of the gray photo with which a transform is tried: neither square nor of a usual input size.
 _TRIAL_PHOTO = (320, 256)
@@ -58,103 +49,6 @@ STATED = ("size", "fit", "channels", "mean", "std")
 
 # Sizes (W, H) of the photos with which two transforms are compared.
 _COMPARED_PHOTOS = (320, 256), (200, 300)
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """A transform from a PIL image to a tensor ``(C, h, w)``, made of a size, an order of channels and a normalization.
-
-    The photo is scaled (bilinear, antialiased) until it covers the size, and its center is cropped; or as ``fit`` says.
-    A photo of the size itself stays as it is.
-
-    Attributes:
-        size: Height and width of the input in pixels.
-        mean: What is subtracted from values in [0, 1], for each channel of the input in its order.
-        std: What the values are then divided by.
-        channels: The order of the channels.
-        notes: What the user should know about the preprocessing, one sentence each.
-        fit: How a photo with another aspect ratio is resized, see :data:`Fit`.
-    """
-
-    size: tuple[int, int]
-    mean: tuple[float, ...] = _IMAGENET[0]
-    std: tuple[float, ...] = _IMAGENET[1]
-    channels: Channels = "rgb"
-    notes: tuple[MapWarning, ...] = ()
-    fit: Fit = "crop"
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        for side in self.size:
-            check_count("each side of size", side, error=ModelError)
-        object.__setattr__(self, "size", tuple(map(int, self.size)))
-        check_choice("channels", self.channels, get_args(Channels), error=ModelError)
-        check_choice("fit", self.fit, get_args(Fit), error=ModelError)
-        for number in self.mean:
-            check_number("each of mean", number, error=ModelError)
-        for number in self.std:
-            check_number("each of std", number, above=0, error=ModelError)
-        count = _count_channels(self.channels)
-        if (len(self.mean), len(self.std)) != (count, count):
-            raise ModelError(
-                f"mean has {format_count(len(self.mean), 'number')} and std {len(self.std)}; channels "
-                f"{self.channels!r} need {count} each."
-            )
-
-    def __call__(self, photo: Image.Image) -> Tensor:
-        """Return the input ``(C, h, w)``."""
-        mode = "L" if self.channels == "gray" else "RGB"
-        image = photo if photo.mode == mode else photo.convert(mode)
-        scaled = self.compute_scaled_size(image.height, image.width)
-        if scaled != (image.height, image.width):
-            image = image.resize(scaled[::-1], Image.Resampling.BILINEAR)
-        # As torchvision's CenterCrop: half pixels of a crop are rounded to even, and the first bar is the narrower one.
-        top, left = (
-            round((have - want) / 2) if have > want else -((want - have) // 2)
-            for have, want in zip(scaled, self.size, strict=True)
-        )
-        pixels = np.array(image.crop((left, top, left + self.size[1], top + self.size[0])))
-        values = torch.from_numpy(pixels.reshape(*self.size, -1)).permute(2, 0, 1).float() / 255
-        return _normalize(values, self)
-
-    def compute_scaled_size(self, height: int, width: int) -> tuple[int, int]:
-        """Return the size (h, w) that a photo is scaled to before the center is cropped, or bars are added."""
-        if self.fit == "stretch":
-            return self.size
-        rows, columns = self.size
-        if self.fit == "pad":
-            scale = min(rows / height, columns / width)
-            return max(1, min(rows, round(height * scale))), max(1, min(columns, round(width * scale)))
-        # As torchvision's Resize, which cuts off the fraction of the longer side.
-        if rows * width >= columns * height:
-            return rows, rows * width // height
-        return columns * height // width, columns
-
-
-@dataclass(frozen=True)
-class Renormalized:
-    """Another transform with the user's own normalization or order of channels.
-
-    Attributes:
-        base: A transform to RGB; it decides size and crop.
-        mean: What is subtracted from values in [0, 1], for each channel of the input in its order.
-        std: What the values are then divided by.
-        channels: The order of the channels.
-    """
-
-    base: Transform
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    channels: Channels = "rgb"
-
-    def __call__(self, photo: Image.Image) -> Tensor:
-        """Return the input ``(C, h, w)``."""
-        mean, std = find_statistics(self.base) or ((), ())
-        output = torch.as_tensor(unwrap_image(self.base(photo)))
-        values = output * _to_column(std, output) + _to_column(mean, output)
-        if self.channels == "gray":
-            values = (values * _to_column(_GRAY_WEIGHTS, values)).sum(0, keepdim=True)
-        return _normalize(values, self)
 
 
 @dataclass(frozen=True)
@@ -210,7 +104,7 @@ class StatedPreprocessing:
             size = _find_made_size(base)
         stated = _state_statistics(self.mean, self.std, order)
         notes = _describe_assumed(size, default_size, has_statistics=bool(stated or statistics))
-        mean, std = stated or _convert_statistics(statistics or _IMAGENET, order)
+        mean, std = stated or _convert_statistics(statistics or IMAGENET, order)
         return Preprocessing(size or default_size, tuple(mean), tuple(std), order, notes, self.fit or "crop")
 
     def complete(self, loaded: Loaded) -> Loaded:
@@ -311,7 +205,7 @@ def _state_statistics(
     if mean is None or std is None:
         raise ModelError("mean and std belong together; give both (--mean and --std).")
     mean, std = scale_statistics(mean, std)
-    count = _count_channels(order)
+    count = count_channels(order)
     for name, numbers in (("mean", mean), ("std", std)):
         if len(numbers) not in (1, count):
             raise ModelError(
@@ -348,10 +242,10 @@ def _convert_statistics(
     statistics: tuple[Sequence[float], Sequence[float]], order: Channels
 ) -> tuple[Sequence[float], Sequence[float]]:
     """Return RGB statistics for another order of channels; for gray their means, as for the default transform."""
-    if len(statistics[0]) == _count_channels(order):
+    if len(statistics[0]) == count_channels(order):
         return statistics if order != "bgr" else (statistics[0][::-1], statistics[1][::-1])
     mean, std = (sum(numbers) / len(numbers) for numbers in statistics)
-    count = _count_channels(order)
+    count = count_channels(order)
     return [mean] * count, [std] * count
 
 
@@ -417,19 +311,6 @@ def _try_model(model: nn.Module, made: Tensor, origin: str) -> None:
             f"{origin} makes inputs of {shape} (channels x height x width), on which the model fails: "
             f"{get_first_line(error)}. Give another size with --size."
         ) from error
-
-
-def _count_channels(order: Channels) -> int:
-    return 1 if order == "gray" else 3
-
-
-def _normalize(values: Tensor, stated: Preprocessing | Renormalized) -> Tensor:
-    values = values.flip(0) if stated.channels == "bgr" else values
-    return (values - _to_column(stated.mean, values)) / _to_column(stated.std, values)
-
-
-def _to_column(numbers: Sequence[float], like: Tensor) -> Tensor:
-    return like.new_tensor(numbers)[:, None, None]
 
 
 def _join(numbers: Sequence[float]) -> str:

@@ -22,7 +22,7 @@ from camtool.geometry.transform_output import Transform, describe_transform, fin
 from camtool.hooks.structures.modules import read_tree
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.models.declared_properties import find_transform
-from camtool.models.preprocessing import Preprocessing, Renormalized
+from camtool.models.photo_transforms import Preprocessing, Renormalized
 from camtool.models.sources.torchvision import build_default_transform
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import Finding

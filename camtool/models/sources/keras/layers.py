@@ -108,7 +108,9 @@ def make_layer(operation: Any, has_channels_last: bool | None) -> KerasLayer:
         ModelError: The layer is quantized, so no gradient passes it.
     """
     if getattr(operation, "quantization_mode", None) is not None:
-        raise ModelError(f"layer {operation.name!r} is quantized, so no gradient passes it; give the model before that.")
+        raise ModelError(
+            f"layer {operation.name!r} is quantized, so no gradient passes it; give the model before that."
+        )
     name = type(operation).__name__
     is_known = name in _TORCH_KINDS and type(operation).__module__.startswith("keras.")
     bases = (KerasLayer, _TORCH_KINDS[name]) if is_known else (KerasLayer,)

@@ -9,14 +9,62 @@ from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from camtool.errors import ModelError
 from camtool.hooks.private_torch import convert_tensors_of_module, find_hooked_modules, has_global_hooks
 from camtool.hooks.structures.nested_tensors import find_tensors, map_tensors
-from camtool.models.sources.keras.layers import KerasLayer, find_link, get_original, make_layer, move_channels, take_calls
+from camtool.models.sources.keras.layers import (
+    KerasLayer,
+    find_link,
+    get_original,
+    make_layer,
+    move_channels,
+    take_calls,
+)
+
+# The module of each Keras model that was explained, for as long as that lives.
+_MODULES: WeakKeyDictionary[nn.Module, KerasModel] = WeakKeyDictionary()
+
+
+def is_keras(model: object) -> bool:
+    """Return True for a model or layer of Keras, of any backend and version; Keras is not imported for it."""
+    return any(
+        base.__name__ == "Layer" and base.__module__.partition(".")[0] in ("keras", "tf_keras", "tensorflow")
+        for base in type(model).__mro__
+    )
+
+
+def check_backend(model: object) -> None:
+    """Check that a model is none of Keras on another backend than torch.
+
+    Raises:
+        ModelError: It is. The message says how to explain it.
+    """
+    if is_keras(model) and not isinstance(model, nn.Module):
+        raise ModelError(
+            "the model is one of Keras on another backend than torch; a .keras file is the same for all of them: "
+            'model.save("m.keras"), then camtool.load("m.keras") in a Python with Keras 3 where KERAS_BACKEND=torch, '
+            "or: python -m camtool photos/ --model m.keras"
+        )
+
+
+def get_keras_module(whole: Any) -> KerasModel:
+    """Return the module of a Keras model that the caller keeps alive, the same each time.
+
+    Raises:
+        ModelError: The model has no weights yet, or a layer is quantized.
+    """
+    known = _MODULES.get(whole)
+    if known is None or not known.is_current():
+        if not whole.built:
+            raise ModelError("the Keras model has no weights yet; call it once with a batch of images before.")
+        known = _MODULES[whole] = KerasModel(whole, keep=False)
+    return known
 
 
 class KerasModel(nn.Module):
@@ -46,15 +94,31 @@ class KerasModel(nn.Module):
         self._is_examined = False
         self._known: dict[int, KerasLayer] = {}
         self._add_layers(self, whole)
+        self._steps = [id(step) for step in _list_steps(whole)]
         self.eval()
 
     @property
-    def whole(self) -> Any:
+    def keras_model(self) -> Any:
         """The model of Keras."""
         whole = self._whole()
         if whole is None:
             raise ReferenceError("the Keras model is gone; keep it for as long as it is explained.")
         return whole
+
+    def is_current(self) -> bool:
+        """Return True if the model has the layers that it had when this module was made."""
+        return [id(step) for step in _list_steps(self.keras_model)] == self._steps
+
+    def find_layer(self, layer: object) -> object:
+        """Return the module of a layer of Keras, or of the only one with this name; others as they are.
+
+        A name is that in Keras, also of a layer in a nested model, whose own name may stand before it.
+        """
+        if not isinstance(layer, str):
+            return self._known.get(id(layer), layer)
+        names, path = [name for name, _ in self.named_modules()], layer.replace(".", "_")
+        alike = [name for name in names if path in (name.rpartition(".")[2], name.replace(".", "_"))]
+        return alike[0] if len(alike) == 1 and layer not in names else layer
 
     def forward(self, *args: Any, **named: Any) -> Any:
         """Return what the model returns for its inputs, by position or by name, with logits for probabilities.
@@ -64,7 +128,7 @@ class KerasModel(nn.Module):
         import keras
 
         args, named = self._to_keras(args), self._to_keras(named)
-        if isinstance(self.whole, (keras.Sequential, keras.src.models.Functional)):
+        if isinstance(self.keras_model, (keras.Sequential, keras.src.models.Functional)):
             args, named = ((named,) if named else args if len(args) == 1 else ([*args],)), {}
         device = next(iter(find_tensors((args, named)))).device
         with keras.device(str(device)):
@@ -83,7 +147,7 @@ class KerasModel(nn.Module):
         hooked = find_hooked_modules(self._known.values()) if not has_global_hooks() else [*self._known.values()]
         taken = dict.fromkeys([*hooked, *([self.final] if self.final else ())])
         with take_calls((layer.operation, partial(run, layer)) for layer in taken):
-            output = self.whole(*args, **named, training=False)
+            output = self.keras_model(*args, **named, training=False)
         replaced = {id(after): before for after, before in logits if before is not None}
         output = map_tensors(output, lambda tensor: replaced.get(id(tensor), tensor))
         return move_channels(output, -1, 1) if self.has_channels_last else output
@@ -99,7 +163,7 @@ class KerasModel(nn.Module):
 
         candidates = [layer for layer in self._known.values() if find_link(layer.operation)]
         with torch.no_grad(), take_calls((layer.operation, partial(note, layer)) for layer in candidates):
-            output = self.whole(*args, **named, training=False) if candidates else None
+            output = self.keras_model(*args, **named, training=False) if candidates else None
         for tensor in find_tensors(output):
             if id(tensor) in makers:
                 self.final, _ = makers[id(tensor)]
@@ -125,11 +189,11 @@ class KerasModel(nn.Module):
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         # The parameters are those of Keras' own variables, which this keeps.
-        convert_tensors_of_module(self.whole, *args, **kwargs)
+        convert_tensors_of_module(self.keras_model, *args, **kwargs)
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KerasModel:
-        return KerasModel(copy.deepcopy(self.whole, memo))
+        return KerasModel(copy.deepcopy(self.keras_model, memo))
 
 
 def _list_steps(operation: Any) -> Iterator[Any]:

@@ -1,0 +1,312 @@
+"""Checks of a ``.keras`` file before Keras reads it: anybody may have written it, and its names decide what is built.
+
+The file is a ZIP archive of a configuration in JSON, of weights in HDF5 and of its version. What Keras gets is a new
+archive of these three: the weights as they are, and the configuration written again from what was read and checked.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+import zipfile
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from camtool.arguments.regular_files import open_regular
+from camtool.errors import ModelError, raise_interrupt
+from camtool.models.sources.source import get_first_line
+
+_CONFIG, _VERSION, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
+
+# Most bytes of each file in an archive. The configuration of the largest network of keras.applications has 2 MB.
+_MAX_BYTES = {_CONFIG: 2**26, _VERSION: 2**16, _WEIGHTS: 2**35}
+
+# Most bytes that a byte in the archive, or in its weights, may unpack to. Keras packs nothing.
+_MAX_RATIO = 100
+
+# Most levels of nested lists and objects: each nested model has about ten.
+_MAX_DEPTH = 100
+
+# Largest number in a configuration: more units, or pixels, than any layer has. Memory is taken before weights are read.
+_MAX_NUMBER = 2**24
+
+# Keys whose numbers may be larger.
+_ANY_NUMBER = ("seed", "shared_object_id")
+
+# Most entries in the file of weights, two or three for each weight.
+_MAX_ENTRIES = 200_000
+
+# Where Keras' own layers live that compute on images and vectors, and run nothing that a configuration names.
+_LAYER_HOMES = (
+    *("activations", "attention", "convolutional", "core", "merging", "normalization", "pooling", "regularization"),
+    *("reshaping", "rnn", "preprocessing.rescaling", "preprocessing.normalization"),
+    "preprocessing.image_preprocessing",
+)
+_OPERATION_HOMES = ("core", "image", "linalg", "math", "nn", "numpy")
+
+# Layers and operations in these that run a function, or code of another library.
+_REFUSED = {"Lambda", "TorchModuleWrapper", "AssociativeScan", "Cond", "ForiLoop", "Map", "Scan", "Switch"}
+_REFUSED |= {"VectorizedMap", "WhileLoop", "CustomGradient", "SavedModel"}
+
+# Module in a file → the base class of what it may name there.
+_BASES = {
+    "keras.constraints": "Constraint",
+    "keras.dtype_policies": "DTypePolicy",
+    "keras.initializers": "Initializer",
+    "keras.random": "SeedGenerator",
+    "keras.regularizers": "Regularizer",
+}
+# The same, for whole triples of module, class name and kind: what has its home elsewhere.
+_MODELS = {
+    ("keras.src.models.functional", "Functional"),
+    ("keras.src.models.sequential", "Sequential"),
+    ("keras.models", "Functional"),
+    ("keras.models", "Sequential"),
+    ("keras", "Functional"),
+    ("keras", "Sequential"),
+    ("keras", "DTypePolicy"),
+    ("keras", "SeedGenerator"),
+}
+
+# What stands for values instead of objects. A function in place of them, ``__lambda__``, is not among them.
+_VALUES = {"__keras_tensor__", "__tensor__", "__numpy__", "__ellipsis__", "__slice__", "__bytes__"}
+
+_REMEDY = (
+    "Build the model in Python, or load it there with keras.saving.load_model if you trust the file, and pass the model "
+    "instead of the file."
+)
+
+
+def copy_checked(path: Path, folder: Path) -> Path:
+    """Return a new ``.keras`` file in a folder with what Keras may read of another one.
+
+    Raises:
+        ModelError: The file is damaged, too large, or names anything but Keras' own layers and their parts.
+        FileNotFoundError: There is no such file.
+    """
+    checked = folder / "checked.keras"
+    try:
+        with open_regular(path, sum(_MAX_BYTES.values())) as file, zipfile.ZipFile(file) as archive:
+            _check_members(archive)
+            _check_version(_read_json(archive, _VERSION))
+            config = _check_config(_read_json(archive, _CONFIG))
+            with archive.open(_WEIGHTS) as packed, (folder / _WEIGHTS).open("wb") as weights:
+                shutil.copyfileobj(packed, weights)
+        _check_weights(folder / _WEIGHTS)
+        with zipfile.ZipFile(checked, "w") as archive:
+            archive.writestr(_VERSION, "{}")
+            archive.writestr(_CONFIG, json.dumps(config))
+            archive.write(folder / _WEIGHTS, _WEIGHTS)
+        return checked
+    except zipfile.BadZipFile as error:
+        raise ModelError(
+            f"{path} is no ZIP archive as Keras 3 writes it ({get_first_line(error)}). An HDF5 file of Keras 2 is not "
+            "read: build the architecture in Keras 3, model.load_weights(file), and pass the model."
+        ) from error
+    except (OSError, ValueError, KeyError, RecursionError, NotImplementedError, RuntimeError, EOFError) as error:
+        raise_interrupt(error, FileNotFoundError)
+        raise ModelError(f"{path} cannot be read: {get_first_line(error)}.") from error
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+# ------------------------------------------------------------------------------------------------------- the archive
+
+
+def _check_members(archive: zipfile.ZipFile) -> None:
+    members = archive.infolist()
+    names = [member.filename for member in members]
+    others = {*names} - {*_MAX_BYTES}
+    if others:
+        raise ModelError(
+            f"the archive holds {sorted(others)[0]!r}; only {', '.join(_MAX_BYTES)} are read, as layers for images need "
+            f"no other files. {_REMEDY}"
+        )
+    if len(names) != len(_MAX_BYTES):
+        missing = [name for name in _MAX_BYTES if name not in names]
+        raise ModelError(f"the archive {f'lacks {missing[0]}' if missing else 'holds a file twice'}.")
+    for member in members:
+        is_link = stat.S_ISLNK(member.external_attr >> 16)
+        if is_link or member.flag_bits & 1 or member.file_size > _MAX_BYTES[member.filename]:
+            kind = "a link" if is_link else "encrypted" if member.flag_bits & 1 else f"{member.file_size} bytes large"
+            raise ModelError(f"{member.filename} in the archive is {kind}.")
+        if member.file_size > _MAX_RATIO * member.compress_size + 2**20:
+            raise ModelError(f"{member.filename} in the archive unpacks to more than {_MAX_RATIO} times its size.")
+
+
+def _read_json(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
+    """Return an object in JSON, without names that stand twice, and not nested too deeply."""
+    content = json.loads(archive.read(name).decode("utf-8"), object_pairs_hook=_build_object)
+    if not isinstance(content, dict):
+        raise ModelError(f"{name} in the archive holds no JSON object.")
+    return content
+
+
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    built = dict(pairs)
+    if len(built) != len(pairs):
+        raise ModelError("an object in its JSON has a name twice.")
+    return built
+
+
+def _check_version(metadata: Mapping[str, Any]) -> None:
+    version = metadata.get("keras_version")
+    if not isinstance(version, str) or version.partition(".")[0] != "3":
+        raise ModelError(
+            f"it was saved by Keras {str(version)[:20]}, and files of Keras 3 are read; build the architecture in Keras "
+            "3, model.load_weights(file), and pass the model."
+        )
+
+
+# ------------------------------------------------------------------------------------------------- the configuration
+
+
+def _check_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration without how the model was trained, if it names nothing but what may be built."""
+    if not isinstance(config.get("class_name"), str):
+        raise ModelError("its configuration names no class.")
+    for node in _iterate_objects(config, 0):
+        node.pop("compile_config", None)
+        if "class_name" in node:
+            _check_object(node)
+    return config
+
+
+def _iterate_objects(value: Any, depth: int) -> Iterator[dict[str, Any]]:
+    """Yield all objects in JSON, each before those inside of it."""
+    if depth > _MAX_DEPTH:
+        raise ModelError(f"its configuration is nested more than {_MAX_DEPTH} levels deep.")
+    if isinstance(value, int) and abs(value) > _MAX_NUMBER:
+        raise ModelError(f"its configuration has the number {value:g}, and none of a layer is above {_MAX_NUMBER}.")
+    if isinstance(value, dict):
+        yield value
+        parts = [part for key, part in value.items() if key not in _ANY_NUMBER]
+    else:
+        parts = value if isinstance(value, list) else []
+    for part in parts:
+        yield from _iterate_objects(part, depth + 1)
+
+
+def _check_object(node: Mapping[str, Any]) -> None:
+    """Check what an object in the configuration stands for.
+
+    Raises:
+        ModelError: That is no layer, operation, initializer, regularizer, constraint or type of Keras' own.
+    """
+    name, module, config = node["class_name"], node.get("module"), node.get("config")
+    if name in _VALUES and module is None:
+        _check_values(config)
+        return
+    if name == "function":
+        is_allowed = _is_function(module, config) and node.get("registered_name") in (None, config)
+        name = config
+    else:
+        is_allowed = (
+            _is_class(module, name) and node.get("registered_name") in (None, name) and isinstance(config, dict)
+        )
+    if not is_allowed:
+        raise ModelError(
+            f"it names {str(module)[:60]}.{str(name)[:60]}, and only Keras' own layers, operations, initializers, "
+            f"regularizers, constraints and types are built from a file. {_REMEDY}"
+        )
+
+
+def _check_values(config: Any) -> None:
+    """Check that the type of an array in the configuration is one of numbers: others may take any memory, or objects."""
+    dtype = config.get("dtype") if isinstance(config, Mapping) else None
+    if dtype is not None and (
+        not isinstance(dtype, str) or dtype not in {*np.sctypeDict, "bfloat16"} or "str" in dtype
+    ):
+        raise ModelError(f"it holds an array of the type {str(dtype)[:60]!r}; only numbers are read.")
+
+
+def _is_function(module: Any, name: Any) -> bool:
+    """Return True for an activation function of Keras, which is all that layers name by a function."""
+    from keras import activations
+
+    is_home = module in ("builtins", "keras.activations") and isinstance(name, str) and not name.startswith("_")
+    return is_home and name in vars(activations) and name not in ("get", "serialize", "deserialize")
+
+
+def _is_class(module: Any, name: Any) -> bool:
+    """Return True for a class of Keras that a file may name."""
+    if not isinstance(module, str) or not isinstance(name, str) or name in _REFUSED:
+        return False
+    if (module, name) in _MODELS:
+        return True
+    if module in _BASES:
+        home = import_module(module)
+        return _is_subclass(getattr(home, name, None), getattr(home, _BASES[module]))
+    if module == "keras.layers":
+        from keras import layers
+
+        kind = vars(layers).get(name)
+        homes = tuple(f"keras.src.layers.{home}." for home in _LAYER_HOMES)
+        return _is_subclass(kind, layers.Layer) and f"{kind.__module__}.".startswith(homes)
+    home, _, last = module.rpartition(".")
+    if home != "keras.src.ops" or last not in _OPERATION_HOMES:
+        return False
+    from keras import Operation
+
+    kind = vars(import_module(module)).get(name)
+    return _is_subclass(kind, Operation) and kind.__module__ == module
+
+
+def _is_subclass(kind: Any, base: type) -> bool:
+    return isinstance(kind, type) and issubclass(kind, base)
+
+
+# ------------------------------------------------------------------------------------------------------- the weights
+
+
+def _check_weights(path: Path) -> None:
+    """Check that a file of weights holds numbers alone, none of them in other files, and no more than it is large.
+
+    Raises:
+        ModelError: It does not.
+    """
+    import h5py
+
+    size = 0
+    with h5py.File(path, "r") as file:
+        seen, stack = {h5py.h5o.get_info(file.id).addr}, [file]
+        while stack:
+            group = stack.pop()
+            for name in group:
+                if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                    raise ModelError(f"{name[:60]!r} in its weights is a link to another place.")
+                entry = group[name]
+                address = h5py.h5o.get_info(entry.id).addr
+                if address in seen or len(seen) > _MAX_ENTRIES:
+                    raise ModelError(f"its weights hold {name[:60]!r} twice, or too many entries.")
+                seen.add(address)
+                if isinstance(entry, h5py.Group):
+                    stack.append(entry)
+                else:
+                    size += _check_data(entry, name)
+    if size > _MAX_RATIO * path.stat().st_size + 2**20:
+        raise ModelError(f"its weights unpack to more than {_MAX_RATIO} times their size.")
+
+
+def _check_data(data: Any, name: str) -> int:
+    """Return the bytes of numbers in a file of weights."""
+    import h5py
+
+    if (
+        not isinstance(data, h5py.Dataset)
+        or data.external
+        or data.is_virtual
+        or data.dtype.kind not in "biufV"
+        or data.dtype.names
+    ):
+        raise ModelError(f"{name[:60]!r} in its weights is not plain numbers.")
+    filters = data.id.get_create_plist()
+    own = (h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32)
+    if any(filters.get_filter(index)[0] not in own for index in range(filters.get_nfilters())):
+        raise ModelError(f"{name[:60]!r} in its weights is packed by a filter that Keras does not use.")
+    return int(data.nbytes)
