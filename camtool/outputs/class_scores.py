@@ -238,10 +238,12 @@ class FoundLink(NamedTuple):
     Attributes:
         link: The link; ``None`` if the output is an embedding.
         is_assumed: True if the scores are between 0 and 1, and nothing shows whether they are probabilities.
+        left_out: The function at the end of the model that was left out, so that scores are what it is applied to.
     """
 
     link: Link | None
     is_assumed: bool = False
+    left_out: str = ""
 
 
 def find_link(
@@ -260,6 +262,9 @@ def find_link(
         find_final_operation: Returns the name of the function that computed the scores. It is called if scores between
             0 and 1 have no graph.
     """
+    known = getattr(model, "known_link", None)
+    if isinstance(known, FoundLink):
+        return known
     problem = getattr(getattr(model, "config", None), "problem_type", None)
     logits = FoundLink("sigmoid" if problem == "multi_label_classification" else "softmax")
     if output is None:

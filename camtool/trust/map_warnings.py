@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from camtool.evidence.evidence import Evidence
 from camtool.maps import find_limits
-from camtool.outputs.class_scores import Link, find_predicted
+from camtool.outputs.class_scores import FoundLink, Link, find_predicted
 from camtool.targets import ScoreContext, Target
 from camtool.warning_codes import MapWarning, to_map_warning
 
@@ -45,7 +45,7 @@ def find_map_warnings(
     is_empty = has_zero_gradient and find_limits(raw) is None
     return [
         *(_explain_zero_gradient(used, row) if is_empty else find_value_warnings(raw)),
-        *_check_score(target, context, is_link_assumed=evidence[0].forward_pass.find_link().is_assumed),
+        *_check_score(target, context, evidence[0].forward_pass.find_link()),
         *_check_layers(evidence, target, has_zero_gradient=has_zero_gradient),
     ]
 
@@ -72,11 +72,11 @@ def find_value_warnings(raw: NDArray[Any]) -> Iterator[MapWarning]:
         )
 
 
-def _check_score(target: Target, context: ScoreContext, *, is_link_assumed: bool) -> Iterator[MapWarning]:
+def _check_score(target: Target, context: ScoreContext, found: FoundLink) -> Iterator[MapWarning]:
     """Warn if the score is or may be a probability, if the model does not predict the class, or if the target warns."""
     classes = _list_classes(target)
     if classes:
-        yield from _check_link(target, context.link, is_assumed=is_link_assumed)
+        yield from _check_link(target, context.link, found)
         yield from _check_rank(target, classes, context)
     yield from _check_presence(target, classes, context)
     for warning in target.get_warnings(context):
@@ -96,8 +96,13 @@ def _name_kind(target: Target) -> str:
     return "group" if target.get_class_index() is None else "class"
 
 
-def _check_link(target: Target, link: Link | None, *, is_assumed: bool) -> Iterator[MapWarning]:
-    """Warn if the score of classes is a probability, or if nothing shows that it is none."""
+def _check_link(target: Target, link: Link | None, found: FoundLink) -> Iterator[MapWarning]:
+    """Warn if the score of classes is a probability, or if nothing shows that it is none; say what was left out."""
+    if found.left_out:
+        yield MapWarning(
+            f"The model ends in a {found.left_out}; the score is the logit before it, of the layer's own weights.",
+            "logit-before-activation",
+        )
     if link == "identity":
         yield MapWarning(
             "The score is a probability, whose gradient vanishes close to 1: let the model return its logits, without "
@@ -105,7 +110,7 @@ def _check_link(target: Target, link: Link | None, *, is_assumed: bool) -> Itera
             "probability-score",
         )
     # The target of a user who asks for a probability is its own.
-    if is_assumed and target.to_probability() is not target:
+    if found.is_assumed and target.to_probability() is not target:
         index = target.get_class_index()
         remedy = "return logits instead" if index is None else f'pass target_class=Probability({index}, of="identity")'
         yield MapWarning(

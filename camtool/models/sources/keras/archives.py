@@ -15,8 +15,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from camtool.arguments.regular_files import open_regular
 from camtool.errors import ModelError, raise_interrupt
 from camtool.models.sources.source import get_first_line
@@ -73,12 +71,15 @@ _MODELS = {
     ("keras", "SeedGenerator"),
 }
 
+# Types of arrays in a configuration.
+_NUMBERS = [f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (8, 16, 32, 64)] + ["bool", "bfloat16"]
+
 # What stands for values instead of objects. A function in place of them, ``__lambda__``, is not among them.
 _VALUES = {"__keras_tensor__", "__tensor__", "__numpy__", "__ellipsis__", "__slice__", "__bytes__"}
 
 _REMEDY = (
-    "Build the model in Python, or load it there with keras.saving.load_model if you trust the file, and pass the model "
-    "instead of the file."
+    "Build the model in Python, or load it there with keras.saving.load_model if you trust the file, and pass the "
+    "model instead of the file."
 )
 
 
@@ -124,8 +125,8 @@ def _check_members(archive: zipfile.ZipFile) -> None:
     others = {*names} - {*_MAX_BYTES}
     if others:
         raise ModelError(
-            f"the archive holds {sorted(others)[0]!r}; only {', '.join(_MAX_BYTES)} are read, as layers for images need "
-            f"no other files. {_REMEDY}"
+            f"the archive holds {min(others)!r}; only {', '.join(_MAX_BYTES)} are read, as layers for images "
+            f"need no other files. {_REMEDY}"
         )
     if len(names) != len(_MAX_BYTES):
         missing = [name for name in _MAX_BYTES if name not in names]
@@ -158,8 +159,8 @@ def _check_version(metadata: Mapping[str, Any]) -> None:
     version = metadata.get("keras_version")
     if not isinstance(version, str) or version.partition(".")[0] != "3":
         raise ModelError(
-            f"it was saved by Keras {str(version)[:20]}, and files of Keras 3 are read; build the architecture in Keras "
-            "3, model.load_weights(file), and pass the model."
+            f"it was saved by Keras {str(version)[:20]}, and files of Keras 3 are read; build the architecture in "
+            "Keras 3, model.load_weights(file), and pass the model."
         )
 
 
@@ -206,9 +207,8 @@ def _check_object(node: Mapping[str, Any]) -> None:
         is_allowed = _is_function(module, config) and node.get("registered_name") in (None, config)
         name = config
     else:
-        is_allowed = (
-            _is_class(module, name) and node.get("registered_name") in (None, name) and isinstance(config, dict)
-        )
+        is_own_name = node.get("registered_name") in (None, name) and isinstance(config, dict)
+        is_allowed = is_own_name and _is_class(module, name)
     if not is_allowed:
         raise ModelError(
             f"it names {str(module)[:60]}.{str(name)[:60]}, and only Keras' own layers, operations, initializers, "
@@ -217,11 +217,9 @@ def _check_object(node: Mapping[str, Any]) -> None:
 
 
 def _check_values(config: Any) -> None:
-    """Check that the type of an array in the configuration is one of numbers: others may take any memory, or objects."""
+    """Check that the type of an array in the configuration is one of numbers, which have a known size."""
     dtype = config.get("dtype") if isinstance(config, Mapping) else None
-    if dtype is not None and (
-        not isinstance(dtype, str) or dtype not in {*np.sctypeDict, "bfloat16"} or "str" in dtype
-    ):
+    if dtype is not None and dtype not in _NUMBERS:
         raise ModelError(f"it holds an array of the type {str(dtype)[:60]!r}; only numbers are read.")
 
 
@@ -248,8 +246,7 @@ def _is_class(module: Any, name: Any) -> bool:
         kind = vars(layers).get(name)
         homes = tuple(f"keras.src.layers.{home}." for home in _LAYER_HOMES)
         return _is_subclass(kind, layers.Layer) and f"{kind.__module__}.".startswith(homes)
-    home, _, last = module.rpartition(".")
-    if home != "keras.src.ops" or last not in _OPERATION_HOMES:
+    if module not in {f"keras.src.ops.{home}" for home in _OPERATION_HOMES}:
         return False
     from keras import Operation
 
@@ -297,13 +294,8 @@ def _check_data(data: Any, name: str) -> int:
     """Return the bytes of numbers in a file of weights."""
     import h5py
 
-    if (
-        not isinstance(data, h5py.Dataset)
-        or data.external
-        or data.is_virtual
-        or data.dtype.kind not in "biufV"
-        or data.dtype.names
-    ):
+    is_plain = isinstance(data, h5py.Dataset) and data.dtype.kind in "biufV" and not data.dtype.names
+    if not is_plain or data.external or data.is_virtual:
         raise ModelError(f"{name[:60]!r} in its weights is not plain numbers.")
     filters = data.id.get_create_plist()
     own = (h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32)

@@ -1,7 +1,7 @@
 """The layers and operations of a Keras model as modules, whose calls hooks of torch see.
 
-Keras overrides ``__call__``, so no hook of torch runs on its layers, although they are modules. While a model runs, each
-call of an operation that has hooks goes through a module of its own, :class:`KerasLayer`. Images and grids are
+Keras overrides ``__call__``, so no hook of torch runs on its layers, although they are modules. While a model runs,
+each call of an operation that has hooks goes through a module of its own, :class:`KerasLayer`. Images and grids are
 ``(N, C, H, W)`` there, as in torch: Keras' own ``(N, H, W, C)`` are permuted, which copies nothing.
 """
 
@@ -29,7 +29,7 @@ _TORCH_KINDS: dict[str, type[nn.Module]] = {
     **{
         f"{name}{axes}D": getattr(nn, f"{of_torch}{axes}d")
         for name, of_torch in (("Conv", "Conv"), ("MaxPooling", "MaxPool"), ("AveragePooling", "AvgPool"))
-        for axes in (1, 2, 3)
+        for axes in (2, 3)
     },
 }
 
@@ -47,7 +47,9 @@ class KerasLayer(nn.Module):
         is_final: Whether its softmax or sigmoid is the last step of the model. It is then left out here.
     """
 
-    def __init__(self, operation: Any, has_channels_last: bool | None) -> None:
+    operation: Any
+
+    def __init__(self, operation: Any, *, has_channels_last: bool | None) -> None:
         nn.Module.__init__(self)  # and not that of the class of torch beside this one
         # Past nn.Module.__setattr__, which would register Keras' own module as a part of this one.
         self.__dict__["operation"] = operation
@@ -57,10 +59,16 @@ class KerasLayer(nn.Module):
             if isinstance(variable.value, nn.Parameter):
                 self.register_parameter(variable.name.replace(".", "_"), variable.value)
         kernel = self._parameters.get("kernel")
-        if kernel is not None and isinstance(self, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        if kernel is not None and isinstance(self, (nn.Conv2d, nn.Conv3d)):
             self.groups, self.stride, self.dilation = operation.groups, operation.strides, operation.dilation_rate
             self.in_channels, self.out_channels = kernel.shape[-2] * operation.groups, kernel.shape[-1]
             self.kernel_size = tuple(kernel.shape[:-2])
+
+    @property
+    def classes(self) -> int | None:
+        """The number of channels that its kernel makes; None for a layer without one."""
+        kernel = self._parameters.get("kernel")
+        return None if kernel is None else kernel.shape[-1]
 
     @property
     def weight(self) -> Tensor | None:
@@ -101,7 +109,7 @@ def move_channels(structure: Any, start: int, end: int) -> Any:
     return map_tensors(structure, lambda tensor: tensor.movedim(start, end) if tensor.ndim >= _IMAGE_AXES else tensor)
 
 
-def make_layer(operation: Any, has_channels_last: bool | None) -> KerasLayer:
+def make_layer(operation: Any, *, has_channels_last: bool | None) -> KerasLayer:
     """Return the module of a layer or operation. Its class has Keras' name, and is one of torch's that means the same.
 
     Raises:
@@ -114,22 +122,22 @@ def make_layer(operation: Any, has_channels_last: bool | None) -> KerasLayer:
     name = type(operation).__name__
     is_known = name in _TORCH_KINDS and type(operation).__module__.startswith("keras.")
     bases = (KerasLayer, _TORCH_KINDS[name]) if is_known else (KerasLayer,)
-    layer: KerasLayer = type(name, bases, {})(operation, has_channels_last)
+    layer: KerasLayer = type(name, bases, {})(operation, has_channels_last=has_channels_last)
     return layer
 
 
 # ------------------------------------------------------------------------------------------ the softmax at the end
 
 
-def find_link(operation: Any) -> Literal["softmax", "sigmoid"] | None:
-    """Return the function that a layer or operation of Keras' own ends in, if it makes probabilities of logits."""
+def find_activation(operation: Any) -> Literal["softmax", "sigmoid", "linear"] | None:
+    """Return the function that a layer or operation of Keras' own ends in; None for any other."""
     kind = type(operation)
     if not kind.__module__.startswith("keras."):
         return None
+    name = kind.__name__.lower()
     if kind.__name__ in _WITH_ACTIVATION:
         name = getattr(operation.activation, "__name__", "")
-        return name if name in ("softmax", "sigmoid") else None  # type: ignore[return-value]
-    return {"Softmax": "softmax", "Sigmoid": "sigmoid"}.get(kind.__name__)  # type: ignore[return-value]
+    return name if name in ("softmax", "sigmoid", "linear") else None  # type: ignore[return-value]
 
 
 def _compute_logits(operation: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import sys
+import warnings
 import weakref
 from collections.abc import Iterator
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,12 +20,13 @@ from camtool.hooks.private_torch import convert_tensors_of_module, find_hooked_m
 from camtool.hooks.structures.nested_tensors import find_tensors, map_tensors
 from camtool.models.sources.keras.layers import (
     KerasLayer,
-    find_link,
+    find_activation,
     get_original,
     make_layer,
     move_channels,
     take_calls,
 )
+from camtool.outputs.class_scores import FoundLink
 
 # The module of each Keras model that was explained, for as long as that lives.
 _MODULES: WeakKeyDictionary[nn.Module, KerasModel] = WeakKeyDictionary()
@@ -78,9 +79,11 @@ class KerasModel(nn.Module):
         keep: Keep the model alive; otherwise the caller must.
 
     Attributes:
-        config: Says that the labels are independent, if the model ends in a sigmoid.
-        final: The layer whose softmax or sigmoid is left out; None if there is none, or if the model did not run yet.
+        ends: The layers that compute the outputs; None before the first forward pass.
+        known_link: What its outputs are; None if its last layer does not show it.
     """
+
+    _whole: weakref.ref[nn.Module]
 
     def __init__(self, whole: nn.Module, *, keep: bool = True) -> None:
         super().__init__()
@@ -89,9 +92,8 @@ class KerasModel(nn.Module):
         # That of the images; layers that do not say it have the same, unless layers disagree.
         self._format = formats[0] if formats else sys.modules["keras"].config.image_data_format()
         self.has_channels_last, self._is_certain = self._format == "channels_last", len({*formats}) < 2
-        self.final: KerasLayer | None = None
-        self.config: SimpleNamespace | None = None
-        self._is_examined = False
+        self.ends: list[KerasLayer] | None = None
+        self.known_link: FoundLink | None = None
         self._known: dict[int, KerasLayer] = {}
         self._add_layers(self, whole)
         self._steps = [id(step) for step in _list_steps(whole)]
@@ -109,7 +111,7 @@ class KerasModel(nn.Module):
         """Return True if the model has the layers that it had when this module was made."""
         return [id(step) for step in _list_steps(self.keras_model)] == self._steps
 
-    def find_layer(self, layer: object) -> object:
+    def find_layer(self, layer: str | nn.Module) -> str | nn.Module:
         """Return the module of a layer of Keras, or of the only one with this name; others as they are.
 
         A name is that in Keras, also of a layer in a nested model, whose own name may stand before it.
@@ -132,8 +134,8 @@ class KerasModel(nn.Module):
             args, named = ((named,) if named else args if len(args) == 1 else ([*args],)), {}
         device = next(iter(find_tensors((args, named)))).device
         with keras.device(str(device)):
-            if not self._is_examined:
-                self._find_final(args, named)
+            if self.ends is None:
+                self._find_ends(args, named)
             return self._run(args, named)
 
     def _run(self, args: Any, named: Any) -> Any:
@@ -145,15 +147,15 @@ class KerasModel(nn.Module):
             return output
 
         hooked = find_hooked_modules(self._known.values()) if not has_global_hooks() else [*self._known.values()]
-        taken = dict.fromkeys([*hooked, *([self.final] if self.final else ())])
+        taken = dict.fromkeys([*hooked, *(layer for layer in self.ends or () if layer.is_final)])
         with take_calls((layer.operation, partial(run, layer)) for layer in taken):
             output = self.keras_model(*args, **named, training=False)
         replaced = {id(after): before for after, before in logits if before is not None}
         output = map_tensors(output, lambda tensor: replaced.get(id(tensor), tensor))
         return move_channels(output, -1, 1) if self.has_channels_last else output
 
-    def _find_final(self, args: Any, named: Any) -> None:
-        """Find the layer whose softmax or sigmoid is the last step of the model, by a forward pass."""
+    def _find_ends(self, args: Any, named: Any) -> None:
+        """Find the layers that compute the outputs, and the softmax or sigmoid in them, by a forward pass."""
         makers: dict[int, tuple[KerasLayer, Tensor]] = {}
 
         def note(layer: KerasLayer, *given: Any, **options: Any) -> Any:
@@ -161,16 +163,16 @@ class KerasModel(nn.Module):
             makers[id(output)] = layer, output  # which keeps it, so that its id is not used again
             return output
 
-        candidates = [layer for layer in self._known.values() if find_link(layer.operation)]
+        candidates = [layer for layer in self._known.values() if find_activation(layer.operation)]
         with torch.no_grad(), take_calls((layer.operation, partial(note, layer)) for layer in candidates):
             output = self.keras_model(*args, **named, training=False) if candidates else None
-        for tensor in find_tensors(output):
-            if id(tensor) in makers:
-                self.final, _ = makers[id(tensor)]
-                self.final.is_final = True
-                if find_link(self.final.operation) == "sigmoid" and tensor.shape[1] > 1:
-                    self.config = SimpleNamespace(problem_type="multi_label_classification")
-        self._is_examined = True
+        self.ends = [makers[id(tensor)][0] for tensor in find_tensors(output) if id(tensor) in makers]
+        for layer in self.ends:
+            layer.is_final = find_activation(layer.operation) != "linear"
+        if self.ends:
+            kind, left_out = find_activation(self.ends[0].operation), self.ends[0].is_final
+            has_labels = kind == "sigmoid" and self.ends[0].classes != 1
+            self.known_link = FoundLink("sigmoid" if has_labels else "softmax", left_out=str(kind) if left_out else "")
 
     def _to_keras(self, structure: Any) -> Any:
         return move_channels(structure, 1, -1) if self.has_channels_last else structure
@@ -180,7 +182,9 @@ class KerasModel(nn.Module):
             layer = self._known.get(id(step))
             if layer is None:
                 layout = getattr(step, "data_format", None) or (self._format if self._is_certain else None)
-                layer = self._known[id(step)] = make_layer(step, layout and layout == "channels_last")
+                layer = self._known[id(step)] = make_layer(
+                    step, has_channels_last=None if layout is None else layout == "channels_last"
+                )
                 self._add_layers(layer, step)
             name = step.name.replace(".", "_")
             while hasattr(parent, name):
@@ -193,13 +197,21 @@ class KerasModel(nn.Module):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KerasModel:
-        return KerasModel(copy.deepcopy(self.keras_model, memo))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Keras reads weights as NumPy 2 will not allow
+            return KerasModel(copy.deepcopy(self.keras_model, memo))
+
+
+def get_graph(operation: Any) -> Any | None:
+    """Return what has the operations of a functional or a Sequential model in their order; None for others."""
+    graph = getattr(operation, "_functional", None) or operation
+    return graph if hasattr(graph, "operations") else None
 
 
 def _list_steps(operation: Any) -> Iterator[Any]:
     """Yield the layers and operations that a model or a layer calls, but for its inputs."""
-    graph = getattr(operation, "_functional", None) or operation  # what a Sequential model runs
-    for step in getattr(graph, "operations", None) or getattr(graph, "_layers", ()):
+    graph = get_graph(operation)
+    for step in getattr(operation, "_layers", ()) if graph is None else graph.operations:
         if type(step).__name__ != "InputLayer":
             yield step
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from camtool.models.photo_transforms import IMAGENET, Channels, Preprocessing
-from camtool.models.sources.keras.model import KerasModel
+from camtool.models.sources.keras.model import KerasModel, get_graph
 from camtool.warning_codes import MapWarning
 
-# For networks of keras.applications that do not prepare photos themselves: the name of the model, the name of one of its
+# For networks of keras.applications that do not prepare photos themselves: the name of the model, that of one of its
 # layers, and the mode of its preprocess_input.
 _NETWORKS = (
     ("vgg(16|19)", "block5_conv3", "caffe"),
@@ -36,18 +37,10 @@ _MODES: dict[str, tuple[Channels, tuple[float, ...], tuple[float, ...]]] = {
 
 # Layers and operations that only prepare: arithmetic, and what changes photos in training, or their size.
 _ARITHMETIC = (
-    "Add",
-    "Cast",
-    "Divide",
-    "Flip",
-    "GetItem",
-    "Multiply",
-    "Normalization",
-    "Rescaling",
-    "Subtract",
+    *("Add", "Cast", "Divide", "Flip", "GetItem", "Multiply", "Normalization", "Rescaling", "Stack", "Subtract"),
     "TrueDivide",
 )
-_INACTIVE = ("Random", "Resizing", "CenterCrop")
+_INACTIVE = ("Random", "Resizing", "CenterCrop", "InputLayer")
 
 _ORDERS: dict[int, Channels] = {1: "gray", 3: "rgb"}
 
@@ -57,9 +50,9 @@ _MOST_NORMALIZED = 10.0
 
 def read_image_size(model: KerasModel) -> tuple[int, int] | None:
     """Return the size (H, W) of the images that a model takes; None if it takes any."""
-    shape = _get_image_shape(model)
-    sides = (shape[1:3] if model.has_channels_last else shape[2:4]) if shape else ()
-    return sides if len(sides) == 2 and all(sides) else None  # type: ignore[return-value]
+    shape = _get_image_shape(model) or (None,) * 4
+    height, width = shape[1:3] if model.has_channels_last else shape[2:]
+    return None if height is None or width is None else (height, width)
 
 
 def build_transform(model: KerasModel) -> Preprocessing | None:
@@ -68,20 +61,21 @@ def build_transform(model: KerasModel) -> Preprocessing | None:
     Photos are stretched to the size of its input, as Keras' own functions do.
     """
     shape = _get_image_shape(model)
-    channels = shape[-1 if model.has_channels_last else 1] if shape else None
-    if channels not in (1, 3):
+    channels = (shape[3] if model.has_channels_last else shape[1]) if shape else None
+    if channels is None or channels not in _ORDERS:
         return None
-    steps, network = _read_start(model.keras_model)
-    scale, mode = _measure_scale(steps, channels, model) if steps else None, _find_mode(network)
+    values = torch.tensor([0.0, 1.0, 255.0])[:, None, None, None]
+    values = values.expand((3, 1, 1, channels) if model.has_channels_last else (3, channels, 1, 1))
+    with torch.no_grad():
+        network, prepared = _prepare_values(model.keras_model, values)
+    scale, mode = _find_scale(prepared), _find_mode(network)
     notes: list[str] = []
     if scale is not None:
         order, mean, std = _ORDERS[channels], (0.0,) * channels, (scale,) * channels
-    elif mode is not None and not steps and channels == 3:
+    elif mode is not None and prepared is values and channels == 3:
         order, mean, std = _MODES[mode]
-        text = (
-            f"The photo was prepared as preprocess_input of keras.applications does for {network.name}, mode {mode!r}"
-        )
-        notes.append(f"{text}. If the weights were trained on other values, pass transform=.")
+        text = f"The photo was prepared as preprocess_input of keras.applications does for {network.name} ({mode!r})."
+        notes.append(f"{text} If the weights were trained on other values, pass transform=.")
     else:
         return None
     size = read_image_size(model)
@@ -91,10 +85,10 @@ def build_transform(model: KerasModel) -> Preprocessing | None:
     return Preprocessing(size or (224, 224), mean, std, order, warnings, "stretch")
 
 
-def _get_image_shape(model: KerasModel) -> tuple[int | None, ...] | None:
+def _get_image_shape(model: KerasModel) -> tuple[int | None, int | None, int | None, int | None] | None:
     """Return the shape of the only input of a model if that is one of images."""
-    inputs = getattr(model.keras_model, "inputs", None) or ()
-    return tuple(inputs[0].shape) if len(inputs) == 1 and len(inputs[0].shape) == 4 else None
+    inputs: Sequence[Any] = getattr(model.keras_model, "inputs", None) or ()
+    return inputs[0].shape if len(inputs) == 1 and len(inputs[0].shape) == 4 else None
 
 
 def _find_mode(network: Any) -> str | None:
@@ -104,48 +98,42 @@ def _find_mode(network: Any) -> str | None:
     return next(found, None)
 
 
-def _read_start(whole: Any) -> tuple[list[Any], Any]:
-    """Return the calls of the first layers that only prepare photos, and the layer or network behind them."""
-    steps: list[Any] = []
-    for node in _iterate_chain(whole):
-        kind = type(node.operation).__name__
-        if kind not in _ARITHMETIC and not kind.startswith(_INACTIVE):
-            return steps, node.operation
-        steps.append(node)
-    return steps, whole
-
-
-def _iterate_chain(whole: Any) -> Iterator[Any]:
-    """Yield the calls in a model from its input on, for as long as the result of each is read by one other call."""
-    graph = getattr(whole, "_functional", None) or whole
-    tensors = getattr(graph, "inputs", None) or ()
-    while len(tensors) == 1 and _find_mode(whole) is None:
-        nodes = [node for step in graph.operations for node in step._inbound_nodes]
-        readers = [node for node in nodes if any(tensor is tensors[0] for tensor in node.input_tensors)]
-        if len(readers) != 1:
-            return
-        inner = readers[0].operation
-        if hasattr(inner, "operations") or hasattr(inner, "_functional"):
-            yield from _iterate_chain(inner)
-        if not hasattr(inner, "operations") or _find_mode(inner) is not None:
-            yield readers[0]
-        tensors = readers[0].outputs
-
-
-def _measure_scale(steps: list[Any], channels: int, model: KerasModel) -> float | None:
-    """Return what stands for the step between two levels of a photo, 1 / 255 in [0, 1], in the input of first layers.
+def _prepare_values(whole: Any, values: Tensor) -> tuple[Any, Tensor]:
+    """Run the first layers of a model, which only prepare photos.
 
     Returns:
-        1 / 255 for a model that takes bytes, 1 for one that takes values in [0, 1]; None if that is not clear.
+        The first layer or network behind them, and its input; None and the output if there is nothing else.
     """
-    values = torch.tensor([0.0, 1.0, 255.0])[:, None, None, None]
-    values = values.expand((3, 1, 1, channels) if model.has_channels_last else (3, channels, 1, 1))
-    with torch.no_grad():
-        for node in steps:
-            if not type(node.operation).__name__.startswith(_INACTIVE):
-                args, named = node.arguments.fill_in({id(tensor): values for tensor in node.input_tensors})
-                values = node.operation(*args, **named)
-    black, one, white = values.flatten(1).cpu()
+    graph = get_graph(whole)
+    if graph is None or len(graph.inputs) != 1:
+        return whole, values
+    known = {id(graph.inputs[0]): values}
+    for node in [node for step in graph.operations for node in step._inbound_nodes]:
+        tensors, (step, kind) = node.input_tensors, (node.operation, type(node.operation).__name__)
+        if not tensors or not all(id(tensor) in known for tensor in tensors):
+            continue
+        output = known[id(tensors[0])]
+        if kind in _ARITHMETIC:
+            args, named = node.arguments.fill_in(known)
+            output = step(*args, **named)
+        elif not kind.startswith(_INACTIVE):
+            rest, output = _prepare_values(step, output) if _find_mode(step) is None else (step, output)
+            if rest is not None:
+                return rest, output
+        known[id(node.outputs[0])] = output
+    return None, known.get(id(graph.outputs[0]), values)
+
+
+def _find_scale(prepared: Tensor) -> float | None:
+    """Return by what a photo in [0, 1] is divided for a model: 1 / 255 if it takes bytes, 1 if it takes these values.
+
+    Args:
+        prepared: ``(3, ...)``, what the first layers make of photos whose values are 0, 1 and 255.
+
+    Returns:
+        None if that is not clear.
+    """
+    black, one, white = prepared.flatten(1).cpu()
     slope, range_of_bytes = float((one - black).abs().max()), float((white - black).abs().max())
     if range_of_bytes <= _MOST_NORMALIZED or float(black.min()) < -_MOST_NORMALIZED:
         return 1 / 255

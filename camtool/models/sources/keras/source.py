@@ -41,7 +41,7 @@ class KerasSource(Source):
         """Load a file, which is checked before: it runs no code, and names Keras' own layers alone.
 
         Raises:
-            ModelError: It cannot be read, it names something else, or Keras is missing, too old, or has another backend.
+            ModelError: It cannot be read or names something else, or Keras is missing, too old, or on another backend.
         """
         if weights is not None:
             raise ModelError(f"weights: {name} holds its own weights; leave weights= (--weights) out.")
@@ -54,9 +54,7 @@ class KerasSource(Source):
                 model = KerasModel(keras.saving.load_model(str(checked), compile=False, safe_mode=True))
             except Exception as error:
                 raise_interrupt(error, CamtoolError)
-                raise ModelError(
-                    f"{name} cannot be read by Keras {keras.__version__}: {get_first_line(error)}."
-                ) from error
+                raise ModelError(f"Keras {keras.__version__} cannot read {name}: {get_first_line(error)}.") from error
         return Loaded(model, build_transform(model))
 
     def is_offline(self, name: str, weights: str | None) -> bool:
