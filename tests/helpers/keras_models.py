@@ -20,7 +20,7 @@ def compute_logits(model: Any, last_input: Tensor) -> Tensor:
 
 
 def explain_by_hand(model: Any, layer: Any, images: Tensor, index: int) -> Tensor:
-    """Return Grad-CAM ``(h, w)`` of the first image ``(N, H, W, C)``, from a model with two outputs, as Keras shows it."""
+    """Return Grad-CAM ``(h, w)`` of the first image ``(N, H, W, C)``, from a model with two outputs."""
     part = keras.Model(model.inputs, [layer.output, model.layers[-1].input])
     grid, last = part(images, training=False)
     return weigh(grid, compute_logits(model, last)[0, index])

@@ -35,7 +35,7 @@ def build() -> Any:
 def saved(tmp_path_factory) -> Path:
     model, path = build(), tmp_path_factory.mktemp("keras") / "model.keras"
     model.compile("adam", "sparse_categorical_crossentropy")
-    with pytest.warns(DeprecationWarning):  # Keras reads weights so
+    with pytest.warns(DeprecationWarning, match="__array__"):  # Keras reads weights so
         model.save(path)
     return path
 
@@ -92,7 +92,7 @@ def test_what_does_not_belong_to_a_file_is_refused(saved, options, words):
 def test_a_file_that_is_missing_or_no_file(tmp_path):
     with pytest.raises(ModelError, match="there is no such file"):
         camtool.load(tmp_path / "none.keras")
-    with pytest.raises(ModelError, match="a URL|download"):
+    with pytest.raises(ModelError, match=r"a URL|download"):
         camtool.load("https://example.org/model.keras")
 
 
@@ -213,6 +213,16 @@ def test_what_a_compiled_model_names_is_not_built(saved, tmp_path):
     assert camtool.load(str(path)).model.get_submodule("grid") is not None
 
 
+def test_layers_that_the_file_has_no_weights_for_take_no_memory(saved, tmp_path):
+    members = read(saved)
+    config = json.loads(members[CONFIG])
+    config["config"]["layers"][-1]["config"]["units"] = 2**24
+    config["config"]["layers"][-3]["config"]["filters"] = 2**24
+    path = write(tmp_path / "model.keras", {**members, CONFIG: json.dumps(config).encode()})
+    with pytest.raises(ModelError, match=r"its layers have 281\d+ weights, and the file has 127"):
+        camtool.load(str(path))
+
+
 # ------------------------------------------------------------------------------------------------------- the archive
 
 
@@ -260,7 +270,9 @@ def write_encrypted(path: Path, members: dict[str, bytes]) -> None:
 
 
 def nest(depth: int) -> bytes:
-    return b'{"class_name": ' + b'{"a": ' * depth + b"1" + b"}" * depth + b"}"
+    return (
+        b'{"class_name": "function", "module": "builtins", "config": "relu", "a": ' + b"[" * depth + b"]" * depth + b"}"
+    )
 
 
 HOSTILE_ARCHIVES: dict[str, tuple[Callable[[Path, dict[str, bytes]], Any], str]] = {
@@ -287,7 +299,13 @@ HOSTILE_ARCHIVES: dict[str, tuple[Callable[[Path, dict[str, bytes]], Any], str]]
     "a name twice in an object": (change(CONFIG, b'{"class_name": "A", "class_name": "B"}'), "a name twice"),
     "deep JSON": (change(CONFIG, nest(90_000)), "cannot be read|deep"),
     "rather deep JSON": (
-        change(CONFIG, b'{"class_name": "A", "a": ' + b"[" * 200 + b"]" * 200 + b"}"),
+        change(
+            CONFIG,
+            b'{"class_name": "function", "module": "builtins", "config": "relu", "a": '
+            + b"[" * 200
+            + b"]" * 200
+            + b"}",
+        ),
         "100 levels deep",
     ),
     "a number of a million digits": (change(CONFIG, b'{"a": ' + b"9" * 10**6 + b"}"), "cannot be read"),

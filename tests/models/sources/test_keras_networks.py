@@ -12,12 +12,16 @@ from tests.helpers.keras_models import explain_by_hand, explain_nested_by_hand, 
 
 # Keras pads by another rule in NASNet's cells on torch, and does not build it.
 NETWORKS = sorted(name for name in vars(keras.applications) if name[0].isupper() and not name.startswith("NASNet"))
-SHAPE = (96, 96, 3)
+
+
+def choose_shape(name: str) -> tuple[int, int, int]:
+    """Return a shape of images, with which the last grid has more than one cell."""
+    return (160, 160, 3) if name.startswith("Inception") else (96, 96, 3)
 
 
 def build(name: str, **options: Any) -> Any:
     keras.utils.set_random_seed(0)
-    return getattr(keras.applications, name)(weights=None, input_shape=SHAPE, **options)
+    return getattr(keras.applications, name)(weights=None, input_shape=choose_shape(name), **options)
 
 
 def find_last_grid(model: Any) -> Any:
@@ -28,7 +32,7 @@ def find_last_grid(model: Any) -> Any:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_last_grid_is_explained_as_by_hand(name):
-    model, images = build(name, classes=5), torch.rand(1, *SHAPE)
+    model, images = build(name, classes=5), torch.rand(1, *choose_shape(name))
     result = camtool.explain(model, images[0].permute(2, 0, 1), 1)
     layer = find_last_grid(model)
     expected = explain_by_hand(model, layer, images, 1)
@@ -39,10 +43,10 @@ def test_the_last_grid_is_explained_as_by_hand(name):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_so_is_that_of_a_network_nested_in_a_tuned_head(name):
-    base, images = build(name, include_top=False), torch.rand(1, *SHAPE)
+    base, images = build(name, include_top=False), torch.rand(1, *choose_shape(name))
     model = keras.Sequential(
         [
-            keras.Input(SHAPE),
+            keras.Input(choose_shape(name)),
             base,
             keras.layers.GlobalAveragePooling2D(),
             keras.layers.Dropout(0.2),

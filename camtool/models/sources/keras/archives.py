@@ -75,7 +75,7 @@ _MODELS = {
 _NUMBERS = [f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (8, 16, 32, 64)] + ["bool", "bfloat16"]
 
 # What stands for values instead of objects. A function in place of them, ``__lambda__``, is not among them.
-_VALUES = {"__keras_tensor__", "__tensor__", "__numpy__", "__ellipsis__", "__slice__", "__bytes__"}
+_VALUES = ("__keras_tensor__", "__tensor__", "__numpy__", "__ellipsis__", "__slice__", "__bytes__")
 
 _REMEDY = (
     "Build the model in Python, or load it there with keras.saving.load_model if you trust the file, and pass the "
@@ -98,12 +98,14 @@ def copy_checked(path: Path, folder: Path) -> Path:
             config = _check_config(_read_json(archive, _CONFIG))
             with archive.open(_WEIGHTS) as packed, (folder / _WEIGHTS).open("wb") as weights:
                 shutil.copyfileobj(packed, weights)
-        _check_weights(folder / _WEIGHTS)
+        _check_size(config, _count_numbers(folder / _WEIGHTS))
         with zipfile.ZipFile(checked, "w") as archive:
             archive.writestr(_VERSION, "{}")
             archive.writestr(_CONFIG, json.dumps(config))
             archive.write(folder / _WEIGHTS, _WEIGHTS)
         return checked
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
     except zipfile.BadZipFile as error:
         raise ModelError(
             f"{path} is no ZIP archive as Keras 3 writes it ({get_first_line(error)}). An HDF5 file of Keras 2 is not "
@@ -112,8 +114,6 @@ def copy_checked(path: Path, folder: Path) -> Path:
     except (OSError, ValueError, KeyError, RecursionError, NotImplementedError, RuntimeError, EOFError) as error:
         raise_interrupt(error, FileNotFoundError)
         raise ModelError(f"{path} cannot be read: {get_first_line(error)}.") from error
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from error
 
 
 # ------------------------------------------------------------------------------------------------------- the archive
@@ -261,15 +261,25 @@ def _is_subclass(kind: Any, base: type) -> bool:
 # ------------------------------------------------------------------------------------------------------- the weights
 
 
-def _check_weights(path: Path) -> None:
-    """Check that a file of weights holds numbers alone, none of them in other files, and no more than it is large.
+def _check_size(config: dict[str, Any], count: int) -> None:
+    """Check that a model has no more weights than its file, by building it without memory for them."""
+    import keras
+
+    with keras.device("meta"):
+        needed = keras.saving.deserialize_keras_object(config, safe_mode=True).count_params()
+    if needed > count:
+        raise ModelError(f"its layers have {needed} weights, and the file has {count}.")
+
+
+def _count_numbers(path: Path) -> int:
+    """Return how many numbers a file of weights holds: numbers alone, in this file, and no more than it is large.
 
     Raises:
         ModelError: It does not.
     """
     import h5py
 
-    size = 0
+    size = count = 0
     with h5py.File(path, "r") as file:
         seen, stack = {h5py.h5o.get_info(file.id).addr}, [file]
         while stack:
@@ -285,13 +295,15 @@ def _check_weights(path: Path) -> None:
                 if isinstance(entry, h5py.Group):
                     stack.append(entry)
                 else:
-                    size += _check_data(entry, name)
+                    _check_data(entry, name)
+                    size, count = size + entry.nbytes, count + entry.size
     if size > _MAX_RATIO * path.stat().st_size + 2**20:
         raise ModelError(f"its weights unpack to more than {_MAX_RATIO} times their size.")
+    return int(count)
 
 
-def _check_data(data: Any, name: str) -> int:
-    """Return the bytes of numbers in a file of weights."""
+def _check_data(data: Any, name: str) -> None:
+    """Check that what a name in a file of weights stands for is numbers in that file."""
     import h5py
 
     is_plain = isinstance(data, h5py.Dataset) and data.dtype.kind in "biufV" and not data.dtype.names
@@ -301,4 +313,3 @@ def _check_data(data: Any, name: str) -> int:
     own = (h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32)
     if any(filters.get_filter(index)[0] not in own for index in range(filters.get_nfilters())):
         raise ModelError(f"{name[:60]!r} in its weights is packed by a filter that Keras does not use.")
-    return int(data.nbytes)

@@ -105,7 +105,7 @@ def _prepare_values(whole: Any, values: Tensor) -> tuple[Any, Tensor]:
         The first layer or network behind them, and its input; None and the output if there is nothing else.
     """
     graph = get_graph(whole)
-    if graph is None or len(graph.inputs) != 1:
+    if graph is None or len(graph.inputs) != 1 or _find_mode(whole) is not None:
         return whole, values
     known = {id(graph.inputs[0]): values}
     for node in [node for step in graph.operations for node in step._inbound_nodes]:
@@ -117,7 +117,7 @@ def _prepare_values(whole: Any, values: Tensor) -> tuple[Any, Tensor]:
             args, named = node.arguments.fill_in(known)
             output = step(*args, **named)
         elif not kind.startswith(_INACTIVE):
-            rest, output = _prepare_values(step, output) if _find_mode(step) is None else (step, output)
+            rest, output = _prepare_values(step, output)
             if rest is not None:
                 return rest, output
         known[id(node.outputs[0])] = output
