@@ -1,8 +1,8 @@
-"""The cost of an explanation of a Keras model, in its forward passes by Keras: ``python -m benchmarks keras_overhead``.
+"""The cost of an explanation of a Keras model in its own forward passes: ``python -m benchmarks keras_overhead``.
 
 Grad-CAM on a prepared batch of one, when the model was explained before, against ``model(images, training=False)`` of
-Keras on its torch backend, without a graph, in turns. The numbers are the medians of the turns' ratios. Run nothing else
-meanwhile.
+Keras on its torch backend, without a graph, in turns. The numbers are the medians of the turns' ratios. Run nothing
+else meanwhile.
 """
 
 from __future__ import annotations

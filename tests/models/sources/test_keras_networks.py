@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -17,6 +18,13 @@ NETWORKS = sorted(name for name in vars(keras.applications) if name[0].isupper()
 def choose_shape(name: str) -> tuple[int, int, int]:
     """Return a shape of images, with which the last grid has more than one cell."""
     return (160, 160, 3) if name.startswith("Inception") else (96, 96, 3)
+
+
+@pytest.fixture(autouse=True)
+def free_memory():
+    """Free the model of a case, which has cycles, before the next one is built."""
+    yield
+    gc.collect()
 
 
 def build(name: str, **options: Any) -> Any:
