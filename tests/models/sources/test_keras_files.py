@@ -217,9 +217,8 @@ def test_layers_that_the_file_has_no_weights_for_take_no_memory(saved, tmp_path)
     members = read(saved)
     config = json.loads(members[CONFIG])
     config["config"]["layers"][-1]["config"]["units"] = 2**24
-    config["config"]["layers"][-3]["config"]["filters"] = 2**24
     path = write(tmp_path / "model.keras", {**members, CONFIG: json.dumps(config).encode()})
-    with pytest.raises(ModelError, match=r"its layers have 281\d+ weights, and the file has 127"):
+    with pytest.raises(ModelError, match=r"its layers have \d{8} weights, and the file has \d{3}\."):
         camtool.load(str(path))
 
 
@@ -246,7 +245,7 @@ def write_link(path: Path, members: dict[str, bytes]) -> None:
 
 
 def write_bomb(path: Path, members: dict[str, bytes]) -> None:
-    write(path, {**members, WEIGHTS: bytes(2**28)}, compression=zipfile.ZIP_DEFLATED)
+    write(path, {**members, WEIGHTS: bytes(2**24)}, compression=zipfile.ZIP_DEFLATED)
 
 
 def write_false_size(path: Path, members: dict[str, bytes]) -> None:
@@ -291,7 +290,7 @@ HOSTILE_ARCHIVES: dict[str, tuple[Callable[[Path, dict[str, bytes]], Any], str]]
     "a bomb": (write_bomb, "more than 100 times its size"),
     "a false size": (write_false_size, "cannot be read|no ZIP archive|File size|Bad CRC"),
     "no weights": (lambda path, m: write(path, {n: m[n] for n in (CONFIG, VERSION)}), "lacks model.weights.h5"),
-    "a configuration that is too large": (change(CONFIG, b" " * (2**26 + 1)), "bytes large"),
+    "a configuration that is too large": (change(CONFIG, b" " * (2**26 + 1)), "is too large"),
     "a configuration that is no JSON": (change(CONFIG, b"{"), "cannot be read"),
     "a configuration in another code": (change(CONFIG, b"\xff\xfe"), "cannot be read"),
     "a list as configuration": (change(CONFIG, b"[]"), "no JSON object"),
@@ -356,7 +355,7 @@ def add_empty_giant(file: Any) -> None:
 
 
 def add_packed_giant(file: Any) -> None:
-    file.create_dataset("evil", data=np.zeros(2**26, "f4"), compression="gzip")
+    file.create_dataset("evil", data=np.zeros(2**22, "f4"), compression="gzip")
 
 
 def add_texts(file: Any) -> None:

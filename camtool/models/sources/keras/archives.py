@@ -39,37 +39,28 @@ _ANY_NUMBER = ("seed", "shared_object_id")
 # Most entries in the file of weights, two or three for each weight.
 _MAX_ENTRIES = 200_000
 
-# Where Keras' own layers live that compute on images and vectors, and run nothing that a configuration names.
-_LAYER_HOMES = (
+# Modules that a file may name: public ones, and those that Keras writes for models and operations.
+_OPERATIONS = tuple(f"keras.src.ops.{home}" for home in ("core", "image", "linalg", "math", "nn", "numpy"))
+_MODELS = ("keras.src.models.functional", "keras.src.models.sequential")
+_PARTS = ("initializers", "regularizers", "constraints", "dtype_policies", "random")
+_MODULES = (*_OPERATIONS, *_MODELS, "keras", "keras.layers", "keras.models", *(f"keras.{part}" for part in _PARTS))
+
+# Where the classes must be defined: layers there compute on images and vectors, and read no files.
+_LAYERS = (
     *("activations", "attention", "convolutional", "core", "merging", "normalization", "pooling", "regularization"),
-    *("reshaping", "rnn", "preprocessing.rescaling", "preprocessing.normalization"),
-    "preprocessing.image_preprocessing",
+    *("reshaping", "rnn", "preprocessing.image_preprocessing", "preprocessing.normalization"),
+    "preprocessing.rescaling",
 )
-_OPERATION_HOMES = ("core", "image", "linalg", "math", "nn", "numpy")
+_HOMES = (
+    *(f"{home}." for home in (*_OPERATIONS, *_MODELS)),
+    *(f"keras.src.{part}." for part in (*_PARTS, *(f"layers.{home}" for home in _LAYERS))),
+)
 
-# Layers and operations in these that run a function, or code of another library.
-_REFUSED = {"Lambda", "TorchModuleWrapper", "AssociativeScan", "Cond", "ForiLoop", "Map", "Scan", "Switch"}
-_REFUSED |= {"VectorizedMap", "WhileLoop", "CustomGradient", "SavedModel"}
-
-# Module in a file → the base class of what it may name there.
-_BASES = {
-    "keras.constraints": "Constraint",
-    "keras.dtype_policies": "DTypePolicy",
-    "keras.initializers": "Initializer",
-    "keras.random": "SeedGenerator",
-    "keras.regularizers": "Regularizer",
-}
-# The same, for whole triples of module, class name and kind: what has its home elsewhere.
-_MODELS = {
-    ("keras.src.models.functional", "Functional"),
-    ("keras.src.models.sequential", "Sequential"),
-    ("keras.models", "Functional"),
-    ("keras.models", "Sequential"),
-    ("keras", "Functional"),
-    ("keras", "Sequential"),
-    ("keras", "DTypePolicy"),
-    ("keras", "SeedGenerator"),
-}
+# Layers and operations there that run a function, or code of another library.
+_REFUSED = (
+    *("Lambda", "AssociativeScan", "Cond", "CustomGradient", "ForiLoop", "Map", "Scan", "Switch", "VectorizedMap"),
+    "WhileLoop",
+)
 
 # Types of arrays in a configuration.
 _NUMBERS = [f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (8, 16, 32, 64)] + ["bool", "bfloat16"]
@@ -132,12 +123,14 @@ def _check_members(archive: zipfile.ZipFile) -> None:
         missing = [name for name in _MAX_BYTES if name not in names]
         raise ModelError(f"the archive {f'lacks {missing[0]}' if missing else 'holds a file twice'}.")
     for member in members:
-        is_link = stat.S_ISLNK(member.external_attr >> 16)
-        if is_link or member.flag_bits & 1 or member.file_size > _MAX_BYTES[member.filename]:
-            kind = "a link" if is_link else "encrypted" if member.flag_bits & 1 else f"{member.file_size} bytes large"
+        wrong = {
+            "a link": stat.S_ISLNK(member.external_attr >> 16),
+            "encrypted": member.flag_bits & 1,
+            "too large": member.file_size > _MAX_BYTES[member.filename],
+            f"more than {_MAX_RATIO} times its size": member.file_size > _MAX_RATIO * member.compress_size + 2**20,
+        }
+        for kind in (kind for kind, is_so in wrong.items() if is_so):
             raise ModelError(f"{member.filename} in the archive is {kind}.")
-        if member.file_size > _MAX_RATIO * member.compress_size + 2**20:
-            raise ModelError(f"{member.filename} in the archive unpacks to more than {_MAX_RATIO} times its size.")
 
 
 def _read_json(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
@@ -233,29 +226,14 @@ def _is_function(module: Any, name: Any) -> bool:
 
 def _is_class(module: Any, name: Any) -> bool:
     """Return True for a class of Keras that a file may name."""
-    if not isinstance(module, str) or not isinstance(name, str) or name in _REFUSED:
+    if module not in _MODULES or not isinstance(name, str) or name in _REFUSED:
         return False
-    if (module, name) in _MODELS:
-        return True
-    if module in _BASES:
-        home = import_module(module)
-        return _is_subclass(getattr(home, name, None), getattr(home, _BASES[module]))
-    if module == "keras.layers":
-        from keras import layers
-
-        kind = vars(layers).get(name)
-        homes = tuple(f"keras.src.layers.{home}." for home in _LAYER_HOMES)
-        return _is_subclass(kind, layers.Layer) and f"{kind.__module__}.".startswith(homes)
-    if module not in {f"keras.src.ops.{home}" for home in _OPERATION_HOMES}:
-        return False
-    from keras import Operation
+    import keras
 
     kind = vars(import_module(module)).get(name)
-    return _is_subclass(kind, Operation) and kind.__module__ == module
-
-
-def _is_subclass(kind: Any, base: type) -> bool:
-    return isinstance(kind, type) and issubclass(kind, base)
+    parts = keras.initializers.Initializer, keras.regularizers.Regularizer, keras.constraints.Constraint
+    bases = keras.Operation, keras.dtype_policies.DTypePolicy, keras.random.SeedGenerator, *parts
+    return isinstance(kind, type) and issubclass(kind, bases) and f"{kind.__module__}.".startswith(_HOMES)
 
 
 # ------------------------------------------------------------------------------------------------------- the weights
