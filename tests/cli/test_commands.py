@@ -851,7 +851,7 @@ def test_every_option_of_every_command_has_help():
         (["mobilenet_v2"], ["'mobilenet_v2' is the name of a model, not a photo; give it as --model mobilenet_v2"]),
         (["features", "timm:x"], ["'timm:x' is the name of a model, not a photo"]),
         (["--weights", "photos/a.png"], ["a.png", "damaged"]),
-        (["--labels", "none.txt"], ["--labels none.txt is no file", "--labels cat,dog"]),
+        (["--labels", "none.txt"], ["labels: none.txt is no file", "--labels cat,dog"]),
         (["--labels", "half.json"], ["half.json", "cannot be read"]),
         (["--labels", "table.json"], ["table.json", "give a list of names"]),
         (["--labels", "latin.txt"], ["latin.txt", "cannot be read"]),

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 from typer import Argument, Option
 
-from camtool.arguments.messages import add_article
-from camtool.arguments.regular_files import read_regular
 from camtool.cli import terminal
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
     from camtool.models import Loaded, StatedPreprocessing
-
-
-# Bytes of a file of class names: a million names.
-_MAX_LABELS_BYTES = 2**26
-
-# Characters of names that are written in Python: its parser takes a hundred bytes for each.
-_MAX_PYTHON = 2**22
 
 
 # Device that the model runs on.
@@ -103,7 +91,6 @@ class ModelOptions:
 
         stated = preprocessing or StatedPreprocessing()
         where = choose_device(self.device)
-        label_names = None if labels is None else read_labels(labels)
         if not is_quiet:
             announce_user_code(self.model, stated.transform)
         # Standard output is for results. torch prints to it when it downloads; older versions print to standard error.
@@ -113,7 +100,7 @@ class ModelOptions:
             redirect_stdout(sys.stderr),
         ):
             loaded = load_with_preprocessing(
-                self.model, self.weights, labels=label_names, device=where, preprocessing=stated
+                self.model, self.weights, labels=labels, device=where, preprocessing=stated
             )
         if loaded.transform_file is not None and not is_quiet:
             terminal.print_note(f"Preprocessing is that of {loaded.transform_file}.")
@@ -148,58 +135,6 @@ def choose_device(asked: str) -> str:
     if asked not in names:
         raise CamtoolError(f"--device {asked} is not available on this machine. Available: {', '.join(names)}.")
     return asked
-
-
-def read_labels(text: str) -> list[str]:
-    """Return the class names in ``"cat,dog"``, or in a file: one a line, a JSON list, a dictionary from or to indices.
-
-    Raises:
-        CamtoolError: There is no such file, or it cannot be read as any of these.
-    """
-    path = Path(text)
-    if not path.exists() and "," in text:
-        return [name.strip() for name in text.split(",")]
-    if not path.exists() or path.is_dir():
-        raise CamtoolError(f"--labels {text} is no file; give one, or the names with commas: --labels cat,dog.")
-    labels = _parse_labels(path)
-    if isinstance(labels, dict):
-        labels = _order_labels(path, labels)
-    if not isinstance(labels, list):
-        raise CamtoolError(f"--labels {path} holds {add_article(type(labels).__name__)}; give a list of names.")
-    return [str(label) for label in labels]
-
-
-def _parse_labels(path: Path) -> Any:
-    try:
-        # Editors on Windows put a byte order mark at the start of UTF-8 files.
-        content = read_regular(path, _MAX_LABELS_BYTES).decode("utf-8-sig").rstrip()
-        # ImageNet's names are often a dictionary as Python writes it.
-        is_python = path.suffix != ".json" and content.startswith("{") and content.endswith("}")
-        if is_python and len(content) > _MAX_PYTHON:
-            raise ValueError(f"it is a Python dictionary of more than {_MAX_PYTHON:,} characters; save it as .json")
-        read = json.loads if path.suffix == ".json" else ast.literal_eval if is_python else str.splitlines
-        return read(content)
-    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:  # not UTF-8, not JSON, no dictionary
-        raise CamtoolError(f"--labels {path} cannot be read: {error}.") from error
-
-
-def _order_labels(path: Path, labels: dict[Any, Any]) -> list[Any]:
-    """Return the names of a dictionary in the order of their indices.
-
-    Raises:
-        CamtoolError: The indices are not those from 0 on.
-    """
-    is_from_names = all(isinstance(value, int) for value in labels.values())  # class_to_idx of torchvision
-    pairs = [(index, name) for name, index in labels.items()] if is_from_names else labels.items()
-    names = {str(index): name for index, name in pairs}
-    order = [str(index) for index in range(len(labels))]
-    if names.keys() != {*order}:
-        raise CamtoolError(
-            f"--labels {path} holds a dictionary whose indices are not 0 to {len(labels) - 1}; give a list of names, "
-            '{"0": "cat", "1": "dog"}, or {"cat": 0, "dog": 1}.'
-        )
-    # Keras writes pairs of an identifier and a name.
-    return [name[-1] if isinstance(name, (list, tuple)) and name else name for name in map(names.get, order)]
 
 
 # Order of the channels that a model takes.

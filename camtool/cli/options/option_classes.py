@@ -20,9 +20,9 @@ import typer
 from typer import Option
 from typer.models import OptionInfo, ParameterInfo
 
+from camtool.arguments.labels import read_labels
 from camtool.arguments.messages import suggest_names
 from camtool.arguments.regular_files import read_regular
-from camtool.cli.options.model_options import read_labels
 from camtool.errors import CamtoolError
 
 _TARGETS = ("top1", "top3", "top5", "detections")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from camtool.arguments.labels import read_labels
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.options import model_options
 from camtool.cli.options.option_classes import takes_options
 from camtool.cli.options.photo_options import read_true_classes
 from camtool.cli.options.result_options import PrintOptions
@@ -200,7 +200,7 @@ def _build_settings(request: run_options.RunRequest) -> dict[str, Any]:
         "target": request.targets,
         "model": model.model,
         "weights": None if model.weights is None else str(Path(model.weights).absolute()),
-        "labels": None if labels is None else model_options.read_labels(labels),
+        "labels": None if labels is None else read_labels(labels),
         "device": model.device,
         "max_side": request.output.max_side,
         "preprocessing": request.preprocessing,
