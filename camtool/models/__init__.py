@@ -5,6 +5,7 @@ The three travel together, as the libraries publish them: none of it is copied i
 
 from __future__ import annotations
 
+from camtool.geometry.plain_transforms import Preprocessing as Preprocessing
 from camtool.geometry.transform_output import Transform as Transform
 from camtool.models.declared_properties import find_input_size as find_input_size
 from camtool.models.declared_properties import find_text_processor as find_text_processor
@@ -18,7 +19,6 @@ from camtool.models.loading import load_with_preprocessing as load_with_preproce
 from camtool.models.loading import to_loaded as to_loaded
 from camtool.models.loading import unwrap_layer as unwrap_layer
 from camtool.models.loading import unwrap_model as unwrap_model
-from camtool.models.photo_transforms import Preprocessing as Preprocessing
 from camtool.models.preprocessing import StatedPreprocessing as StatedPreprocessing
 from camtool.models.preprocessing import scale_statistics as scale_statistics
 from camtool.models.sources import Source as Source

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import mimetypes
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from typing_extensions import Unpack
 
 from camtool.arguments.checks import check_not_url, parse_device
 from camtool.arguments.explain_arguments import check_settings, get_module, is_function, read_by_position
+from camtool.arguments.labels import read_labels
 from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError, RaiseAs
 from camtool.geometry.transform_output import Transform
@@ -30,7 +30,7 @@ from camtool.hooks.structures.modules import describe_unhookable
 from camtool.models.functions import CallKeywords, FunctionModel
 from camtool.models.loaded import Loaded, TextEncoder
 from camtool.models.preprocessing import StatedPreprocessing, check_fits_model, read_transform_beside
-from camtool.models.sources import FACTORY, KERAS, MODEL_FILES, SOURCES, Source
+from camtool.models.sources import FACTORY, MODEL_FILES, SOURCES, Source
 from camtool.models.sources.keras.model import KerasModel, check_backend, get_keras_module, is_keras
 from camtool.models.sources.python_factory import FactorySource
 from camtool.models.sources.source import get_first_line
@@ -100,7 +100,7 @@ def unwrap_model(model: nn.Module) -> nn.Module:
             attribute = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), None)
             inner = None if attribute is None else getattr(model, attribute, None)
         if inner is model or not isinstance(inner, nn.Module):
-            return get_keras_module(model) if "keras" in sys.modules and is_keras(model) else model
+            return get_keras_module(model) if is_keras(model) else model
         model = inner
 
 
@@ -138,7 +138,7 @@ def load(
     name: str | PathLike[str] | Callable[[Tensor], Any],
     weights: str | PathLike[str] | None = None,
     *,
-    labels: Sequence[str] | None = None,
+    labels: Sequence[str] | PathLike[str] | None = None,
     device: torch.device | str | None = None,
     transform: Transform | None = None,
     **calls: Unpack[CallKeywords],
@@ -164,7 +164,7 @@ def load(
         weights: A ``.safetensors``, ``.pt`` or ``.pth`` file with the model's state. By default the usual pretrained
             weights are downloaded; a factory brings its own. A ``preprocessor_config.json`` of Hugging Face or a
             ``config.json`` of timm beside the file decides the preprocessing, unless a factory does.
-        labels: The class names, if they are not those of the weights.
+        labels: The class names, if they are not those of the weights; or a file with them, as ``--labels`` takes it.
         device: The device that the model is moved to.
         transform: The preprocessing, if it is another than that of the weights.
         **calls: How a function or a file is called. ``batch``: the most images at once, by default 32. For a function
@@ -181,6 +181,7 @@ def load(
     """
     name = _name_path(name) if isinstance(name, PathLike) else name
     _check_calls(name, calls)
+    labels = read_labels(labels) if isinstance(labels, (str, PathLike)) else labels
     check_settings(transform, labels, 1, None, None)
     names = None if labels is None else list(labels)
     if isinstance(name, nn.Module) and is_keras(name):
@@ -215,7 +216,8 @@ def _check_weights(weights: object) -> None:
 def _check_calls(name: str | Callable[[Tensor], Any], calls: Mapping[str, Any]) -> None:
     """Check that the keywords of calls fit a function, a file of another runtime, or another model."""
     of_files = ("batch", "layout", "output", "gradients")
-    options = ("limit", "batch", "cache") if is_function(name) else of_files if MODEL_FILES.is_file(str(name)) else ()
+    has_runtime = MODEL_FILES.is_file(str(name)) and PurePath(str(name)).suffix.lower() != ".keras"
+    options = ("limit", "batch", "cache") if is_function(name) else of_files if has_runtime else ()
     for keyword in calls:
         if keyword not in options:
             listed = f"has {', '.join(options)}" if options else "is loaded without any"
@@ -291,7 +293,7 @@ def build_untrained(name: str) -> nn.Module:
 
 def is_model_name(name: str) -> bool:
     """Return True if a name has the prefix of a source, or is that of a torchvision or bundled model, or of a file."""
-    return _has_known_prefix(name) or MODEL_FILES.is_file(name) or KERAS.is_file(name) or name in _list_plain_names()
+    return _has_known_prefix(name) or MODEL_FILES.is_file(name) or name in _list_plain_names()
 
 
 def _move(model: nn.Module, device: torch.device | None) -> nn.Module:
@@ -327,10 +329,9 @@ def _find_source(name: str) -> tuple[Source, str]:
     Raises:
         ModelError: No source knows the name.
     """
-    source = next((source for source in (MODEL_FILES, KERAS) if source.is_file(name)), None)
-    if source is not None:
+    if MODEL_FILES.is_file(name):
         check_not_url("model", name, ModelError)
-        return source, name
+        return MODEL_FILES, name
     first, colon, rest = name.partition(":")
     has_prefix = bool(colon) and _has_known_prefix(name)
     plain = rest if has_prefix else name

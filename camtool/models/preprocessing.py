@@ -24,11 +24,11 @@ from camtool.arguments.checks import check_choice, check_number
 from camtool.arguments.messages import format_count
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import CamtoolError, ModelError, RaiseAs, raise_interrupt
+from camtool.geometry.plain_transforms import IMAGENET, Channels, Fit, Preprocessing, Renormalized, count_channels
 from camtool.geometry.transform_output import Transform, find_statistics, unwrap_image
 from camtool.hooks.private_torch import is_convolution
 from camtool.models.declared_properties import count_input_channels, find_input_size, find_transform
 from camtool.models.loaded import Loaded
-from camtool.models.photo_transforms import IMAGENET, Channels, Fit, Preprocessing, Renormalized, count_channels
 from camtool.models.sources.hugging_face import read_processor
 from camtool.models.sources.source import get_first_line
 from camtool.models.sources.timm import build_configured_transform

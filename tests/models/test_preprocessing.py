@@ -24,11 +24,10 @@ import camtool
 from camtool import ForwardError, ImageError, ModelError
 from camtool.app.web_page.building import _check_transform
 from camtool.geometry.measured_transforms import probe_geometry
-from camtool.geometry.plain_transforms import find_plain_transform
+from camtool.geometry.plain_transforms import Renormalized, find_plain_transform
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import find_statistics
 from camtool.models import Preprocessing, StatedPreprocessing, scale_statistics
-from camtool.models.photo_transforms import Renormalized
 from camtool.models.preprocessing import check_fits_model
 from camtool.models.sources.hugging_face import _list_sides
 from camtool.models.sources.source import check_sides

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from camtool.errors import ModelError
 from camtool.models.sources.hugging_face import HuggingFaceSource
-from camtool.models.sources.keras.source import KerasSource
 from camtool.models.sources.model_files import ModelFileSource
 from camtool.models.sources.open_clip import OpenClipSource
 from camtool.models.sources.python_factory import BundledSource, FactorySource
@@ -13,13 +12,10 @@ from camtool.models.sources.timm import TimmSource
 from camtool.models.sources.torchvision import TorchvisionSource
 from camtool.models.sources.ultralytics import UltralyticsSource
 
-__all__ = ["FACTORY", "KERAS", "MODEL_FILES", "SOURCES", "Source", "register_source"]
+__all__ = ["FACTORY", "MODEL_FILES", "SOURCES", "Source", "register_source"]
 
 # The source of files of other runtimes, which have a suffix and no prefix.
 MODEL_FILES = ModelFileSource()
-
-# The source of Keras models, whose files have a suffix and no prefix.
-KERAS = KerasSource()
 
 # The source of names with a colon behind anything but a prefix: ``"package.module:factory"``.
 FACTORY = FactorySource()
@@ -33,7 +29,6 @@ SOURCES: list[Source] = [
     UltralyticsSource(),
     BundledSource(),
     MODEL_FILES,
-    KERAS,
     FACTORY,
 ]
 

@@ -20,15 +20,19 @@ from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.plain_transforms import PlainTransform
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
+from camtool.models.sources.keras.files import load_keras_file
+from camtool.models.sources.keras.model import KerasModel, is_keras
+from camtool.models.sources.keras.preparation import build_transform, read_image_size
 from camtool.models.sources.onnx_layers import OnnxModel
 from camtool.models.sources.runtime_files import FileModel, OnnxProgram, OpenVinoProgram, Program, TfLiteProgram
 from camtool.models.sources.source import Source, get_first_line
 
 # Suffix to what opens the file, and to how its package is installed.
-_RUNTIMES: dict[str, tuple[Callable[[str], Program], str]] = {
+_RUNTIMES: dict[str, tuple[Callable[[str], Program | KerasModel], str]] = {
     ".onnx": (OnnxProgram, "pip install 'camtool[onnxruntime]'"),
     ".xml": (OpenVinoProgram, "pip install 'camtool[openvino]'"),
     ".tflite": (TfLiteProgram, "pip install 'camtool[tflite]'"),
+    ".keras": (load_keras_file, "pip install 'camtool[keras]'"),
 }
 
 _CONVERTER = "pip install 'camtool[onnx2pytorch]'"
@@ -37,9 +41,9 @@ _EXACT = 1e-4
 
 
 class ModelFileSource(Source):
-    """Files of other runtimes: ``"model.onnx"``, ``"model.xml"`` of OpenVINO, ``"model.tflite"``."""
+    """Files of other runtimes: ``"model.onnx"``, ``"model.xml"`` of OpenVINO, ``"model.tflite"``, ``"model.keras"``."""
 
-    usage = "a file 'model.onnx', 'model.xml' or 'model.tflite'"
+    usage = "a file 'model.onnx', 'model.xml', 'model.tflite' or 'model.keras'"
     has_own_weights = True
 
     def is_file(self, name: str) -> bool:
@@ -69,6 +73,8 @@ class ModelFileSource(Source):
         _check_files_beside(path)
         try:
             program = open_program(str(path))
+            if isinstance(program, KerasModel):
+                return Loaded(program, build_transform(program.whole))
             make = OnnxModel if isinstance(program, OnnxProgram) else FileModel
             model = make(path, program, **settings)
             module = _convert(model) if gradients else model
@@ -87,6 +93,14 @@ class ModelFileSource(Source):
     def build_untrained(self, name: str) -> nn.Module:
         """Return the model of the file, with its own weights."""
         return self.load(name, None).model
+
+    def find_transform(self, model: nn.Module) -> Transform | None:
+        """Return the preparation that the layers of a Keras model show."""
+        return build_transform(model) if is_keras(model) else None
+
+    def find_input_size(self, model: nn.Module) -> tuple[int, int] | None:
+        """Return the size of the images that a Keras model takes; None if it takes any."""
+        return read_image_size(model) if is_keras(model) else None
 
 
 def _check_files_beside(path: Path) -> None:

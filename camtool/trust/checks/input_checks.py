@@ -16,13 +16,13 @@ from torch.nn.functional import interpolate
 from camtool.errors import CamtoolError, GeometryError, raise_interrupt
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.measured_transforms import ColorResponse, probe_colors
+from camtool.geometry.plain_transforms import Preprocessing, Renormalized
 from camtool.geometry.resampling import Floats
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import Transform, describe_transform, find_statistics
 from camtool.hooks.structures.modules import read_tree
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.models.declared_properties import find_transform
-from camtool.models.photo_transforms import Preprocessing, Renormalized
 from camtool.models.sources.torchvision import build_default_transform
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import Finding

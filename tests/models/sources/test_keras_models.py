@@ -20,6 +20,8 @@ from camtool.models import declared_properties, to_loaded
 from camtool.models.sources.keras.model import KerasModel
 from tests.helpers.keras_models import compute_logits, explain_by_hand, keras, weigh
 
+# Keras reads weights as NumPy 2 will not allow.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
 L = keras.layers
 SHAPE = (24, 32, 3)
 
@@ -310,7 +312,6 @@ def test_the_recorder_and_candidates_take_a_loaded_model():
     assert "second" in names
 
 
-@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # Keras reads weights so
 def test_a_quantized_layer_is_refused():
     model = build_convolutions()
     model.layers[-1].quantize("int8")
@@ -350,7 +351,8 @@ PREPARED = {
 @pytest.mark.parametrize("name", PREPARED)
 def test_the_first_layers_say_which_values_a_model_takes(name):
     first, expected = PREPARED[name]
-    module = to_loaded(build_head(*first)).model
+    model = build_head(*first)
+    module = to_loaded(model).model
     transform: Any = declared_properties.find_transform(module)
     assert declared_properties.find_input_size(module) == (48, 40)
     assert (transform and (transform.mean, transform.std)) == expected
@@ -377,7 +379,7 @@ def test_a_network_of_keras_is_prepared_as_its_preprocess_input_does():
 def test_a_keras_model_of_another_backend_is_refused_with_the_way_to_go():
     foreign = type("Layer", (), {"__call__": lambda self, x: x, "__module__": "keras.src.layers.layer"})
     for use in (camtool.load, lambda model: camtool.explain(model, torch.rand(3, 8, 8))):
-        with pytest.raises(ModelError, match=r'model\.save\("m\.keras"\).*python -m camtool photos/ --model m\.keras'):
+        with pytest.raises(ModelError, match=r"model\.save\('m\.keras'\).*python -m camtool photos/ --model m\.keras"):
             use(foreign())
 
 
