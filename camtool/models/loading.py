@@ -185,7 +185,7 @@ def load(
     check_settings(transform, labels, 1, None, None)
     names = None if labels is None else list(labels)
     if isinstance(name, nn.Module) and is_keras(name):
-        return Loaded(KerasModel(name), transform, names)
+        return Loaded(KerasModel(name), transform or MODEL_FILES.find_transform(name), names)
     if is_function(name):
         check_backend(name)
         return Loaded(FunctionModel(cast("Any", name), **cast("Any", calls)), transform, names)

@@ -27,8 +27,8 @@ Engine: TypeAlias = Literal["eager", "prepared", "torch.compile", "onnxruntime",
 # Written out, because the sources of models import torch, and the help must be shown at once.
 MODEL_HELP = (
     "Name of a torchvision model, timm:NAME, hf:NAME or hf:FOLDER, open_clip:NAME/TAG, ultralytics:FILE, demo, "
-    "demo-cheat, a file model.onnx, model.xml or model.tflite, or your own as package.module:factory, whose code is "
-    "then run."
+    "demo-cheat, a file model.onnx, model.xml, model.tflite or model.keras, or your own as package.module:factory, "
+    "whose code is then run."
 )
 
 WEIGHTS_HELP = "File of weights: .safetensors, .pt or .pth."

@@ -224,18 +224,21 @@ def test_a_segmenter_with_a_decoder():
     assert result.raw == pytest.approx(weigh(grid, logits[0, ..., 1].sum()).numpy(), rel=1e-3, abs=1e-4)
 
 
-def test_tokens_of_a_transformer_form_the_grid_of_its_patches():
+def build_transformer() -> Any:
     keras.utils.set_random_seed(0)
     image = keras.Input((32, 32, 3))
-    x = L.Reshape((16, 24))(L.Conv2D(24, 8, 8, name="patches")(image))
+    x = L.Reshape((16, 24), name="tokens")(L.Conv2D(24, 8, 8, name="patches")(image))
     for index in range(2):
-        normed = L.LayerNormalization()(x)
+        normed = L.LayerNormalization(name=f"norm{index}")(x)
         x = L.Add(name=f"block{index}")([x, L.MultiHeadAttention(2, 12, name=f"attention{index}")(normed, normed)])
-    model = keras.Model(image, L.Dense(4)(L.GlobalAveragePooling1D()(L.LayerNormalization(name="last")(x))))
-    images = build_images(32, 32, 3)[:1]
+    return keras.Model(image, L.Dense(4)(L.GlobalAveragePooling1D()(L.LayerNormalization(name="last")(x))))
+
+
+def test_tokens_of_a_transformer_form_the_grid_of_its_patches():
+    model, images = build_transformer(), build_images(32, 32, 3)[:1]
     result = camtool.explain(model, images[0].permute(2, 0, 1), 1)
     assert result.raw.shape == (4, 4)
-    grid, scores = keras.Model(image, [model.get_layer(result.layer).output, model.outputs[0]])(images)
+    grid, scores = keras.Model(model.inputs, [model.get_layer(result.layer).output, model.outputs[0]])(images)
     (gradient,) = torch.autograd.grad(scores[0, 1], grid)
     expected = (grid * gradient.mean(1, keepdim=True)).sum(-1)[0].relu().detach().reshape(4, 4)
     assert result.raw == pytest.approx(expected.numpy(), abs=1e-5)
@@ -263,6 +266,82 @@ def test_methods_give_the_maps_of_the_same_network_in_torch(method):
     mine = camtool.explain(model, images, 1, method=method, **options)[0]
     theirs = camtool.explain(net, images, 1, method=method, **options)[0]
     assert mine.raw == pytest.approx(theirs.raw, rel=1e-3, abs=1e-4 * float(abs(theirs.raw).max()))
+
+
+def test_rollout_is_that_of_the_attention_that_keras_returns():
+    model, images = build_transformer(), build_images(32, 32, 3)[:1]
+    tokens, rolled = model.get_layer("tokens"), torch.eye(16)
+    x = keras.Model(model.inputs, tokens.output)(images)
+    for index in range(2):
+        normed = model.get_layer(f"norm{index}")(x)
+        output, scores = model.get_layer(f"attention{index}")(normed, normed, return_attention_scores=True)
+        x = x + output
+        rolled = (scores[0].mean(0) + torch.eye(16)) / 2 @ rolled
+    result = camtool.explain(model, images[0].permute(2, 0, 1), 1, method="rollout")
+    assert result.raw.ravel() == pytest.approx(rolled.mean(0).detach().numpy(), abs=1e-5)
+
+
+def test_attention_of_a_network_without_any_is_refused():
+    with pytest.raises(camtool.LayerError, match="the model runs no attention that can be captured"):
+        camtool.attention(build_convolutions(), build_images()[0].permute(2, 0, 1))
+
+
+@pytest.mark.parametrize("engine", ["prepared", "onnxruntime"])
+def test_engines_give_the_same_map(engine):
+    model, image = build_convolutions(), build_images()[0].permute(2, 0, 1)
+    result, expected = (camtool.explain(model, image, 1, engine=name) for name in (engine, "eager"))
+    assert result.raw == pytest.approx(expected.raw, rel=1e-3, abs=1e-6)
+
+
+def test_an_exported_graph_gives_the_same_scores(tmp_path):
+    loaded, path = camtool.load(build_head(L.Rescaling(1 / 255)), labels=["a", "b"]), tmp_path / "model.onnx"
+    camtool.export(loaded, path)
+    exported = camtool.load(path)
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (30, 60, 3), np.uint8))
+    inputs = [model.transform(photo)[None] for model in (loaded, exported)]
+    assert inputs[1].numpy() == pytest.approx(inputs[0].numpy(), abs=1e-3)
+    assert exported(inputs[0]).numpy() == pytest.approx(loaded(inputs[0]).detach().numpy(), abs=1e-4)
+    assert [*exported.labels] == ["a", "b"]
+
+
+def test_a_map_is_checked():
+    report = camtool.explain(build_convolutions(), build_images()[0].permute(2, 0, 1), 1).check()
+    assert "logit-before-activation" in report.codes
+
+
+def test_a_layer_that_the_user_wrote_is_one_layer_with_those_inside():
+    class Block(L.Layer):
+        def __init__(self) -> None:
+            super().__init__(name="block")
+            self.inside = L.Conv2D(8, 3, activation="relu", name="inside")
+
+        def call(self, images):
+            return self.inside(images) * 2.0
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input(SHAPE), Block(), L.GlobalAveragePooling2D(), L.Dense(3)])
+    image = build_images()[0].permute(2, 0, 1)
+    outer, inner = (camtool.explain(model, image, 1, layer=name) for name in ("block", "inside"))
+    assert inner.layer == "block.inside"
+    assert outer.raw == pytest.approx(inner.raw, rel=1e-4)  # twice the activation, and half the gradient
+
+
+def test_the_softmax_of_the_second_output_is_not_that_of_the_first():
+    trunk = build_functional()
+    grid = trunk.layers[-1].input
+    model = keras.Model(trunk.inputs, [L.Dense(2)(grid), L.Dense(4, activation="softmax")(grid)])
+    result = camtool.explain(model, build_images()[0].permute(2, 0, 1), 1)
+    assert "logit-before-activation" not in [warning.code for warning in result.warnings]
+
+
+def test_an_activation_that_was_removed_since_is_not_left_out():
+    model, image = build_convolutions(), build_images()[0].permute(2, 0, 1)
+    before = camtool.explain(model, image, 1)
+    model.layers[-1].activation = keras.activations.linear
+    after = camtool.explain(model, image, 1)
+    codes = [[warning.code for warning in result.warnings] for result in (before, after)]
+    assert [("logit-before-activation" in each) for each in codes] == [True, False]
+    assert after.raw == pytest.approx(before.raw, rel=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------ what is left behind
