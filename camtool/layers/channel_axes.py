@@ -151,10 +151,9 @@ def _find_own_axis(module: nn.Module, axes: int, *, is_certain: bool) -> int | N
     # A batch of vectors has no grid.
     if axes < 3:
         return None
-    # Layers of Keras say it of their outputs with a grid; their tokens and signals have the channels last.
-    declared = getattr(module, "has_channels_first", None)
-    if declared is not None or isinstance(module, _FIRST):
-        return 1 if is_certain and (declared is None or (declared and axes > 3)) else None
+    if isinstance(module, _FIRST) or hasattr(module, "axes_without_grid"):
+        # Layers of Keras say it of their outputs with a grid; their tokens and signals have the channels last.
+        return 1 if is_certain and axes > getattr(module, "axes_without_grid", 2) else None
     if is_certain:
         return None
     if _NAMED_FIRST.search(type(module).__name__):

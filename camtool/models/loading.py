@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import mimetypes
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path, PurePath
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -97,10 +98,10 @@ def unwrap_model(model: nn.Module) -> nn.Module:
         else:
             # With the base classes: a subclass of a wrapper is a wrapper.
             names = (f"{base.__module__}.{base.__qualname__}" for base in type(model).__mro__)
-            attribute = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), None)
-            inner = None if attribute is None else getattr(model, attribute, None)
+            attribute = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), "")
+            inner = getattr(model, attribute, None)
         if inner is model or not isinstance(inner, nn.Module):
-            return get_keras_module(model) if is_keras(model) else model
+            return get_keras_module(model) if "keras" in sys.modules else model
         model = inner
 
 
@@ -184,13 +185,8 @@ def load(
     labels = read_labels(labels) if isinstance(labels, (str, PathLike)) else labels
     check_settings(transform, labels, 1, None, None)
     names = None if labels is None else list(labels)
-    if isinstance(name, nn.Module) and is_keras(name):
-        return Loaded(KerasModel(name), transform or MODEL_FILES.find_transform(name), names)
-    if is_function(name):
-        check_backend(name)
-        return Loaded(FunctionModel(cast("Any", name), **cast("Any", calls)), transform, names)
     if not isinstance(name, str):
-        raise ModelError(f"name: a model is loaded by its name, a string, or is a function; got {type(name).__name__}.")
+        return _wrap_model(name, transform, names, calls)
     _check_weights(weights)
     where = None if device is None else parse_device(device)
     source, rest = _find_source(name)
@@ -201,6 +197,21 @@ def load(
     loaded = loaded if names is None else replace(loaded, labels=names)
     loaded = replace(loaded, model=_move(_set_evaluation_mode(loaded.model), where), name=name)
     return _wrap_towers(_set_transform(loaded, transform, weights, source))
+
+
+def _wrap_model(model: Any, transform: Transform | None, names: list[str] | None, calls: Mapping[str, Any]) -> Loaded:
+    """Return a Keras model or a function as a model.
+
+    Raises:
+        ModelError: It is neither, or a Keras model on another backend than torch.
+    """
+    if isinstance(model, nn.Module) and is_keras(model):
+        return Loaded(KerasModel(model), transform or MODEL_FILES.find_transform(model), names)
+    if not is_function(model):
+        kind = type(model).__name__
+        raise ModelError(f"name: a model is loaded by its name, a string, or is a function; got {kind}.")
+    check_backend(model)
+    return Loaded(FunctionModel(model, **calls), transform, names)
 
 
 def _name_path(path: PathLike[str]) -> str:

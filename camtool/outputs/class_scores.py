@@ -262,11 +262,9 @@ def find_link(
         find_final_operation: Returns the name of the function that computed the scores. It is called if scores between
             0 and 1 have no graph.
     """
-    known = getattr(model, "known_link", None)
-    if isinstance(known, FoundLink):
-        return known
     problem = getattr(getattr(model, "config", None), "problem_type", None)
-    logits = FoundLink("sigmoid" if problem == "multi_label_classification" else "softmax")
+    known: FoundLink | None = getattr(model, "known_link", None)
+    logits = known or FoundLink("sigmoid" if problem == "multi_label_classification" else "softmax")
     if output is None:
         return logits
     is_plain = isinstance(output, Tensor) and getattr(model, "num_classes", None) != 0

@@ -99,10 +99,8 @@ def _name_kind(target: Target) -> str:
 def _check_link(target: Target, link: Link | None, found: FoundLink) -> Iterator[MapWarning]:
     """Warn if the score of classes is a probability, or if nothing shows that it is none; say what was left out."""
     if found.left_out:
-        yield MapWarning(
-            f"The model ends in a {found.left_out}; the score is the logit before it, of the layer's own weights.",
-            "logit-before-activation",
-        )
+        text = f"The model ends in a {found.left_out}; the score is the logit before it, of the layer's own weights."
+        yield MapWarning(text, "logit-before-activation")
     if link == "identity":
         yield MapWarning(
             "The score is a probability, whose gradient vanishes close to 1: let the model return its logits, without "

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import camtool
 from camtool import METHODS, targets, warning_codes
 from camtool.evidence.evidence import Evidence
+from camtool.outputs.class_scores import FoundLink
 from camtool.targets import ClassScore, Contrast, Custom, Probability, Region, Value
 from camtool.trust import map_warnings
 from camtool.warning_codes import WARNING_KINDS
@@ -308,12 +309,19 @@ class Pair(nn.Module):
         return self.one(x) + self.other(x)
 
 
+class LeftOut(ColorNet):
+    """A classifier whose softmax was left out, as that of a Keras model is."""
+
+    known_link = FoundLink("softmax", left_out="softmax")
+
+
 CASES: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "zero-gradient": (ColorNet(), lambda one: 0 * one.sum(), {}, ZERO),
     "not-finite": (ColorNet(), None, {"method": make_infinite_map}, NOT_FINITE),
     "constant-map": (ColorNet(), None, {"method": make_constant_map}, CONSTANT),
     "probability-score": (nn.Sequential(ColorNet(bias=0.2), nn.Softmax(1)), 0, {"layer": "0.colors"}, "its logits"),
     "assumed-logits": (nn.Sequential(ColorNet(), Apply(squash)), 0, {"layer": "0.colors"}, UNKNOWN),
+    "logit-before-activation": (LeftOut(), 0, {}, "logit before it"),
     "low-rank": (ColorNet(), 7, {}, RANK),
     "class-nowhere": (make_segmenter_without_class_0(), 0, {"layer": "0"}, "nowhere"),
     "saturated-probability": (ColorNet(bias=12.0), Probability(0), {}, SATURATED),

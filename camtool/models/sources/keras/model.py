@@ -65,12 +65,14 @@ def check_backend(model: object) -> None:
         raise ModelError(f"the model is one of Keras on another backend, {OTHER_BACKEND}")
 
 
-def get_keras_module(whole: nn.Module) -> KerasModel:
-    """Return the module of a Keras model that the caller keeps alive, the same each time.
+def get_keras_module(whole: nn.Module) -> nn.Module:
+    """Return the module of a Keras model that the caller keeps alive, the same each time; others as they are.
 
     Raises:
         ModelError: The model has no weights yet, or a layer is quantized.
     """
+    if not is_keras(whole):
+        return whole
     return remember_for_model(whole, "Keras", lambda: KerasModel(cast(nn.Module, weakref.proxy(whole))))
 
 
@@ -109,7 +111,7 @@ class KerasLayer(nn.Module):
     Attributes:
         operation: The layer or operation.
         has_channels_last: Whether its images are ``(N, H, W, C)`` in Keras; None if that is not certain.
-        has_channels_first: Whether images in its output are certainly ``(N, C, H, W)`` here.
+        axes_without_grid: The most axes of an output that is not certainly ``(N, C, H, W)``, or a volume, here.
         is_end: Whether it computes an output of the model.
     """
 
@@ -119,7 +121,7 @@ class KerasLayer(nn.Module):
         nn.Module.__init__(self)  # and not that of the class of torch beside this one
         # Past nn.Module.__setattr__, which would register Keras' own module as a part of this one.
         self.__dict__["operation"] = operation
-        self.has_channels_last, self.has_channels_first = has_channels_last, has_channels_last is not None
+        self.has_channels_last, self.axes_without_grid = has_channels_last, 99 if has_channels_last is None else 3
         self.is_end = False
         for kind in ("_trainable_variables", "_non_trainable_variables"):
             for variable in getattr(operation, kind, ()):
