@@ -71,7 +71,7 @@ EXAMPLES: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_gives_its_map(name):
+def test_an_example_gives_its_map(name: Any) -> None:
     example, method = EXAMPLES[name]
     model, images = build_classifier(), torch.rand(1, 32, 32, 3, generator=torch.Generator().manual_seed(1))
     raw = camtool.explain(model, images[0].permute(2, 0, 1), 2, method=method).raw

@@ -32,7 +32,7 @@ def build() -> Any:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Path:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model, path = build(), tmp_path_factory.mktemp("keras") / "model.keras"
     model.compile("adam", "sparse_categorical_crossentropy")
     with pytest.warns(DeprecationWarning, match="__array__"):  # Keras reads weights so
@@ -41,7 +41,7 @@ def saved(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def mark(tmp_path) -> Path:
+def mark(tmp_path: Path) -> Path:
     """The path of a file that hostile code creates."""
     return tmp_path / "was-run"
 
@@ -61,10 +61,11 @@ def write(path: Path, members: dict[str, bytes], **options: Any) -> Path:
 # ---------------------------------------------------------------------------------------------------------- loading
 
 
-def test_a_file_is_loaded_with_its_preparation(saved, tmp_path):
+def test_a_file_is_loaded_with_its_preparation(saved: Any, tmp_path: Any) -> None:
     labels = tmp_path / "labels.txt"
     labels.write_text("a\nb\nc\n", encoding="utf-8")
-    model, loaded = build(), camtool.load(str(saved), labels=str(labels))
+    model = build()
+    loaded: Any = camtool.load(str(saved), labels=str(labels))
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (24, 24, 3), np.uint8))
     expected = model(torch.tensor(np.asarray(photo), dtype=torch.float32)[None])
     assert loaded(loaded.transform(photo)[None]).softmax(1).detach() == pytest.approx(expected.detach(), abs=1e-6)
@@ -74,7 +75,7 @@ def test_a_file_is_loaded_with_its_preparation(saved, tmp_path):
     result.save(tmp_path / "where.png")
 
 
-def test_the_command_line_explains_with_a_file(saved, tmp_path):
+def test_the_command_line_explains_with_a_file(saved: Any, tmp_path: Any) -> None:
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (40, 30), "red").save(tmp_path / "photos" / "red.png")
     command = [sys.executable, "-m", "camtool", "photos", "--model", str(saved), "--out", "run"]
@@ -87,19 +88,19 @@ def test_the_command_line_explains_with_a_file(saved, tmp_path):
     ("options", "words"),
     [({"weights": "a.pt"}, "holds its own weights"), ({"batch": 2}, "batch= is no setting of model")],
 )
-def test_what_does_not_belong_to_a_file_is_refused(saved, options, words):
+def test_what_does_not_belong_to_a_file_is_refused(saved: Any, options: Any, words: Any) -> None:
     with pytest.raises(ModelError, match=words):
         camtool.load(str(saved), **options)
 
 
-def test_a_file_that_is_missing_or_no_file(tmp_path):
+def test_a_file_that_is_missing_or_no_file(tmp_path: Any) -> None:
     with pytest.raises(ModelError, match="there is no such file"):
         camtool.load(tmp_path / "none.keras")
     with pytest.raises(ModelError, match=r"a URL|download"):
         camtool.load("https://example.org/model.keras")
 
 
-def test_another_backend_and_an_old_keras_are_refused(saved, monkeypatch):
+def test_another_backend_and_an_old_keras_are_refused(saved: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(keras.config, "backend", lambda: "tensorflow")
     with pytest.raises(ModelError, match=r"Keras runs on tensorflow in this Python.*KERAS_BACKEND"):
         camtool.load(str(saved))
@@ -189,7 +190,9 @@ HOSTILE_LAYERS = {
 
 @pytest.mark.parametrize("name", HOSTILE_LAYERS)
 @pytest.mark.parametrize("place", ["as a layer", "as the model", "deep inside"])
-def test_a_hostile_configuration_is_refused(name, place, saved, tmp_path, mark, monkeypatch):
+def test_a_hostile_configuration_is_refused(
+    name: Any, place: Any, saved: Any, tmp_path: Any, mark: Any, monkeypatch: Any
+) -> None:
     members = read(saved)
     hostile = json.loads(json.dumps(HOSTILE_LAYERS[name]).replace("MARK", str(mark)))
     config = json.loads(members[CONFIG])
@@ -206,7 +209,7 @@ def test_a_hostile_configuration_is_refused(name, place, saved, tmp_path, mark, 
     assert not mark.exists()
 
 
-def test_what_a_compiled_model_names_is_not_built(saved, tmp_path):
+def test_what_a_compiled_model_names_is_not_built(saved: Any, tmp_path: Any) -> None:
     members = read(saved)
     config = json.loads(members[CONFIG])
     config["compile_config"]["loss"] = make_function("os", "system")
@@ -216,7 +219,7 @@ def test_what_a_compiled_model_names_is_not_built(saved, tmp_path):
 
 
 @pytest.mark.parametrize("units", [2**24, 10**12])
-def test_layers_that_the_file_has_no_weights_for_take_no_memory(units, saved, tmp_path):
+def test_layers_that_the_file_has_no_weights_for_take_no_memory(units: Any, saved: Any, tmp_path: Any) -> None:
     members = read(saved)
     config = json.loads(members[CONFIG])
     config["config"]["layers"][-1]["config"]["units"] = units
@@ -309,7 +312,7 @@ HOSTILE_ARCHIVES: dict[str, tuple[Callable[[Path, dict[str, bytes]], Any], str]]
 
 
 @pytest.mark.parametrize("name", HOSTILE_ARCHIVES)
-def test_a_hostile_archive_is_refused(name, saved, tmp_path, monkeypatch):
+def test_a_hostile_archive_is_refused(name: Any, saved: Any, tmp_path: Any, monkeypatch: Any) -> None:
     make, words = HOSTILE_ARCHIVES[name]
     path = tmp_path / "model.keras"
     make(path, read(saved))
@@ -320,7 +323,7 @@ def test_a_hostile_archive_is_refused(name, saved, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{}", b"3", b'"keras"', b"null"])
-def test_a_configuration_of_no_model_is_refused(content, saved, tmp_path):
+def test_a_configuration_of_no_model_is_refused(content: Any, saved: Any, tmp_path: Any) -> None:
     path = write(tmp_path / "model.keras", {**read(saved), CONFIG: content})
     with pytest.raises(ModelError, match="cannot be read"):
         camtool.load(str(path))
@@ -393,7 +396,7 @@ HOSTILE_WEIGHTS = {
 
 
 @pytest.mark.parametrize("name", HOSTILE_WEIGHTS)
-def test_hostile_weights_are_refused(name, saved, tmp_path, monkeypatch):
+def test_hostile_weights_are_refused(name: Any, saved: Any, tmp_path: Any, monkeypatch: Any) -> None:
     add, words = HOSTILE_WEIGHTS[name]
     members, weights = read(saved), tmp_path / "weights.h5"
     weights.write_bytes(members[WEIGHTS])

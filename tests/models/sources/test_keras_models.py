@@ -22,7 +22,7 @@ from tests.helpers.keras_models import compute_logits, explain_by_hand, keras, w
 
 # Keras reads weights as NumPy 2 will not allow.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
-L = keras.layers
+L: Any = keras.layers
 SHAPE = (24, 32, 3)
 
 
@@ -67,7 +67,7 @@ def build_separable_softmax() -> Any:
     return keras.Model(image, L.Softmax()(L.Flatten()(x)))
 
 
-class Subclassed(keras.Model):
+class Subclassed(keras.Model):  # type: ignore[misc]
     """A model whose layers are called in ``call``."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Subclassed(keras.Model):
         self.blocks = [L.Conv2D(8, 3, 2, activation="relu", name=f"block{i}") for i in range(2)]
         self.head = L.Dense(4, activation="softmax", name="head")
 
-    def call(self, images, training=False):
+    def call(self, images: Any, training: Any = False) -> Any:
         assert not training
         for block in self.blocks:
             images = block(images)
@@ -90,7 +90,7 @@ FUNCTIONAL = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONAL)
-def test_grad_cam_equals_one_by_hand(name):
+def test_grad_cam_equals_one_by_hand(name: Any) -> None:
     build, layer = FUNCTIONAL[name]
     model, images = build(), build_images()
     for result, image, index in zip(
@@ -107,7 +107,7 @@ def test_grad_cam_equals_one_by_hand(name):
         assert [w.code for w in result.warnings if w.code == "logit-before-activation"]
 
 
-def test_a_subclassed_model_is_explained_as_by_hand():
+def test_a_subclassed_model_is_explained_as_by_hand() -> None:
     keras.utils.set_random_seed(0)
     model, images = Subclassed(), build_images()[:1]
     with pytest.raises(ModelError, match="no weights yet; call it once"):
@@ -121,7 +121,7 @@ def test_a_subclassed_model_is_explained_as_by_hand():
     assert result.score == pytest.approx(float(logits[0, 3].detach()), rel=1e-4)
 
 
-def test_channels_first_are_read_from_the_layers():
+def test_channels_first_are_read_from_the_layers() -> None:
     keras.utils.set_random_seed(0)
     options: dict[str, Any] = {"padding": "same", "data_format": "channels_first"}
     image = keras.Input((3, 12, 12))
@@ -138,7 +138,7 @@ def test_channels_first_are_read_from_the_layers():
     assert result.raw == pytest.approx(expected.numpy(), abs=1e-5)
 
 
-def test_channels_last_are_read_where_the_shape_says_nothing():
+def test_channels_last_are_read_where_the_shape_says_nothing() -> None:
     keras.utils.set_random_seed(0)
     image = keras.Input((12, 12, 3))
     x = L.LayerNormalization(name="norm")(L.Conv2D(12, 3, padding="same")(image))
@@ -150,7 +150,7 @@ def test_channels_last_are_read_where_the_shape_says_nothing():
     assert result.raw == pytest.approx(expected.numpy(), abs=1e-5)
 
 
-def test_each_call_of_a_shared_layer_is_explained():
+def test_each_call_of_a_shared_layer_is_explained() -> None:
     keras.utils.set_random_seed(0)
     shared, image = L.Conv2D(3, 3, padding="same", activation="relu", name="shared"), keras.Input(SHAPE)
     first = shared(image)
@@ -171,7 +171,7 @@ def build_nested() -> Any:
     return keras.Sequential([keras.Input(SHAPE), base, L.GlobalAveragePooling2D(), L.Dense(3, activation="sigmoid")])
 
 
-def test_layers_of_a_nested_model_have_its_name_before_theirs():
+def test_layers_of_a_nested_model_have_its_name_before_theirs() -> None:
     model, images = build_nested(), build_images()[:1]
     base, image = model.layers[0], images[0].permute(2, 0, 1)
     for layer in ("second", "base_1.0.second", "base_1_0.second", base.get_layer("second")):
@@ -184,7 +184,7 @@ def test_layers_of_a_nested_model_have_its_name_before_theirs():
     assert result.probability == pytest.approx(float(logits[0, 1].sigmoid().detach()), rel=1e-4)
 
 
-def test_several_inputs_by_position_and_by_name():
+def test_several_inputs_by_position_and_by_name() -> None:
     keras.utils.set_random_seed(0)
     image, age = keras.Input(SHAPE, name="image"), keras.Input((2,), name="age")
     x = L.Conv2D(8, 3, activation="relu", name="grid")(image)
@@ -198,19 +198,19 @@ def test_several_inputs_by_position_and_by_name():
         own = (
             camtool.Inputs(channels_first, ages) if isinstance(inputs, list) else {"image": channels_first, "age": ages}
         )
-        result = camtool.explain(model, own, 1)
+        result: Any = camtool.explain(model, own, 1)
         result = result[0] if isinstance(result, list) else result
         assert result.raw == pytest.approx(weigh(grid, scores[0, 1]).numpy(), abs=1e-5)
 
 
-def test_the_first_of_several_outputs_is_explained_with_a_note():
+def test_the_first_of_several_outputs_is_explained_with_a_note() -> None:
     model, images = build_two_outputs(), build_images()[:1]
     result = camtool.explain(model, images[0].permute(2, 0, 1), 1)
     alone = camtool.explain(keras.Model(model.inputs, model.outputs[0]), images[0].permute(2, 0, 1), 1)
     assert result.raw == pytest.approx(alone.raw, abs=1e-6)
 
 
-def test_a_segmenter_with_a_decoder():
+def test_a_segmenter_with_a_decoder() -> None:
     keras.utils.set_random_seed(0)
     image = keras.Input(SHAPE)
     x = L.Conv2D(8, 3, 2, padding="same", activation="relu", name="encoder")(image)
@@ -234,7 +234,7 @@ def build_transformer() -> Any:
     return keras.Model(image, L.Dense(4)(L.GlobalAveragePooling1D()(L.LayerNormalization(name="last")(x))))
 
 
-def test_tokens_of_a_transformer_form_the_grid_of_its_patches():
+def test_tokens_of_a_transformer_form_the_grid_of_its_patches() -> None:
     model, images = build_transformer(), build_images(32, 32, 3)[:1]
     result = camtool.explain(model, images[0].permute(2, 0, 1), 1)
     assert result.raw.shape == (4, 4)
@@ -251,7 +251,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_methods_give_the_maps_of_the_same_network_in_torch(method):
+def test_methods_give_the_maps_of_the_same_network_in_torch(method: Any) -> None:
     model, images = build_convolutions(None), build_images()[:1].permute(0, 3, 1, 2)
     convolutions = [torch.nn.Conv2d(3, 8, 3, 2), torch.nn.Conv2d(8, 12, 3, 1, 1)]
     linear = torch.nn.Linear(12, 4)
@@ -268,7 +268,7 @@ def test_methods_give_the_maps_of_the_same_network_in_torch(method):
     assert mine.raw == pytest.approx(theirs.raw, rel=1e-3, abs=1e-4 * float(abs(theirs.raw).max()))
 
 
-def test_rollout_is_that_of_the_attention_that_keras_returns():
+def test_rollout_is_that_of_the_attention_that_keras_returns() -> None:
     model, images = build_transformer(), build_images(32, 32, 3)[:1]
     tokens, rolled = model.get_layer("tokens"), torch.eye(16)
     x = keras.Model(model.inputs, tokens.output)(images)
@@ -281,22 +281,23 @@ def test_rollout_is_that_of_the_attention_that_keras_returns():
     assert result.raw.ravel() == pytest.approx(rolled.mean(0).detach().numpy(), abs=1e-5)
 
 
-def test_attention_of_a_network_without_any_is_refused():
+def test_attention_of_a_network_without_any_is_refused() -> None:
     with pytest.raises(camtool.LayerError, match="the model runs no attention that can be captured"):
         camtool.attention(build_convolutions(), build_images()[0].permute(2, 0, 1))
 
 
 @pytest.mark.parametrize("engine", ["prepared", "onnxruntime"])
-def test_engines_give_the_same_map(engine):
+def test_engines_give_the_same_map(engine: Any) -> None:
     model, image = build_convolutions(), build_images()[0].permute(2, 0, 1)
     result, expected = (camtool.explain(model, image, 1, engine=name) for name in (engine, "eager"))
     assert result.raw == pytest.approx(expected.raw, rel=1e-3, abs=1e-6)
 
 
-def test_an_exported_graph_gives_the_same_scores(tmp_path):
-    loaded, path = camtool.load(build_head(L.Rescaling(1 / 255)), labels=["a", "b"]), tmp_path / "model.onnx"
+def test_an_exported_graph_gives_the_same_scores(tmp_path: Any) -> None:
+    loaded: Any = camtool.load(build_head(L.Rescaling(1 / 255)), labels=["a", "b"])
+    path = tmp_path / "model.onnx"
     camtool.export(loaded, path)
-    exported = camtool.load(path)
+    exported: Any = camtool.load(path)
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (30, 60, 3), np.uint8))
     inputs = [model.transform(photo)[None] for model in (loaded, exported)]
     assert inputs[1].numpy() == pytest.approx(inputs[0].numpy(), abs=1e-3)
@@ -304,18 +305,18 @@ def test_an_exported_graph_gives_the_same_scores(tmp_path):
     assert [*exported.labels] == ["a", "b"]
 
 
-def test_a_map_is_checked():
+def test_a_map_is_checked() -> None:
     report = camtool.explain(build_convolutions(), build_images()[0].permute(2, 0, 1), 1).check()
     assert "logit-before-activation" in report.codes
 
 
-def test_a_layer_that_the_user_wrote_is_one_layer_with_those_inside():
-    class Block(L.Layer):
+def test_a_layer_that_the_user_wrote_is_one_layer_with_those_inside() -> None:
+    class Block(keras.layers.Layer):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__(name="block")
             self.inside = L.Conv2D(8, 3, activation="relu", name="inside")
 
-        def call(self, images):
+        def call(self, images: Any) -> Any:
             return self.inside(images) * 2.0
 
     keras.utils.set_random_seed(0)
@@ -326,7 +327,7 @@ def test_a_layer_that_the_user_wrote_is_one_layer_with_those_inside():
     assert outer.raw == pytest.approx(inner.raw, rel=1e-4)  # twice the activation, and half the gradient
 
 
-def test_the_softmax_of_the_second_output_is_not_that_of_the_first():
+def test_the_softmax_of_the_second_output_is_not_that_of_the_first() -> None:
     trunk = build_functional()
     grid = trunk.layers[-1].input
     model = keras.Model(trunk.inputs, [L.Dense(2)(grid), L.Dense(4, activation="softmax")(grid)])
@@ -334,7 +335,7 @@ def test_the_softmax_of_the_second_output_is_not_that_of_the_first():
     assert "logit-before-activation" not in [warning.code for warning in result.warnings]
 
 
-def test_an_activation_that_was_removed_since_is_not_left_out():
+def test_an_activation_that_was_removed_since_is_not_left_out() -> None:
     model, image = build_convolutions(), build_images()[0].permute(2, 0, 1)
     before = camtool.explain(model, image, 1)
     model.layers[-1].activation = keras.activations.linear
@@ -347,7 +348,7 @@ def test_an_activation_that_was_removed_since_is_not_left_out():
 # ------------------------------------------------------------------------------------------------ what is left behind
 
 
-def test_the_model_is_left_as_it_was():
+def test_the_model_is_left_as_it_was() -> None:
     model, images = build_nested(), build_images()
     before, own = model(images).detach(), {name for layer in model._flatten_layers() for name in vars(layer)}
     camtool.explain(model, images.permute(0, 3, 1, 2), 1)
@@ -359,7 +360,7 @@ def test_the_model_is_left_as_it_was():
     assert known() is None
 
 
-def test_calls_of_another_thread_are_not_seen():
+def test_calls_of_another_thread_are_not_seen() -> None:
     model, images = build_convolutions(), build_images()
     module = to_loaded(model).model
     inside, done = threading.Event(), threading.Event()
@@ -380,7 +381,7 @@ def test_calls_of_another_thread_are_not_seen():
     assert recorder is not None
 
 
-def test_the_recorder_and_candidates_take_a_loaded_model():
+def test_the_recorder_and_candidates_take_a_loaded_model() -> None:
     model, images = build_convolutions(), build_images()
     loaded = camtool.load(model)
     with Recorder(loaded, "second") as recorder:
@@ -391,7 +392,7 @@ def test_the_recorder_and_candidates_take_a_loaded_model():
     assert "second" in names
 
 
-def test_a_quantized_layer_is_refused():
+def test_a_quantized_layer_is_refused() -> None:
     model = build_convolutions()
     model.layers[-1].quantize("int8")
     with pytest.raises(ModelError, match="layer 'scores' is quantized"):
@@ -428,7 +429,7 @@ PREPARED = {
 
 
 @pytest.mark.parametrize("name", PREPARED)
-def test_the_first_layers_say_which_values_a_model_takes(name):
+def test_the_first_layers_say_which_values_a_model_takes(name: Any) -> None:
     first, expected = PREPARED[name]
     model = build_head(*first)
     module = to_loaded(model).model
@@ -444,7 +445,7 @@ def test_the_first_layers_say_which_values_a_model_takes(name):
         )
 
 
-def test_a_network_of_keras_is_prepared_as_its_preprocess_input_does():
+def test_a_network_of_keras_is_prepared_as_its_preprocess_input_does() -> None:
     base = keras.applications.VGG16(weights=None, include_top=False, input_shape=(48, 40, 3))
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (48, 40, 3), np.uint8))
     for model in (base, build_head(base=base)):
@@ -455,14 +456,14 @@ def test_a_network_of_keras_is_prepared_as_its_preprocess_input_does():
     assert declared_properties.find_transform(to_loaded(build_head(base.get_layer("block1_conv1"))).model) is None
 
 
-def test_a_keras_model_of_another_backend_is_refused_with_the_way_to_go():
+def test_a_keras_model_of_another_backend_is_refused_with_the_way_to_go() -> None:
     foreign = type("Layer", (), {"__call__": lambda self, x: x, "__module__": "keras.src.layers.layer"})
     for use in (camtool.load, lambda model: camtool.explain(model, torch.rand(3, 8, 8))):
         with pytest.raises(ModelError, match=r"model\.save\('m\.keras'\).*python -m camtool photos/ --model m\.keras"):
             use(foreign())
 
 
-def test_keras_is_not_imported_for_other_models():
+def test_keras_is_not_imported_for_other_models() -> None:
     code = (
         "import sys, torch, camtool; net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), "
         "torch.nn.Linear(144, 2)).eval(); camtool.explain(net, torch.rand(3, 8, 8), 1); "
@@ -471,7 +472,7 @@ def test_keras_is_not_imported_for_other_models():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_a_copy_of_the_module_computes_the_same():
+def test_a_copy_of_the_module_computes_the_same() -> None:
     import copy
 
     model, images = build_convolutions(), build_images().permute(0, 3, 1, 2)

@@ -21,7 +21,7 @@ def choose_shape(name: str) -> tuple[int, int, int]:
 
 
 @pytest.fixture(autouse=True)
-def free_memory():
+def free_memory() -> Any:
     """Free the model of a case, which has cycles, before the next one is built."""
     yield
     gc.collect()
@@ -39,7 +39,7 @@ def find_last_grid(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_last_grid_is_explained_as_by_hand(name):
+def test_the_last_grid_is_explained_as_by_hand(name: Any) -> None:
     model, images = build(name, classes=5), torch.rand(1, *choose_shape(name))
     result = camtool.explain(model, images[0].permute(2, 0, 1), 1)
     layer = find_last_grid(model)
@@ -50,7 +50,7 @@ def test_the_last_grid_is_explained_as_by_hand(name):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_so_is_that_of_a_network_nested_in_a_tuned_head(name):
+def test_so_is_that_of_a_network_nested_in_a_tuned_head(name: Any) -> None:
     base, images = build(name, include_top=False), torch.rand(1, *choose_shape(name))
     model = keras.Sequential(
         [
@@ -65,7 +65,7 @@ def test_so_is_that_of_a_network_nested_in_a_tuned_head(name):
     named = camtool.explain(model, images[0].permute(2, 0, 1), 1, layer=layer.name)
     default = camtool.explain(model, images[0].permute(2, 0, 1), 1)
     expected = explain_nested_by_hand(model, base, layer, images, 1)
-    tolerance = {"rel": 1e-4, "abs": 1e-4 * float(expected.max())}
+    tolerance: dict[str, Any] = {"rel": 1e-4, "abs": 1e-4 * float(expected.max())}
     assert named.raw == pytest.approx(expected.numpy(), **tolerance)
     whole = explain_nested_by_hand(model, base, base.layers[-1], images, 1)
     assert default.raw == pytest.approx(whole.numpy(), **tolerance) or default.layer == named.layer
