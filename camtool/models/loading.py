@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import mimetypes
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,18 +38,25 @@ from camtool.models.two_towers import ENCODERS, ImageTower, TextTower, find_enco
 from camtool.models.vision_language import get_vision_language_model, takes_image_and_text
 from camtool.models.weights import FILE_KINDS, WeightsWarning, find_file_kind
 
-# Full name of a wrapper class → its attribute that holds the model. These wrappers compute what the model computes: on
-# several devices, in a compiled form, or with averaged weights. Names instead of classes, so that nothing is imported
-# for them. To see through a new wrapper, add it here.
-_WRAPPERS = {
-    "torch.nn.parallel.data_parallel.DataParallel": "module",
-    "torch.nn.parallel.distributed.DistributedDataParallel": "module",
+
+def _get(attribute: str) -> Callable[[nn.Module], object]:
+    return lambda model: getattr(model, attribute, None)
+
+
+# Full name of a wrapper class → function that returns the model inside. These wrappers compute what the model computes:
+# on several devices, in a compiled form, or with averaged weights. Names instead of classes, so that nothing is
+# imported for them. To see through a new wrapper, add it here.
+_WRAPPERS: dict[str, Callable[[nn.Module], object]] = {
+    "torch.nn.parallel.data_parallel.DataParallel": _get("module"),
+    "torch.nn.parallel.distributed.DistributedDataParallel": _get("module"),
     # What torch.compile returns.
-    "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
+    "torch._dynamo.eval_frame.OptimizedModule": _get("_orig_mod"),
     # YOLO and RTDETR of Ultralytics: what they add is for training and for showing results.
-    "ultralytics.engine.model.Model": "model",
+    "ultralytics.engine.model.Model": _get("model"),
     # Averaged weights: swa_utils.AveragedModel holds a copy of the model.
-    "torch.optim.swa_utils.AveragedModel": "module",
+    "torch.optim.swa_utils.AveragedModel": _get("module"),
+    # Models and layers of Keras: inside of nothing, but their layers are modules that can be hooked in another one.
+    "keras.src.layers.layer.Layer": get_keras_module,
 }
 
 
@@ -84,8 +90,8 @@ def unwrap_model(model: nn.Module) -> nn.Module:
     """Return the model inside of any number of wrappers; the model itself if there is none.
 
     Wrappers are ``DataParallel``, ``DistributedDataParallel``, compiled models, averaged models, and models of PEFT.
-    The adapters of PEFT are modules inside the model, so they stay active. A Keras model is inside of nothing, but its
-    layers are modules that can be hooked in another one, which is returned.
+    The adapters of PEFT are modules inside the model, so they stay active. For a Keras model that with its layers as
+    modules is returned.
 
     Raises:
         ModelError: A Keras model has no weights yet, or is quantized.
@@ -98,10 +104,9 @@ def unwrap_model(model: nn.Module) -> nn.Module:
         else:
             # With the base classes: a subclass of a wrapper is a wrapper.
             names = (f"{base.__module__}.{base.__qualname__}" for base in type(model).__mro__)
-            attribute = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), "")
-            inner = getattr(model, attribute, None)
+            inner = next((_WRAPPERS[name](model) for name in names if name in _WRAPPERS), None)
         if inner is model or not isinstance(inner, nn.Module):
-            return get_keras_module(model) if "keras" in sys.modules else model
+            return model
         model = inner
 
 

@@ -238,12 +238,12 @@ class FoundLink(NamedTuple):
     Attributes:
         link: The link; ``None`` if the output is an embedding.
         is_assumed: True if the scores are between 0 and 1, and nothing shows whether they are probabilities.
-        left_out: The function at the end of the model that was left out, so that scores are what it is applied to.
+        notes: What a user should know of it.
     """
 
     link: Link | None
     is_assumed: bool = False
-    left_out: str = ""
+    notes: tuple[MapWarning, ...] = ()
 
 
 def find_link(
@@ -262,9 +262,8 @@ def find_link(
         find_final_operation: Returns the name of the function that computed the scores. It is called if scores between
             0 and 1 have no graph.
     """
-    problem = getattr(getattr(model, "config", None), "problem_type", None)
-    known: FoundLink | None = getattr(model, "known_link", None)
-    logits = known or FoundLink("sigmoid" if problem == "multi_label_classification" else "softmax")
+    has_labels = getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification"
+    logits: FoundLink = getattr(model, "known_link", FoundLink("sigmoid" if has_labels else "softmax"))
     if output is None:
         return logits
     is_plain = isinstance(output, Tensor) and getattr(model, "num_classes", None) != 0

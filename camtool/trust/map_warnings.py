@@ -73,13 +73,13 @@ def find_value_warnings(raw: NDArray[Any]) -> Iterator[MapWarning]:
 
 
 def _check_score(target: Target, context: ScoreContext, found: FoundLink) -> Iterator[MapWarning]:
-    """Warn if the score is or may be a probability, if the model does not predict the class, or if the target warns."""
+    """Warn of scores that are or may be probabilities, and of a class that is not predicted; tell all notes."""
     classes = _list_classes(target)
     if classes:
         yield from _check_link(target, context.link, found)
         yield from _check_rank(target, classes, context)
     yield from _check_presence(target, classes, context)
-    for warning in target.get_warnings(context):
+    for warning in (*found.notes, *target.get_warnings(context)):
         yield to_map_warning(warning, "target-warning")
 
 
@@ -97,10 +97,7 @@ def _name_kind(target: Target) -> str:
 
 
 def _check_link(target: Target, link: Link | None, found: FoundLink) -> Iterator[MapWarning]:
-    """Warn if the score of classes is a probability, or if nothing shows that it is none; say what was left out."""
-    if found.left_out:
-        text = f"The model ends in a {found.left_out}; the score is the logit before it, of the layer's own weights."
-        yield MapWarning(text, "logit-before-activation")
+    """Warn if the score of classes is a probability, or if nothing shows that it is none."""
     if link == "identity":
         yield MapWarning(
             "The score is a probability, whose gradient vanishes close to 1: let the model return its logits, without "

@@ -19,7 +19,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.outputs.class_scores import FoundLink
 from camtool.targets import ClassScore, Contrast, Custom, Probability, Region, Value
 from camtool.trust import map_warnings
-from camtool.warning_codes import WARNING_KINDS
+from camtool.warning_codes import WARNING_KINDS, MapWarning
 from tests.helpers.nets import Apply
 from tests.layers.nets import RegisterNet
 
@@ -312,7 +312,7 @@ class Pair(nn.Module):
 class LeftOut(ColorNet):
     """A classifier whose softmax was left out, as that of a Keras model is."""
 
-    known_link = FoundLink("softmax", left_out="softmax")
+    known_link = FoundLink("softmax", notes=(MapWarning("the logit before it", "logit-before-activation"),))
 
 
 CASES: dict[str, tuple[Any, Any, dict[str, Any], str]] = {

@@ -25,6 +25,7 @@ from camtool.hooks.private_torch import find_hooked_modules
 from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.nested_tensors import find_tensors, map_tensors
 from camtool.outputs.class_scores import FoundLink
+from camtool.warning_codes import MapWarning
 
 # Axes of a batch of images; a batch of volumes has one more.
 _IMAGE_AXES = 4
@@ -65,14 +66,12 @@ def check_backend(model: object) -> None:
         raise ModelError(f"the model is one of Keras on another backend, {OTHER_BACKEND}")
 
 
-def get_keras_module(whole: nn.Module) -> nn.Module:
-    """Return the module of a Keras model that the caller keeps alive, the same each time; others as they are.
+def get_keras_module(whole: nn.Module) -> KerasModel:
+    """Return the module of a Keras model that the caller keeps alive, the same each time.
 
     Raises:
         ModelError: The model has no weights yet, or a layer is quantized.
     """
-    if not is_keras(whole):
-        return whole
     return remember_for_model(whole, "Keras", lambda: KerasModel(cast(nn.Module, weakref.proxy(whole))))
 
 
@@ -231,13 +230,15 @@ class KerasModel(nn.Module):
         self.eval()
 
     @property
-    def known_link(self) -> FoundLink | None:
-        """What its first output is, if that was left out at its end; else None."""
+    def known_link(self) -> FoundLink:
+        """How its first output becomes probabilities, with a note if that was left out at its end."""
         end = (self.ends or [None])[0]
         if end is None or not end.is_final:
-            return None
+            return FoundLink("softmax")
         has_labels = end.activation == "sigmoid" and (end.weight is None or len(end.weight) > 1)
-        return FoundLink("sigmoid" if has_labels else "softmax", left_out=end.activation)
+        text = f"The model ends in a {end.activation}; the score is the logit before it, of the layer's own weights."
+        notes = (MapWarning(text, "logit-before-activation"),)
+        return FoundLink("sigmoid" if has_labels else "softmax", notes=notes)
 
     def find_layer(self, layer: str | nn.Module) -> str | nn.Module:
         """Return the module of a layer of Keras, or of the only one with this name; others as they are.
