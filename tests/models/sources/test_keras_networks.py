@@ -14,6 +14,10 @@ from tests.helpers.keras_models import explain_by_hand, explain_nested_by_hand, 
 # Keras pads by another rule in NASNet's cells on torch, and does not build it.
 NETWORKS = sorted(name for name in vars(keras.applications) if name[0].isupper() and not name.startswith("NASNet"))
 
+# One of each kind of block; the others take six minutes of processor time.
+IN_EACH_RUN = ("DenseNet121", "MobileNetV2", "MobileNetV3Small")
+CASES = [pytest.param(name, marks=() if name in IN_EACH_RUN else pytest.mark.nightly) for name in NETWORKS]
+
 
 def choose_shape(name: str) -> tuple[int, int, int]:
     """Return a shape of images, with which the last grid has more than one cell."""
@@ -38,7 +42,7 @@ def find_last_grid(model: Any) -> Any:
     return [step for step in steps if "pool" not in step.name][-1]
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", CASES)
 def test_the_last_grid_is_explained_as_by_hand(name: Any) -> None:
     model, images = build(name, classes=5), torch.rand(1, *choose_shape(name))
     result = camtool.explain(model, images[0].permute(2, 0, 1), 1)
@@ -49,7 +53,7 @@ def test_the_last_grid_is_explained_as_by_hand(name: Any) -> None:
     assert float(expected.max()) > 0 or "constant-map" in [warning.code for warning in result.warnings]
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", CASES)
 def test_so_is_that_of_a_network_nested_in_a_tuned_head(name: Any) -> None:
     base, images = build(name, include_top=False), torch.rand(1, *choose_shape(name))
     model = keras.Sequential(
