@@ -1,4 +1,4 @@
-"""The cost of an explanation of a Keras model in its own forward passes: ``python -m benchmarks keras_overhead``.
+"""What an explanation of a Keras model costs: ``python -m benchmarks keras_overhead``.
 
 Grad-CAM on a prepared batch of one, when the model was explained before, against ``model(images, training=False)`` of
 Keras on its torch backend, without a graph, in turns. The numbers are the medians of the turns' ratios. Run nothing

@@ -330,7 +330,9 @@ def test_no_code_outside_of_the_package_asks_for_the_class_of_a_target() -> None
             is_test = isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass", "type")
             if is_test or isinstance(node, (ast.Match, ast.Compare)):
                 names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-                names |= {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+                attributes = [each for each in ast.walk(node) if isinstance(each, ast.Attribute)]
+                # Groups of HDF5 are folders.
+                names |= {each.attr for each in attributes if ast.unparse(each.value) != "h5py"}
                 found += [f"{path.name}:{node.lineno}: {name}" for name in sorted(names & kinds)]
     assert not found, f"ask the target with a method of camtool.targets.Target instead: {found}"
 

@@ -170,5 +170,5 @@ def test_the_help_names_each_built_in_source() -> None:
         for source in built_in
         if not source.prefix or source.list_names()
         for name in re.findall("'(.+?)'", source.usage)
-    } == {*("resnet50", "demo", "package.module:factory"), *("model.onnx", "model.xml", "model.tflite")}
+    } == {*("resnet50", "demo", "package.module:factory"), *("model.onnx", "model.xml", "model.tflite", "model.keras")}
     assert SOURCES[-1] is FACTORY
