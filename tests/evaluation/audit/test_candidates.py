@@ -138,6 +138,20 @@ def test_a_class_at_another_place_is_found():
     records = [make_record(number, int(number >= 20), spot(*cell)) for number, cell in enumerate(cells)]
     found = {candidate.target: candidate for candidate in find_positions(make_discovery(draw_noise(60), records))}
     assert found[0].center == pytest.approx([0.25, 0.25])
+    assert found[0].suspicion == "the same place in all images"
+
+
+def test_a_place_is_no_suspicion_where_all_classes_are_at_fixed_places():
+    """As the sky, houses and water of landscapes: cells up to one beside the place of each class."""
+    random, places = np.random.default_rng(0), {0: (2, 2), 1: (6, 5)}
+    targets = [int(number >= 20) for number in range(60)]
+    cells = [np.array(places[target]) + random.integers(-1, 2, 2) for target in targets]
+    records = [
+        make_record(number, target, spot(*cell))
+        for number, (target, cell) in enumerate(zip(targets, cells, strict=True))
+    ]
+    found = find_positions(make_discovery(draw_noise(60), records))
+    assert [(candidate.target, candidate.suspicion) for candidate in found] == [(0, ""), (1, "")]
 
 
 def test_decoys_of_a_place_are_other_places_with_other_keys():
