@@ -33,7 +33,7 @@ SECONDS = 1200  # it ends a test that hangs
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Folders with random weights; they are large, so they are not left to pytest, which keeps some of its folders."""
-    for needed in ("timm", "transformers", "matplotlib.font_manager"):
+    for needed in ("timm", "transformers", "matplotlib.font_manager", "tests.helpers.keras_models"):
         pytest.importorskip(needed)
     folder = tmp_path_factory.mktemp("cache")
     readme_world.fill_caches(folder)

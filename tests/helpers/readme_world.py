@@ -73,7 +73,6 @@ NOT_RUN = {
     "result.tiles": "is about the result of a slide; tests/slides",
     "export_page": "gets its runtime by npm; tests/app/web_page",
     "pipeline.unet": "needs a pipeline of diffusers; tests/attention_maps/test_words.py",
-    "keras_model": "needs TensorFlow; tests/models/test_functions.py",
     "fasterrcnn_mobilenet": "needs weights that find something; tests/targets",
     "lraspp_mobilenet": "needs weights that find something; tests/targets",
     "r3d_18": "needs weights of a large model of clips; tests/videos",
@@ -118,6 +117,8 @@ def furnish(folder: Path) -> None:
     (folder / "classes.txt").write_text("\n".join(f"kind {number}" for number in range(CLASSES)))
     _save_factorys_weights(folder / "mine.safetensors")
     _save_yolo(folder / "yolo11n.pt")
+    _save_keras_model(folder / "classifier.keras")
+    (folder / "labels.txt").write_text("\n".join(f"kind {number}" for number in range(CLASSES)))
     _save_vit(folder / "google" / "vit-base-patch16-224")
     _save_clip(folder / "openai" / "clip-vit-base-patch32")
 
@@ -157,6 +158,16 @@ def _save_yolo(path: Path) -> None:
     whole.model.names = {number: ["person", "dog", "car"][number % 3] + " " * (number // 3) for number in range(80)}
     whole.ckpt = {"train_args": {"imgsz": 160}}
     whole.save(path)
+
+
+def _save_keras_model(path: Path) -> None:
+    from tests.helpers.keras_models import keras
+
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    steps = [layers.Rescaling(1 / 255), layers.Conv2D(8, 3, activation="relu", name="block5_conv3")]
+    head = [layers.GlobalAveragePooling2D(), layers.Dense(CLASSES, activation="softmax")]
+    keras.Sequential([keras.Input((64, 64, 3)), *steps, *head]).save(path)
 
 
 _TINY = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -262,6 +273,7 @@ def sealed(cache: Path) -> dict[str, str]:
         "HF_HOME": str(cache / "hf"),
         "HF_HUB_OFFLINE": "1",
         "MPLBACKEND": "agg",
+        "KERAS_BACKEND": "torch",
     }
 
 
@@ -329,6 +341,7 @@ def given() -> dict[str, Any]:
     from torchvision.models import squeezenet1_1
 
     from tests.helpers.band_nets import BandNet
+    from tests.helpers.keras_models import keras
     from tests.helpers.text_processors import make_llava_processor
     from tests.zoo.hugging_face import DETECTORS
     from tests.zoo.vision_language import WITH_GRID
@@ -345,6 +358,7 @@ def given() -> dict[str, Any]:
         "siamese": Siamese().eval(),
         "heart": heart.eval(),
         "volume_model": BandNet(1, axes=3).eval(),
+        "keras_model": keras.models.load_model("classifier.keras"),
         "satellite": BandNet(13).eval(),
         "faces": Faces().eval(),
         "pose": nn.Sequential(
