@@ -10,7 +10,8 @@ exception counts as no map.
 
 The models of ``tests/zoo/families.py`` take inputs of their own. There camtool's map is correct if it equals a Grad-CAM
 that is computed by hand for the same class at the same layer. A peer's map is held, up to its scale, against those of
-the peer's own layer: that of the same score, and that of the first tensor which the model returns.
+the peer's own layer: that of the same score, and that of the first tensor which the model returns. The networks of
+keras.applications are held against Keras itself: a model with two outputs, the last grid and what the last layer gets.
 
 All this takes half an hour. ``--group`` and ``--only`` run a part and write no file; with ``--update`` the rows of the
 part replace those in the file.
@@ -26,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -49,6 +51,9 @@ _CLASSES = 8
 
 _PEER_DIFFERENCE = 1e-3
 """Largest difference between a peer's map and the one by hand, in shares of the peak; peers scale in float32."""
+
+_KERAS_DIFFERENCE = 1e-4
+"""Largest difference between a map and the one by Keras, in shares of the peak."""
 
 _FILE = Path(__file__).with_suffix(".json")
 
@@ -92,6 +97,13 @@ def list_groups() -> dict[str, dict[str, Model]]:
         "segmenters": dense.SEGMENTERS | hugging_face.SEGMENTERS,
         "detectors": dense.DETECTORS | hugging_face.DETECTORS,
     }
+
+
+def list_keras_networks() -> dict[str, dict[str, str]]:
+    """Return the names of the networks that Keras builds on torch, by group."""
+    from tests.models.sources.test_keras_networks import NETWORKS
+
+    return {"networks of keras.applications": {name: name for name in NETWORKS}}
 
 
 @dataclass(frozen=True)
@@ -248,6 +260,52 @@ def judge_peer(
     return {"map": True, "correct": False, "why": f"it differs by {difference:.2g} of the peak"}
 
 
+def measure_keras(name: str, group: str, _: str) -> dict[str, Any]:
+    """Return the result of each library on a network of keras.applications, on Keras' torch backend."""
+    from tests.models.sources.test_keras_networks import build, choose_shape
+
+    images = torch.rand(1, *choose_shape(name), generator=torch.Generator().manual_seed(2))
+    model = build(name, classes=_CLASSES)
+    answers = {"camtool": judge_keras(_iterate_keras_maps, model, images)}
+    peers = {library: show for library, show in LIBRARIES.items() if library != "camtool"}
+    answers |= {
+        library: judge_keras(partial(_iterate_peer_maps, show), model, images) for library, show in peers.items()
+    }
+    return {"group": group, "model": name} | answers
+
+
+def _iterate_keras_maps(model: Any, images: Tensor) -> Iterator[tuple[int, NDArray[Any]]]:
+    for index in range(_CLASSES):
+        yield index, camtool.explain(model, images[0].permute(2, 0, 1), index).raw
+
+
+def _iterate_peer_maps(show: Callable[[nn.Module, Tensor], Explained], model: Any, images: Tensor) -> Iterator[Any]:
+    yield from zip(_find_top_classes(model, images), show(model, images).maps, strict=False)
+
+
+def judge_keras(
+    run: Callable[[Any, Tensor], Iterator[tuple[int, NDArray[Any]]]], model: Any, images: Tensor
+) -> dict[str, Any]:
+    """Return whether the first map that varies, of some classes, is that which Keras itself computes by hand."""
+    from tests.helpers.keras_models import explain_by_hand
+    from tests.models.sources.test_keras_networks import find_last_grid
+
+    try:
+        with _silence():
+            for index, found in run(model, images):
+                expected = explain_by_hand(model, find_last_grid(model), images, index).numpy()
+                if found.shape != expected.shape:
+                    return {"map": True, "correct": False, "why": f"its map has shape {found.shape}"}
+                if np.ptp(expected) > 0:
+                    difference = np.abs(found - expected).max() / expected.max()
+                    is_same = bool(difference <= _KERAS_DIFFERENCE)
+                    why = {} if is_same else {"why": f"it differs by {difference:.2g} of the peak"}
+                    return {"map": True, "correct": is_same} | why
+    except Exception as error:  # noqa: BLE001  # any exception means that there is no map
+        return _describe_error(error)
+    return {"map": True, "correct": False, "why": "the maps of all classes are constant"}
+
+
 def _get_first_scores(output: Any) -> Tensor:
     """Return the scores in the first tensor that a model returns, which grad-cam explains, e.g. probabilities."""
     scores: Tensor = output[0][0]
@@ -346,7 +404,7 @@ def main(
 
 def _measure_all(group: str, only: str) -> Iterator[dict[str, Any]]:
     """Measure all models of the groups whose name contains a text, or the one of a name."""
-    measured = [(measure, list_groups()), (measure_family, FAMILIES)]
+    measured = [(measure, list_groups()), (measure_family, FAMILIES), (measure_keras, list_keras_networks())]
     for run, groups in measured:
         for name_of_group, models in groups.items():
             for name, model in models.items():
@@ -361,7 +419,9 @@ def _replace_rows(known: list[dict[str, Any]], measured: list[dict[str, Any]]) -
 
 
 def _write_rows(rows: list[dict[str, Any]], threads: int) -> None:
-    versions = {name: version(name) for name in ("timm", "transformers", "ultralytics", "torchcam", "grad-cam")}
+    versions = {
+        name: version(name) for name in ("timm", "transformers", "ultralytics", "keras", "torchcam", "grad-cam")
+    }
     described = {"machine": describe_machine(threads) | versions, **describe_groups(summarize(rows))}
     head = json.dumps(described, indent=1).removesuffix("\n}")
     models = ",\n".join(f"  {json.dumps(row)}" for row in rows)  # one line per model
