@@ -15,6 +15,7 @@ import re
 import shlex
 import shutil
 import sys
+import warnings
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -167,7 +168,9 @@ def _save_keras_model(path: Path) -> None:
     layers = keras.layers
     steps = [layers.Rescaling(1 / 255), layers.Conv2D(8, 3, activation="relu", name="block5_conv3")]
     head = [layers.GlobalAveragePooling2D(), layers.Dense(CLASSES, activation="softmax")]
-    keras.Sequential([keras.Input((64, 64, 3)), *steps, *head]).save(path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "__array__", DeprecationWarning)  # Keras reads weights so
+        keras.Sequential([keras.Input((64, 64, 3)), *steps, *head]).save(path)
 
 
 _TINY = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
