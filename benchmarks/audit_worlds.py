@@ -1,6 +1,6 @@
 """Audits of networks in small worlds: ``python -m benchmarks audit_worlds``.
 
-What tells a shortcut from a part of the object was chosen in five worlds, and is reported on two others
+What tells a shortcut from a part of the object was chosen in seven worlds, and is reported on two others
 (``benchmarks/audit_worlds_scenes.py``). In each world networks of three architectures learn classes from 1,200 images:
 honest ones, and ones in which 90 or 100 % of one class has a cue, and no other image. ``camtool.audit`` then looks at
 250 new images of each network with its default options.
