@@ -75,6 +75,45 @@ def test_a_file_is_loaded_with_its_preparation(saved: Any, tmp_path: Any) -> Non
     result.save(tmp_path / "where.png")
 
 
+def nest_functional() -> Any:
+    """Return a head on a network, as fine-tuning makes it."""
+    image = keras.Input((24, 24, 3))
+    base = keras.Model(image, L.Conv2D(4, 3, 2, activation="relu", name="grid")(L.Rescaling(1 / 255)(image)))
+    return keras.Sequential([keras.Input((24, 24, 3)), base, L.GlobalAveragePooling2D(), L.Dense(3)])
+
+
+def nest_sequential() -> Any:
+    image = keras.Input((24, 24, 3))
+    base = keras.Sequential([keras.Input((24, 24, 3)), L.Rescaling(1 / 255), L.Conv2D(4, 3, activation="relu")])
+    return keras.Model(image, L.Dense(3, activation="softmax")(L.GlobalAveragePooling2D()(base(image))))
+
+
+def nest_twice() -> Any:
+    image = keras.Input((24, 24, 3))
+    return keras.Model(image, nest_functional()(image))
+
+
+def call_twice() -> Any:
+    """Return a model that calls a nested one, and a layer of its own, twice."""
+    image, shared = keras.Input((24, 24, 3)), L.Conv2D(3, 3, padding="same", activation="relu")
+    features = keras.Sequential([keras.Input((24, 24, 3)), L.Conv2D(3, 3, padding="same")])
+    grid = features(shared(features(shared(L.Rescaling(1 / 255)(image)))))
+    return keras.Model(image, L.Dense(3)(L.GlobalAveragePooling2D()(grid)))
+
+
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
+@pytest.mark.parametrize("make", [build, nest_functional, nest_sequential, nest_twice, call_twice])
+def test_a_file_gives_the_model_that_was_saved(make: Any, tmp_path: Any) -> None:
+    keras.utils.set_random_seed(0)
+    model, image = make(), 255 * torch.rand(3, 24, 24, generator=torch.Generator().manual_seed(0))
+    model.save(tmp_path / "model.keras")
+    loaded = camtool.load(tmp_path / "model.keras")
+    found, expected = (camtool.explain(each, image, 1) for each in (loaded.model, model))
+    assert found.layer == expected.layer
+    np.testing.assert_array_equal(found.raw, expected.raw)
+    assert found.probability == pytest.approx(expected.probability)
+
+
 def test_the_command_line_explains_with_a_file(saved: Any, tmp_path: Any) -> None:
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (40, 30), "red").save(tmp_path / "photos" / "red.png")
