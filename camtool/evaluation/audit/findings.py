@@ -47,7 +47,7 @@ _NEVER_TESTED = (
 
 @dataclass(frozen=True, eq=False)
 class Conclusion:
-    """What follows from the outcomes of all tests.
+    """Computes the findings of an audit from the outcomes of all tests.
 
     Attributes:
         run: The audit.

@@ -1,4 +1,4 @@
-"""What an audit and a repair share: the images of the user, their halves, the classes, and the tests of these."""
+"""Steps of audits and repairs alike: read the images, split them into halves, choose classes, set up the tests."""
 
 from __future__ import annotations
 

@@ -325,7 +325,7 @@ HOSTILE_ARCHIVES: dict[str, tuple[Callable[[Path, dict[str, bytes]], Any], str]]
     "nothing": (lambda path, _: path.write_bytes(b""), "no ZIP archive"),
     "half an archive": (lambda path, m: path.write_bytes(write(path, m).read_bytes()[:-200]), "no ZIP archive"),
     "a path above": (change("../evil.py", b"1"), r"holds \['\.\./evil\.py'"),
-    "an absolute path": (change("/tmp/evil.py", b"1"), r"holds \['/tmp/evil\.py'"),
+    "an absolute path": (change("/evil/evil.py", b"1"), r"holds \['/evil/evil\.py'"),
     "a path of Windows": (change("..\\evil.py", b"1"), r"holds \['\.\."),
     "assets": (change("assets/layers/lookup/vocabulary.txt", b"a"), r"holds \['assets/"),
     "a pickle": (change("model.pkl", b"\x80\x04."), "holds .*'model.pkl'"),

@@ -140,7 +140,7 @@ class KerasLayer(nn.Module):
 
     @property
     def is_final(self) -> bool:
-        """Whether it ends the model in a softmax or a sigmoid, which is left out here."""
+        """Whether an output of the model is its softmax or sigmoid, which :meth:`forward` does not apply."""
         return self.is_end and self.activation != ""
 
     @property
@@ -231,7 +231,7 @@ class KerasModel(nn.Module):
 
     @property
     def known_link(self) -> FoundLink:
-        """How its first output becomes probabilities, with a note if that was left out at its end."""
+        """Function from the first output to probabilities, with a note if the model itself applies it."""
         end = (self.ends or [None])[0]
         if end is None or not end.is_final:
             return FoundLink("softmax")
@@ -318,7 +318,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Route:
-    """What stands in for ``call`` of an operation: in the thread that takes its calls that, else the method itself."""
+    """Replaces ``call`` of an operation: another function runs in the thread of the model, the method in others."""
 
     def __init__(self, operation: Any, take: Callable[..., Any]) -> None:
         self.original, self.take, self.thread = operation.call, take, threading.get_ident()

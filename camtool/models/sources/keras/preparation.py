@@ -1,4 +1,4 @@
-"""How photos are prepared for a Keras model: what its first layers compute, or which network of Keras' own it holds."""
+"""Preprocessing of photos for a Keras model, read from its first layers or the keras.applications network in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from camtool.warning_codes import MapWarning
 
 
 class _Mode(NamedTuple):
-    """How photos are prepared: the order of the channels, mean and standard deviation for values in [0, 1].
+    """Preprocessing: the order of the channels, mean and standard deviation for values in [0, 1].
 
     Attributes:
         name: The mode of ``preprocess_input`` of keras.applications; empty for another preparation.
