@@ -101,8 +101,16 @@ def call_twice() -> Any:
     return keras.Model(image, L.Dense(3)(L.GlobalAveragePooling2D()(grid)))
 
 
+def scale_as_convnext() -> Any:
+    """Return a model with the only layer that keras.applications defines itself."""
+    from keras.src.applications.convnext import LayerScale
+
+    steps = [keras.Input((24, 24, 3)), L.Rescaling(1 / 255), L.Conv2D(4, 3, activation="relu"), LayerScale(0.5, 4)]
+    return keras.Sequential([*steps, L.GlobalAveragePooling2D(), L.Dense(3)])
+
+
 @pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
-@pytest.mark.parametrize("make", [build, nest_functional, nest_sequential, nest_twice, call_twice])
+@pytest.mark.parametrize("make", [build, nest_functional, nest_sequential, nest_twice, call_twice, scale_as_convnext])
 def test_a_file_gives_the_model_that_was_saved(make: Any, tmp_path: Any) -> None:
     keras.utils.set_random_seed(0)
     model, image = make(), 255 * torch.rand(3, 24, 24, generator=torch.Generator().manual_seed(0))
