@@ -101,16 +101,21 @@ def call_twice() -> Any:
     return keras.Model(image, L.Dense(3)(L.GlobalAveragePooling2D()(grid)))
 
 
-def scale_as_convnext() -> Any:
-    """Return a model with the only layer that keras.applications defines itself."""
+def scale_as_applications() -> Any:
+    """Return a model with layers that networks of keras.applications define themselves."""
     from keras.src.applications.convnext import LayerScale
+    from keras.src.applications.inception_resnet_v2 import CustomScaleLayer
 
-    steps = [keras.Input((24, 24, 3)), L.Rescaling(1 / 255), L.Conv2D(4, 3, activation="relu"), LayerScale(0.5, 4)]
-    return keras.Sequential([*steps, L.GlobalAveragePooling2D(), L.Dense(3)])
+    image = keras.Input((24, 24, 3))
+    grid = LayerScale(0.5, 4)(L.Conv2D(4, 3, activation="relu")(L.Rescaling(1 / 255)(image)))
+    grid = CustomScaleLayer(0.3)([grid, L.Conv2D(4, 3, padding="same")(grid)])
+    return keras.Model(image, L.Dense(3)(L.GlobalAveragePooling2D()(grid)))
 
 
 @pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
-@pytest.mark.parametrize("make", [build, nest_functional, nest_sequential, nest_twice, call_twice, scale_as_convnext])
+@pytest.mark.parametrize(
+    "make", [build, nest_functional, nest_sequential, nest_twice, call_twice, scale_as_applications]
+)
 def test_a_file_gives_the_model_that_was_saved(make: Any, tmp_path: Any) -> None:
     keras.utils.set_random_seed(0)
     model, image = make(), 255 * torch.rand(3, 24, 24, generator=torch.Generator().manual_seed(0))

@@ -41,7 +41,8 @@ _HOMES = {
     FunctionType: ("keras.src.activations.activations.",),
     type: (
         *(f"keras.src.{home}." for home in ("models.functional", "models.sequential", "initializers", "regularizers")),
-        *(f"keras.src.{home}." for home in ("applications.convnext", "constraints", "dtype_policies", "random")),
+        *(f"keras.src.{home}." for home in ("constraints", "dtype_policies", "random")),
+        *(f"keras.src.applications.{home}." for home in ("convnext", "inception_resnet_v2")),
         *(f"keras.src.layers.{home}." for home in _LAYERS),
         *(f"keras.src.ops.{home}." for home in ("core", "image", "linalg", "math", "nn", "numpy")),
     ),
