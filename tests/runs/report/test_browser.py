@@ -65,7 +65,8 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def opened(browser: Any) -> Iterator[Opened]:
+def opened(browser: Any, tmp_path: Path) -> Iterator[Opened]:
+    """A new page. It is closed before the folder is deleted, whose photos it may still load."""
     context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
     found = Opened(context.new_page())
     context.set_default_timeout(WAIT)
