@@ -13,6 +13,7 @@ import re
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 from urllib.parse import parse_qs, unquote_plus
@@ -61,6 +62,9 @@ _FOR_STRANGERS = (_ASKS_GRADIO, *(f"{_API}/{name}" for name in ("user", "theme.c
 #
 # And the time after which a call counts as answered, e.g. of a browser that was closed before it asked for the answer.
 _MAX_CALLS, _MAX_SECONDS = 16, 60.0
+
+# Seconds that the page has to close its stream of answers when it is told of the end.
+_MAX_CLOSING = 5.0
 
 # Most bytes of a posted JSON or form. The largest are the masks of painting.
 _MAX_BODY = 2**20
@@ -159,6 +163,8 @@ class RequestFilter:
         self._app, self._rules = app, rules
         self._guesses: dict[str, _Guesses] = {}
         self._calls: dict[bytes, _Call] = {}
+        # By session, while the page is told that its stream of answers ends.
+        self._closed: dict[str, asyncio.Event] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -298,6 +304,8 @@ class RequestFilter:
 
         async def note(message: MutableMapping[str, Any]) -> None:
             self._calls |= dict.fromkeys(_EVENT.findall(message.get("body", b"")), call)
+            if closed := self._closed.get(session):
+                await closed.wait()
             await send(message)
 
         unnamed = str(id(call)).encode()
@@ -308,19 +316,35 @@ class RequestFilter:
             self._calls.pop(unnamed, None)
 
     async def _give_answers(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on the answers to the calls of a session, until the last one or until the user has gone."""
-        sessions = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [])
+        """Pass on the answers to the calls of a session, until the last one or until the user has gone.
+
+        A page whose call is taken expects the answer in the stream that it has open. If Gradio had ended this stream,
+        and the page did not know yet, the answer would be lost: so calls are confirmed after the page closed it.
+        """
+        session = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [""])[0]
+        last: list[MutableMapping[str, Any]] = []
 
         async def note(message: MutableMapping[str, Any]) -> None:
+            content = message.get("body", b"")
+            if last or b'"close_stream"' in content:
+                self._closed.setdefault(session, asyncio.Event())
+                last.append(message)
+                return
             await send(message)
-            if b'"process_completed"' in (content := message.get("body", b"")):
+            if b'"process_completed"' in content:
                 for name in _EVENT.findall(content):
                     self._calls.pop(name, None)
 
         try:
-            await self._app(scope, receive, note)
-        finally:  # Gradio drops the calls of a session whose user has gone
-            self._calls = {name: call for name, call in self._calls.items() if call.session not in sessions}
+            try:
+                await self._app(scope, receive, note)
+            finally:  # Gradio drops the calls of a session whose user has gone
+                self._calls = {name: call for name, call in self._calls.items() if call.session != session}
+            if last:
+                await _end_stream(last[0], receive, send)
+        finally:
+            if closed := self._closed.pop(session, None):
+                closed.set()
 
     # ---------------------------------------------------------------------------------------------- what is posted
 
@@ -479,6 +503,19 @@ def _replay(body: bytes, receive: Receive | None) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replay
+
+
+async def _end_stream(last: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    """Send the last message of a stream, and wait until the client has closed it."""
+
+    async def wait_until_closed() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    await send({**last, "more_body": True})
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(wait_until_closed(), _MAX_CLOSING)
+    await send({"type": "http.response.body"})
 
 
 async def _refuse(send: Send, status: int, sentence: str) -> None:

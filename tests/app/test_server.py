@@ -108,6 +108,47 @@ def test_gradio_is_asked_who_calls_only_if_there_is_a_password(tmp_path: Path, h
     assert asked == [*["login_check"] * has_password, "info"]
 
 
+def test_a_call_is_confirmed_when_the_page_has_closed_its_former_stream(tmp_path: Path) -> None:
+    """The page would wait in vain for an answer in a stream that the server had ended already."""
+    order = list[str]()
+
+    async def answer(scope: Any, _: Any, send: Any) -> None:
+        is_stream = scope["method"] == "GET"
+        await send({"type": "http.response.start", "status": 200})
+        for body in [b'data: {"msg":"close_stream"}', b""] if is_stream else [b'{"event_id":"%032d"}' % 0]:
+            await send({"type": "http.response.body", "body": body, "more_body": is_stream and bool(body)})
+
+    async def call(filtered: RequestFilter) -> None:
+        told = asyncio.Event()
+        scope = {"type": "http", "headers": [(b"host", b"localhost")], "query_string": b"session_hash=a"}
+
+        async def read_stream(message: Any) -> None:
+            if b"close_stream" in message.get("body", b""):
+                order.append("end")
+                told.set()
+
+        async def close_late() -> Any:
+            await asyncio.sleep(0.05)
+            order.append("closed")
+            return {"type": "http.disconnect"}
+
+        async def read_confirmation(message: Any) -> None:
+            if message.get("body"):
+                order.append("confirmed")
+
+        async def post() -> Any:
+            return {"type": "http.request", "body": b'{"session_hash": "a"}'}
+
+        stream = {**scope, "method": "GET", "path": "/gradio_api/queue/data"}
+        reading = asyncio.create_task(filtered(stream, close_late, read_stream))
+        await told.wait()
+        await filtered({**scope, "method": "POST", "path": "/gradio_api/queue/join"}, post, read_confirmation)
+        await reading
+
+    asyncio.run(call(RequestFilter(answer, FilterRules("127.0.0.1", frozenset(), DiskSpace(tmp_path, 1), 1, False))))
+    assert order == ["end", "closed", "confirmed"]
+
+
 def test_no_event_loop_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gradio")
     made, make = list[asyncio.AbstractEventLoop](), asyncio.new_event_loop
