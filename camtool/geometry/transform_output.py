@@ -11,6 +11,9 @@ from PIL import Image
 # Function from a PIL image to the model's input, ``(C, H, W)``.
 Transform: TypeAlias = Callable[[Image.Image], Any]
 
+# Mean and standard deviation by which a transform normalizes, a number for each channel or one for all.
+Statistics: TypeAlias = tuple[Sequence[float], Sequence[float]]
+
 # Advice in errors about transforms whose geometry cannot be found.
 REMEDY = (
     "Pass a deterministic transform that only crops, pads, scales or mirrors, "
@@ -31,7 +34,7 @@ def describe_transform(transform: Transform) -> str:
     return repr(getattr(transform, "__name__", type(transform).__name__))
 
 
-def find_statistics(transform: Any) -> tuple[Sequence[float], Sequence[float]] | None:
+def find_statistics(transform: Any) -> Statistics | None:
     """Return the mean and the standard deviation by which a transform, or the last of its parts that does, normalizes.
 
     ``None`` if no part does.

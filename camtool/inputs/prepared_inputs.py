@@ -21,7 +21,7 @@ from camtool.arguments.messages import format_count
 from camtool.errors import GeometryError, ImageError, raise_interrupt
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.torchvision_transforms import read_geometry
-from camtool.geometry.transform_output import Transform, find_statistics, unwrap_image
+from camtool.geometry.transform_output import Statistics, Transform, find_statistics, unwrap_image
 from camtool.hooks.private_torch import get_storage_id
 from camtool.hooks.structures import nested_tensors
 from camtool.inputs.accepted_inputs import DataKind, infer_kind, list_channels
@@ -220,9 +220,9 @@ class ValueRange:
 
 def find_image_warnings(image: Image.Image, geometry: Geometry) -> Iterator[MapWarning]:
     """Yield warnings about an image, or about the part of it that the model sees, one sentence each."""
-    extrema = [_get_extrema(band) for band in image.getextrema()]
-    brightest = max(high for _, high in extrema)
-    if all(low == high for low, high in extrema):
+    lowest, highest = np.transpose(image.getextrema())
+    brightest = highest.max()
+    if (lowest == highest).all():
         yield MapWarning(_CONSTANT, "constant-image")
     elif brightest <= _DARK:
         yield MapWarning(
@@ -328,7 +328,7 @@ def _to_pixels(values: NDArray[np.float32], value_range: ValueRange, transform: 
     return overlay.to_pixels(np.mean(planes, axis=0, keepdims=True), scale=[1.0], shift=[0.0])
 
 
-def _choose_scale(value_range: ValueRange, transform: Transform | None) -> tuple[Sequence[float], Sequence[float]]:
+def _choose_scale(value_range: ValueRange, transform: Transform | None) -> Statistics:
     """Return the shifts and the scales that bring planes ``(C, h, w)`` to [0, 1].
 
     An image's own values, in [0, 1] or from 0 to 255, are only divided. Others are denormalized if the transform's
@@ -354,11 +354,6 @@ def _compute_seen_share(geometry: Geometry) -> float:
     rows = min(max(top, bottom), height) - max(min(top, bottom), 0)
     columns = min(max(left, right), width) - max(min(left, right), 0)
     return max(rows, 0) * max(columns, 0) / (height * width)
-
-
-def _get_extrema(band: object) -> tuple[int, int]:
-    assert isinstance(band, tuple)
-    return int(band[0]), int(band[1])
 
 
 # ----------------------------------------------------------------------------- the values of a file, instead of a photo

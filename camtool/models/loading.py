@@ -24,7 +24,7 @@ from camtool.arguments.checks import check_not_url, parse_device
 from camtool.arguments.explain_arguments import check_settings, get_module, is_function, read_by_position
 from camtool.arguments.labels import read_labels
 from camtool.arguments.messages import suggest_names
-from camtool.errors import ModelError, RaiseAs
+from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.structures.modules import describe_unhookable
 from camtool.models.functions import CallKeywords, FunctionModel
@@ -33,9 +33,9 @@ from camtool.models.preprocessing import StatedPreprocessing, check_fits_model, 
 from camtool.models.sources import FACTORY, MODEL_FILES, SOURCES, Source
 from camtool.models.sources.keras.model import KerasModel, check_backend, get_keras_module, is_keras
 from camtool.models.sources.python_factory import FactorySource
-from camtool.models.sources.source import get_first_line
-from camtool.models.two_towers import ENCODERS, ImageTower, TextTower, find_encoders, get_image_tower
-from camtool.models.vision_language import get_vision_language_model, takes_image_and_text
+from camtool.models.sources.source import describe_errors
+from camtool.models.two_towers import ENCODERS, ImageTower, TextTower, find_encoders
+from camtool.models.vision_language import VisionLanguageModel, takes_image_and_text
 from camtool.models.weights import FILE_KINDS, WeightsWarning, find_file_kind
 
 
@@ -80,9 +80,9 @@ def to_loaded(model: nn.Module | Loaded | Callable[[Tensor], Any]) -> Loaded:
         loaded = replace(loaded, labels=labels)
     inner = unwrap_model(module)
     if any(hasattr(inner, name) for name in ENCODERS) and find_encoders(inner):
-        return replace(loaded, model=get_image_tower(inner), text=loaded.text or build_text_encoder(inner))
+        return replace(loaded, model=ImageTower.of(inner), text=loaded.text or build_text_encoder(inner))
     if hasattr(inner, "config") and takes_image_and_text(inner):
-        return replace(loaded, model=get_vision_language_model(inner))
+        return replace(loaded, model=VisionLanguageModel.of(inner))
     return loaded if inner is loaded.model else replace(loaded, model=inner)
 
 
@@ -314,8 +314,7 @@ def is_model_name(name: str) -> bool:
 
 def _move(model: nn.Module, device: torch.device | None) -> nn.Module:
     faults = (RuntimeError, AssertionError, NotImplementedError)  # torch is built without it, or has no driver
-    text = f"device={str(device)!r} is not available"
-    with RaiseAs(lambda error: ModelError(f"{text}: {get_first_line(error)}."), *faults):
+    with describe_errors(f"device={str(device)!r} is not available", *faults):
         return model.to(device)
 
 

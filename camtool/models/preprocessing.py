@@ -25,12 +25,12 @@ from camtool.arguments.messages import format_count
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import CamtoolError, ModelError, RaiseAs, raise_interrupt
 from camtool.geometry.plain_transforms import IMAGENET, Channels, Fit, Preprocessing, Renormalized, count_channels
-from camtool.geometry.transform_output import Transform, find_statistics, unwrap_image
+from camtool.geometry.transform_output import Statistics, Transform, find_statistics, unwrap_image
 from camtool.hooks.private_torch import is_convolution
 from camtool.models.declared_properties import count_input_channels, find_input_size, find_transform
 from camtool.models.loaded import Loaded
 from camtool.models.sources.hugging_face import read_processor
-from camtool.models.sources.source import get_first_line
+from camtool.models.sources.source import describe_errors, get_first_line
 from camtool.models.sources.timm import build_configured_transform
 from camtool.models.sources.torchvision import build_default_transform
 from camtool.models.user_code import load_transform
@@ -100,12 +100,25 @@ class StatedPreprocessing:
         order = self.channels or _choose_channels(statistics)
         if base is not None and size is None:
             if self.fit is None:
-                return _renormalize(base, statistics, self.mean, self.std, order)
+                return self._renormalize(base, statistics, order)
             size = _find_made_size(base)
         stated = _state_statistics(self.mean, self.std, order)
         notes = _describe_assumed(size, default_size, has_statistics=bool(stated or statistics))
         mean, std = stated or _convert_statistics(statistics or IMAGENET, order)
         return Preprocessing(size or default_size, tuple(mean), tuple(std), order, notes, self.fit or "crop")
+
+    def _renormalize(self, base: Transform, statistics: Statistics | None, order: Channels) -> Transform:
+        if statistics is None:
+            raise ModelError(
+                "the model has a preprocessing of its own, whose normalization is unknown, so mean, std and channels "
+                "cannot change it; give the size too (--size), or a whole transform (--transform)."
+            )
+        if len(statistics[0]) == 1 and order != "gray":
+            raise ModelError(f"channels {order!r}: the model's own preprocessing makes gray inputs; give the size too.")
+        mean, std = _state_statistics(self.mean, self.std, order) or _convert_statistics(statistics, order)
+        if len(statistics[0]) == 1:
+            order = "rgb"  # nothing is left to convert
+        return Renormalized(base, tuple(mean), tuple(std), order)
 
     def complete(self, loaded: Loaded) -> Loaded:
         """Return a model with its own preprocessing completed or changed by what the user stated.
@@ -176,29 +189,7 @@ def _find_made_size(base: Transform) -> tuple[int, int]:
     return cast("tuple[int, int]", sizes.pop())
 
 
-def _renormalize(
-    base: Transform,
-    statistics: tuple[Sequence[float], Sequence[float]] | None,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    order: Channels,
-) -> Transform:
-    if statistics is None:
-        raise ModelError(
-            "the model has a preprocessing of its own, whose normalization is unknown, so mean, std and channels "
-            "cannot change it; give the size too (--size), or a whole transform (--transform)."
-        )
-    if len(statistics[0]) == 1 and order != "gray":
-        raise ModelError(f"channels {order!r}: the model's own preprocessing makes gray inputs; give the size too.")
-    mean, std = _state_statistics(mean, std, order) or _convert_statistics(statistics, order)
-    if len(statistics[0]) == 1:
-        order = "rgb"  # nothing is left to convert
-    return Renormalized(base, tuple(mean), tuple(std), order)
-
-
-def _state_statistics(
-    mean: Sequence[float] | None, std: Sequence[float] | None, order: Channels
-) -> tuple[Sequence[float], Sequence[float]] | None:
+def _state_statistics(mean: Sequence[float] | None, std: Sequence[float] | None, order: Channels) -> Statistics | None:
     """Return the user's mean and std for each channel, of values in [0, 1]; None if there are none."""
     if mean is None and std is None:
         return None
@@ -234,13 +225,11 @@ def scale_statistics(mean: Sequence[float], std: Sequence[float]) -> tuple[list[
     return [number / 255 for number in mean], [number / 255 for number in std]
 
 
-def _choose_channels(statistics: tuple[Sequence[float], Sequence[float]] | None) -> Channels:
+def _choose_channels(statistics: Statistics | None) -> Channels:
     return "gray" if statistics and len(statistics[0]) == 1 else "rgb"
 
 
-def _convert_statistics(
-    statistics: tuple[Sequence[float], Sequence[float]], order: Channels
-) -> tuple[Sequence[float], Sequence[float]]:
+def _convert_statistics(statistics: Statistics, order: Channels) -> Statistics:
     """Return RGB statistics for another order of channels; for gray their means, as for the default transform."""
     if len(statistics[0]) == count_channels(order):
         return statistics if order != "bgr" else (statistics[0][::-1], statistics[1][::-1])
@@ -373,13 +362,9 @@ def _read_timm(folder: Path) -> tuple[Transform, Path] | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
+    is_damaged = describe_errors(f"{path} cannot be read", OSError, ValueError, RecursionError)
+    with is_damaged, RaiseAs(lambda error: ModelError(str(error)), CamtoolError):
         content = json.loads(read_regular(path, _MAX_BYTES).decode("utf-8-sig"))
-    except CamtoolError as error:
-        raise ModelError(str(error)) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise_interrupt(error)
-        raise ModelError(f"{path} cannot be read: {get_first_line(error)}.") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds a JSON {type(content).__name__}, not an object with settings.")
     return content

@@ -59,6 +59,16 @@ class PartOfModel(nn.Module):
         self.__dict__["whole"] = whole
         self.training = whole.training
 
+    @classmethod
+    def of(cls, whole: nn.Module) -> Self:
+        """Return the part of a model that the caller keeps alive.
+
+        It is the same part each time, so that what is cached for it is found again. It does not keep the model alive.
+        """
+        part = remember_for_model(whole, cls.__name__, lambda: cls(cast(nn.Module, weakref.proxy(whole))))
+        part.training = whole.training
+        return part
+
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         # So that .to(device) moves all of the model.
         convert_tensors_of_module(self.whole, *args, **kwargs)
@@ -77,16 +87,6 @@ class ImageTower(PartOfModel):
             return self.whole(pixel_values=pixel_values, **others)
         encode, _ = find_encoders(self.whole) or ("", "")
         return _get_embeddings(getattr(self.whole, encode)(pixel_values))
-
-
-def get_image_tower(whole: nn.Module) -> ImageTower:
-    """Return the image tower of a model that the caller keeps alive.
-
-    It is the same tower each time, so that what is cached for it is found again. It does not keep the model alive.
-    """
-    tower = remember_for_model(whole, "image tower", lambda: ImageTower(cast(nn.Module, weakref.proxy(whole))))
-    tower.training = whole.training
-    return tower
 
 
 @dataclass(frozen=True, eq=False)

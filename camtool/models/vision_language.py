@@ -8,14 +8,12 @@ works on images.
 from __future__ import annotations
 
 import inspect
-import weakref
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
 from camtool.errors import ForwardError, ImageError
-from camtool.hooks.structures.caches import remember_for_model
 from camtool.layers.image_tokens import TILED_IMAGE, TiledImage, find_placeholder
 from camtool.models import image_tiles
 from camtool.models.two_towers import PartOfModel
@@ -119,17 +117,6 @@ class VisionLanguageModel(PartOfModel):
         """Return the numbers of frames and pixels of a patch, and of the rows of patches that become one token."""
         vision = self.config.vision_config
         return int(vision.temporal_patch_size), int(vision.patch_size), int(vision.spatial_merge_size)
-
-
-def get_vision_language_model(whole: nn.Module) -> VisionLanguageModel:
-    """Return the model with images as inputs; the caller keeps ``whole`` alive. It is the same object each time."""
-
-    def build() -> VisionLanguageModel:
-        return VisionLanguageModel(cast(nn.Module, weakref.proxy(whole)))
-
-    model = remember_for_model(whole, "vision-language model", build)
-    model.training = whole.training
-    return model
 
 
 def _group_texts(inputs: Mapping[Any, Any], images: int) -> dict[str, Tensor]:

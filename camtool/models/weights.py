@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_not_url
 from camtool.arguments.messages import add_article, format_count
-from camtool.errors import Forgive, ModelError, raise_interrupt
+from camtool.errors import Forgive, ModelError, RaiseAs, raise_interrupt
 from camtool.hooks.private_torch import set_state_version
 
 # Prefixes that wrappers leave in the names: those of DataParallel, torch.compile and Lightning.
@@ -121,10 +121,9 @@ def _read_safetensors(path: Path) -> Any:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
+    text = f"weights {str(path)!r} are not a complete safetensors file"
+    with RaiseAs(lambda error: ModelError(f"{text}: {error}."), SafetensorError):
         return load_file(path)
-    except SafetensorError as error:
-        raise ModelError(f"weights {str(path)!r} are not a complete safetensors file: {error}.") from error
 
 
 def _read_torch(path: Path) -> Any:
@@ -163,13 +162,9 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], path: str | PathLi
     """
     state = OrderedDict(match_names(state, path, model.state_dict()))
     set_state_version(state, model)
-    try:
+    text = f"weights {str(path)!r} do not fit the model"
+    with RaiseAs(lambda error: ModelError(f"{text}: {_describe_mismatch(model, state, error)}"), RuntimeError):
         model.load_state_dict(state)
-    except RuntimeError as error:
-        raise_interrupt(error)
-        raise ModelError(
-            f"weights {str(path)!r} do not fit the model: {_describe_mismatch(model, state, error)}"
-        ) from error
 
 
 def _list_reshaped(expected: Mapping[str, Any], state: Mapping[str, Tensor]) -> Iterator[str]:

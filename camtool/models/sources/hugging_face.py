@@ -26,12 +26,12 @@ from camtool.errors import Forgive, ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.structures.caches import cached_property
 from camtool.models.loaded import Loaded
-from camtool.models.sources.source import Source, check_sides, get_first_line, limit_silence, to_height_and_width
+from camtool.models.sources import source
 from camtool.models.two_towers import TextTower, Tokenizer, find_encoders
 from camtool.models.weights import load_state, read_state
 
 
-class HuggingFaceSource(Source):
+class HuggingFaceSource(source.Source):
     """Models of transformers: a name on the hub, ``"hf:org/name"``, or a folder written by ``save_pretrained``.
 
     The configuration names the class of the model. It may classify, segment, detect, return embeddings, or compare
@@ -66,9 +66,8 @@ class HuggingFaceSource(Source):
 
     def find_transform(self, model: Any) -> Transform | None:
         """Return the image processor of a model that was loaded from a folder, or from the hub and is cached."""
-        if not _is_of_transformers(model) or not model.name_or_path:
-            return None
-        return _read_transform(model.name_or_path, local_files_only=True)
+        path = _find_path(model)
+        return _read_transform(path, local_files_only=True) if path else None
 
     def find_labels(self, model: nn.Module) -> Sequence[str] | None:
         """Return the class names in a model's configuration; None if nobody has given any."""
@@ -82,7 +81,7 @@ class HuggingFaceSource(Source):
         """Return the image size in a model's configuration, or in that of its image tower."""
         config = getattr(model, "config", None)
         size = getattr(getattr(config, "vision_config", config), "image_size", None)
-        return to_height_and_width(size) if size else None
+        return source.to_height_and_width(size) if size else None
 
     def find_tokenizer(self, model: nn.Module) -> Tokenizer | None:
         """Return the tokenizer of a model that compares images with texts; it is read when the first text comes."""
@@ -92,15 +91,13 @@ class HuggingFaceSource(Source):
 
     def find_processor(self, model: Any) -> Any | None:
         """Return the processor of a model that was loaded from a folder, or from the hub and is cached."""
-        if not _is_of_transformers(model) or not model.name_or_path:
-            return None
-        return _read_local("AutoProcessor", model.name_or_path)
+        path = _find_path(model)
+        return _read_local("AutoProcessor", path) if path else None
 
     def decode_phrases(self, model: Any, phrases: Sequence[Sequence[int]]) -> Sequence[str] | None:
         """Return the texts of phrases if the tokenizer is in the model's folder, or from the hub and cached."""
-        if not _is_of_transformers(model) or not model.name_or_path:
-            return None
-        tokenizer = _read_tokenizer(model.name_or_path)
+        path = _find_path(model)
+        tokenizer = _read_tokenizer(path) if path else None
         return None if tokenizer is None else [tokenizer.decode([*phrase]).strip() for phrase in phrases]
 
 
@@ -108,10 +105,11 @@ class HuggingFaceSource(Source):
 _PLACEHOLDER_LABEL = re.compile(r"LABEL_\d+")
 
 
-def _is_of_transformers(model: nn.Module) -> bool:
-    """Return True if the model's class, or one of its base classes, is one of transformers."""
+def _find_path(model: Any) -> str | None:
+    """Return the folder or the name on the hub that a model of transformers, or of a subclass, was loaded from."""
     # Not type(model): for a weak proxy of a model that is the class of the proxy.
-    return any(base.__module__.startswith("transformers.") for base in model.__class__.__mro__)
+    is_known = any(base.__module__.startswith("transformers.") for base in model.__class__.__mro__)
+    return model.name_or_path if is_known else None
 
 
 # -------------------------------------------------------------------------------------------------- preprocessing
@@ -162,10 +160,10 @@ def _read_transform(path: str, **options: Any) -> Transform | None:
 
     read: Callable[..., Any] = AutoImageProcessor.from_pretrained
     try:
-        with limit_silence():
+        with source.limit_silence():
             processor = read(path, trust_remote_code=False, **options)
     except ImportError as error:
-        raise ModelError(f"model 'hf:{path}' needs another package: {get_first_line(error)}.") from None
+        raise ModelError(f"model 'hf:{path}' needs another package: {source.get_first_line(error)}.") from None
     except (OSError, ValueError, KeyError) as error:
         raise_interrupt(error)
         if _needs_own_code(error):
@@ -174,7 +172,7 @@ def _read_transform(path: str, **options: Any) -> Transform | None:
                 "you trust it, load it yourself with transformers, and pass camtool.Loaded(model, transform, labels)."
             ) from error
         return None
-    check_sides(path, _list_sides(processor))
+    source.check_sides(path, _list_sides(processor))
     # The processor of a timm model contains timm's transform, whose geometry can be read exactly.
     timm_transform: Transform | None = getattr(processor, "val_transforms", None)
     return timm_transform or ProcessorTransform(processor)
@@ -237,13 +235,10 @@ def read_processor(path: Path) -> Transform:
         ModelError: transformers is not installed, the file is none of its, or it needs Python code of its own.
     """
     library = _import_transformers()
-    try:
+    with source.describe_errors(f"{path} cannot be read as an image processor"):  # a setting may be of any type
         transform = _read_transform(str(path.parent), local_files_only=True)
         if transform is not None:
             transform(Image.new("RGB", (320, 256)))
-    except Exception as error:  # a setting may be of any type
-        raise_interrupt(error, ModelError)
-        raise ModelError(f"{path} cannot be read as an image processor: {get_first_line(error)}.") from error
     if transform is None:
         raise ModelError(
             f"{path} cannot be read as an image processor of transformers {library.__version__}; state "
@@ -268,11 +263,11 @@ def _build_tokenizer(model: nn.Module, path: str) -> Tokenizer:
         from transformers import AutoTokenizer
 
         try:
-            with limit_silence():
+            with source.limit_silence():
                 return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         except (OSError, ValueError, TypeError, ImportError) as error:
             raise_interrupt(error)
-            reason = f"from {path!r} ({get_first_line(error)})" if path else "because the model was not loaded"
+            reason = f"from {path!r} ({source.get_first_line(error)})" if path else "because the model was not loaded"
             raise ModelError(
                 f"the tokenizer of {type(model).__name__} could not be read {reason}. Pass "
                 "camtool.Loaded(model, transform, text=...) with a function from texts to embeddings (T, D), or "
@@ -392,7 +387,7 @@ def _translate_errors(path: str) -> Iterator[None]:
     from safetensors import SafetensorError
 
     try:
-        with limit_silence():
+        with source.limit_silence():
             yield
     except pickle.UnpicklingError:
         raise ModelError(
@@ -408,11 +403,11 @@ def _translate_errors(path: str) -> Iterator[None]:
                 "it yourself with transformers, and pass the model."
             ) from None
         raise ModelError(
-            f"model 'hf:{path}' could not be loaded: {get_first_line(error)}. Without internet, give a folder that "
-            "save_pretrained wrote: 'hf:FOLDER'."
+            f"model 'hf:{path}' could not be loaded: {source.get_first_line(error)}. Without internet, give a folder "
+            "that save_pretrained wrote: 'hf:FOLDER'."
         ) from None
     except ImportError as error:
-        raise ModelError(f"model 'hf:{path}' needs another package: {get_first_line(error)}.") from None
+        raise ModelError(f"model 'hf:{path}' needs another package: {source.get_first_line(error)}.") from None
 
 
 def _needs_own_code(error: Exception) -> bool:

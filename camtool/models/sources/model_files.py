@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from camtool.errors import ModelError, raise_interrupt
+from camtool.errors import ModelError, RaiseAs, raise_interrupt
 from camtool.geometry.plain_transforms import PlainTransform
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
@@ -25,7 +25,7 @@ from camtool.models.sources.keras.model import KerasModel, is_keras
 from camtool.models.sources.keras.preparation import build_transform, read_image_size
 from camtool.models.sources.onnx_layers import OnnxModel
 from camtool.models.sources.runtime_files import FileModel, OnnxProgram, OpenVinoProgram, Program, TfLiteProgram
-from camtool.models.sources.source import Source, get_first_line
+from camtool.models.sources.source import Source, describe_errors, get_first_line
 
 # Suffix to what opens the file, and to how its package is installed.
 _RUNTIMES: dict[str, tuple[Callable[[str], Program | KerasModel], str]] = {
@@ -70,8 +70,12 @@ class ModelFileSource(Source):
         if not path.is_file():
             raise ModelError(f"model {name!r}: there is no such file.")
         open_program, command = _RUNTIMES[path.suffix.lower()]
+
+        def name_package(error: ImportError) -> ModelError:
+            return ModelError(f"{name}: {error}; run {_CONVERTER if error.name == 'onnx2pytorch' else command}.")
+
         _check_files_beside(path)
-        try:
+        with describe_errors(f"{name} cannot be read"), RaiseAs(name_package, ImportError):
             program = open_program(str(path))
             if isinstance(program, KerasModel):
                 return Loaded(program, build_transform(program.whole))
@@ -79,12 +83,6 @@ class ModelFileSource(Source):
             model = make(path, program, **settings)
             module = _convert(model) if gradients else model
             return Loaded(module, *_read_metadata(path, program.metadata, model.input_size))
-        except ImportError as error:
-            command = _CONVERTER if error.name == "onnx2pytorch" else command
-            raise ModelError(f"{name}: {error}; run {command}.") from error
-        except Exception as error:
-            raise_interrupt(error, ModelError)
-            raise ModelError(f"{name} cannot be read: {get_first_line(error)}.") from error
 
     def is_offline(self, name: str, weights: str | None) -> bool:
         """Return True: a file is read."""

@@ -14,7 +14,7 @@ from urllib.error import URLError
 
 from torch import nn
 
-from camtool.errors import ModelError, raise_interrupt
+from camtool.errors import ModelError, RaiseAs, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
 from camtool.models.two_towers import Tokenizer
@@ -159,6 +159,12 @@ def get_first_line(error: Exception) -> str:
     """Return the first line of an error's message, without a full stop; the name of its class if it has none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[0].rstrip(".")
+
+
+def describe_errors(problem: str, *kinds: type[Exception]) -> RaiseAs:
+    """Return a block whose errors are raised as a ModelError with the problem and the first line of their message."""
+    faults = kinds or (Exception,)
+    return RaiseAs(lambda error: ModelError(f"{problem}: {get_first_line(error)}."), *faults, unless=(ModelError,))
 
 
 @contextmanager

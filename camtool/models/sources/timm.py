@@ -17,12 +17,12 @@ from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
-from camtool.models.sources.source import Source, check_sides, get_first_line, tell_download_errors, to_height_and_width
+from camtool.models.sources import source
 from camtool.models.sources.torchvision import build_gray, read_imagenet_labels
 from camtool.models.weights import load_state, match_names, read_state
 
 
-class TimmSource(Source):
+class TimmSource(source.Source):
     """Models of timm.
 
     Names are those of timm, with or without a tag: ``"timm:convnext_tiny"``, ``"timm:resnet50.a1_in1k"``; also
@@ -60,7 +60,7 @@ class TimmSource(Source):
 
     def find_input_size(self, model: Any) -> tuple[int, int] | None:
         """Return the image size of the model's configuration."""
-        return to_height_and_width(model.pretrained_cfg["input_size"][1:]) if _is_of_timm(model) else None
+        return source.to_height_and_width(model.pretrained_cfg["input_size"][1:]) if _is_of_timm(model) else None
 
 
 def _is_of_timm(model: nn.Module) -> bool:
@@ -82,14 +82,11 @@ def build_configured_transform(settings: Mapping[str, Any], path: Path) -> Trans
     """
     timm = _import_timm()
     _check_numbers(settings, path)
-    try:
+    with source.describe_errors(f"{path}: 'pretrained_cfg' is not timm's"):
         data = timm.data.resolve_data_config(pretrained_cfg={**settings}, use_test_size=False)
-        check_sides(path, [side / min(1, data["crop_pct"]) for side in data["input_size"][1:]])
+        source.check_sides(path, [side / min(1, data["crop_pct"]) for side in data["input_size"][1:]])
         transform: Transform = timm.data.create_transform(**data)
         transform(Image.new("RGB", (320, 256)))
-    except Exception as error:
-        raise_interrupt(error, ModelError)
-        raise ModelError(f"{path}: 'pretrained_cfg' is not timm's: {get_first_line(error)}.") from error
     return build_gray(transform) if data["input_size"][0] == 1 else transform
 
 
@@ -140,7 +137,7 @@ def _build(name: str, **options: Any) -> Any:
         return timm.create_model(name, **options)
     except (ValueError, OSError) as error:  # a folder or a configuration that is not one of timm's
         raise_interrupt(error)
-        raise ModelError(f"model 'timm:{name}' cannot be built: {get_first_line(error)}") from None
+        raise ModelError(f"model 'timm:{name}' cannot be built: {source.get_first_line(error)}") from None
 
 
 def _check_name(name: str) -> None:
@@ -162,7 +159,7 @@ def _download(name: str) -> nn.Module:
     _check_name(name)
     if ":" not in name and not _import_timm().list_pretrained(f"{name.partition('.')[0]}.*"):
         raise ModelError(f"timm has no weights for {name!r}; give a file: load('timm:{name}', 'FILE').")
-    with tell_download_errors(f"timm:{name}", f"timm:{name}"):
+    with source.tell_download_errors(f"timm:{name}", f"timm:{name}"):
         return _import_timm().create_model(name, pretrained=True)  # type: ignore[no-any-return]
 
 
