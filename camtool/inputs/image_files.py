@@ -9,7 +9,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -21,7 +21,7 @@ from PIL import Image, UnidentifiedImageError
 
 from camtool.arguments.checks import check_count, check_not_url, is_web_address
 from camtool.arguments.libraries import import_library
-from camtool.errors import CamtoolError, ImageError, raise_interrupt
+from camtool.errors import CamtoolError, ImageError, RaiseAs, raise_interrupt
 from camtool.geometry.origins import Origin
 from camtool.inputs.decoding_costs import count_jpeg_scans, estimate_memory, get_pixel_bytes
 from camtool.inputs.formats import format_table, tiff
@@ -274,9 +274,8 @@ def _decode(stream: BinaryIO, name: str, max_side: int | None, options: ReadingO
     with _name_in_errors(name):
         header = stream.read(_HEADER_BYTES)
         stream.seek(0)
-    if not header:
-        raise ImageError(f"{name} cannot be read: empty, 0 bytes.")
-    with _name_in_errors(name):
+        if not header:
+            raise ImageError(f"{name} cannot be read: empty, 0 bytes.")
         file_image = format_table.read_stream(stream, name, options)
     if file_image is not None:
         return _flatten(file_image, max_side, options)
@@ -413,35 +412,33 @@ def _count_whole_pages(image: Image.Image) -> int:
     """Count the pages of a TIFF that are no thumbnails or masks of others; the image stays at its first page."""
     whole = 0
     try:
-        for frame in range(_MOST_COUNTED):
-            image.seek(frame)
-            whole += not tiff.is_reduced_page(image)
-    except EOFError:
-        pass  # it was the last one
+        with suppress(EOFError):  # after the last one
+            for frame in range(_MOST_COUNTED):
+                image.seek(frame)
+                whole += not tiff.is_reduced_page(image)
     finally:
         image.seek(0)
     return whole
 
 
-@contextmanager
-def _name_in_errors(name: str, unknown: str = "") -> Iterator[None]:
+def _name_in_errors(name: str, unknown: str = "") -> RaiseAs:
     """Turn what PIL raises while it opens and decodes into an :class:`ImageError` with the image's name.
 
     Args:
         name: The path, or what to call the image.
         unknown: A sentence to add if PIL does not know the format; it starts with a space.
     """
-    try:
-        yield
-    except _BOMBS as error:
-        advice = "Save it again with fewer pixels, or give a PIL image."
-        raise ImageError(f"{name} is too large to be decoded safely: {str(error).rstrip('.')}. {advice}") from error
-    except UnidentifiedImageError as error:
-        formats = ", ".join([*_FORMATS, "HEIC"])
-        raise ImageError(f"{name} is no image: its content is none of {formats}.{unknown}") from error
-    except Exception as error:  # a decoder may raise anything
-        raise_interrupt(error, CamtoolError, ImportError, MemoryError)
-        raise ImageError(f"{name} is damaged or cut short: {error}.") from error
+
+    def build(error: Exception) -> ImageError:
+        if isinstance(error, _BOMBS):
+            advice = "Save it again with fewer pixels, or give a PIL image."
+            return ImageError(f"{name} is too large to be decoded safely: {str(error).rstrip('.')}. {advice}")
+        if isinstance(error, UnidentifiedImageError):
+            formats = ", ".join([*_FORMATS, "HEIC"])
+            return ImageError(f"{name} is no image: its content is none of {formats}.{unknown}")
+        return ImageError(f"{name} is damaged or cut short: {error}.")
+
+    return RaiseAs(build, Exception, unless=(CamtoolError, ImportError, MemoryError))
 
 
 def _list_formats(header: bytes, name: str) -> list[str]:

@@ -6,22 +6,16 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from camtool.arguments.libraries import import_library
-from camtool.errors import CamtoolError, ImageError, raise_interrupt
+from camtool.errors import CamtoolError, ImageError, RaiseAs
 
 
-@contextmanager
-def name_in_errors(name: str, file_format: str) -> Iterator[None]:
+def name_in_errors(name: str, file_format: str) -> RaiseAs:
     """Turn what a library raises on a damaged file into an :class:`ImageError` with the file's name."""
-    try:
-        yield
-    except ImportError as error:
-        raise ImageError(f"{name} cannot be decoded: {error}.") from error
-    except Exception as error:  # a decoder may raise anything
-        raise_interrupt(error, CamtoolError)
-        raise _build_error(name, file_format, error) from error
+    return RaiseAs(partial(_build_error, name, file_format), Exception, unless=(CamtoolError,))
 
 
 @contextmanager
@@ -43,6 +37,8 @@ def hide_log(library: str) -> Iterator[list[str]]:
 
 
 def _build_error(name: str, file_format: str, error: Exception) -> ImageError:
+    if isinstance(error, ImportError):
+        return ImageError(f"{name} cannot be decoded: {error}.")
     if isinstance(error, MemoryError):
         return ImageError(f"{name} cannot be read: there is not enough memory for it.")
     reason = str(error).strip().rstrip(".") or type(error).__name__

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from camtool.errors import Forgive, ImageError, raise_interrupt
+from camtool.errors import Forgive, ImageError, RaiseAs
 from camtool.geometry.origins import Origin
 from camtool.inputs.formats import contrast as contrasts
 from camtool.inputs.formats.contrast import Contrast
@@ -176,22 +176,18 @@ def decode_frames(dataset: Any, name: str, frames: Sequence[int]) -> tuple[list[
     from pydicom.pixels.utils import as_pixel_options
 
     syntax = dataset.file_meta.TransferSyntaxUID
-    try:
+    text = f"{name} is compressed as {syntax.name}"
+    with RaiseAs(lambda _: ImageError(f"{text}, which pydicom cannot decode."), NotImplementedError):
         decoder = get_decoder(syntax)
-    except NotImplementedError as error:
-        raise ImageError(f"{name} is compressed as {syntax.name}, which pydicom cannot decode.") from error
     package = _PLUGINS.get(syntax, _JPEG_2000)
     if not decoder.is_available:
-        raise ImageError(f"{name} is compressed as {syntax.name}, which needs: pip install {package}")
+        raise ImageError(f"{text}, which needs: pip install {package}")
     options = as_pixel_options(dataset)
     if syntax.is_encapsulated:
         _check_compressed(dataset, name, frames)
-    try:
+    hint = f" If it is whole, another decoder may read it: pip install {package}" if syntax.is_compressed else ""
+    with RaiseAs(lambda error: ImageError(f"{text} and cannot be decoded: {error}.{hint}"), RuntimeError):
         decoded = [decoder.as_array(dataset, index=index, **options) for index in frames]
-    except RuntimeError as error:
-        raise_interrupt(error)
-        hint = f" If it is whole, another decoder may read it: pip install {package}" if syntax.is_compressed else ""
-        raise ImageError(f"{name} is compressed as {syntax.name} and cannot be decoded: {error}.{hint}") from error
     for word in _PIXELS:
         dataset.pop(word, None)  # it takes as much memory as the decoded values
     return _select_colors(decoded, dataset, name)
@@ -234,15 +230,11 @@ def _check_compressed(dataset: Any, name: str, frames: Sequence[int]) -> None:
                 )
 
 
-def _list_groups(dataset: Any, index: int) -> list[Any]:
-    shared = dataset.get("SharedFunctionalGroupsSequence", None) or []
-    own = dataset.get("PerFrameFunctionalGroupsSequence", None) or []
-    return [*shared[:1], *own[index : index + 1]]
-
-
 def _get_frame(dataset: Any, index: int) -> Any:
     """Return the attributes of a frame: in enhanced files they are in groups, its own or those of all frames."""
-    groups = _list_groups(dataset, index)
+    shared = dataset.get("SharedFunctionalGroupsSequence", None) or []
+    own = dataset.get("PerFrameFunctionalGroupsSequence", None) or []
+    groups = [*shared[:1], *own[index : index + 1]]
     if not groups:
         return dataset
     from pydicom import Dataset

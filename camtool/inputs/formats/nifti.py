@@ -124,7 +124,6 @@ def read_nifti(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImag
         del stored
     contrast, notes = _choose_contrast(header, slices, options)
     index = options.choose_slice(name, len(slices), f"{axis} slices")
-    index = 0 if len(slices) == 1 else index
     values = np.ascontiguousarray(slices if index is None else slices[index])
     spacing = _find_spacing(nibabel, header, affine, turn)[0 if index is None else 1 :]
     origin = NiftiOrigin(name, values.shape[:-1], spacing, affine, header, axis, index)

@@ -183,12 +183,15 @@ class ReadingOptions:
         return 0 if self.percentiles is None else 9
 
     def choose_slice(self, name: str, count: int, what: str = "slices") -> int | None:
-        """Return the index of the chosen slice, from 0; ``None`` if none was chosen.
+        """Return the index of the chosen slice, from 0, or of the only one; ``None`` if none of several was chosen.
 
         Raises:
             ImageError: There is no such slice.
         """
-        return count // 2 if self.slice == "middle" else _choose("slice", self.slice, name, count, what)
+        if self.slice == "middle":
+            return count // 2
+        chosen = _choose("slice", self.slice, name, count, what)
+        return 0 if count == 1 else chosen
 
     def choose_frame(self, name: str, count: int) -> int:
         """Return the index of the chosen time step, from 0.

@@ -290,7 +290,9 @@ def _build_file_image(
     stack: NDArray[Any], sizes: Mapping[str, int], tags: Mapping[int, Any], name: str, options: ReadingOptions
 ) -> FileImage:
     """Return the chosen part of a stack ``(T, Z, Y, X, bands)``."""
-    values = _choose_slices(stack[options.choose_frame(name, len(stack))], name, options)
+    volume = stack[options.choose_frame(name, len(stack))]
+    index = options.choose_slice(name, len(volume), "slices or pages")
+    values = volume if index is None else volume[index]
     photometric = int(tags.get(_PHOTOMETRIC, _BLACK_IS_ZERO))
     is_rgb = photometric in (_RGB, _YCBCR) and sizes.get("C", 1) == 1 and sizes.get("S", 1) >= 3
     values, opacity, is_color = _choose_samples(values, tags, name, options, is_rgb=is_rgb)
@@ -320,14 +322,6 @@ def _choose_samples(
         values = values[..., :3]
     is_color = values.shape[-1] == 1 or bands is not None or (is_rgb and values.shape[-1] == 3)
     return values, opacity, is_color
-
-
-def _choose_slices(volume: NDArray[Any], name: str, options: ReadingOptions) -> NDArray[Any]:
-    """Return the chosen slice, or all if none is chosen and there are several."""
-    index = options.choose_slice(name, len(volume), "slices or pages")
-    if len(volume) == 1:
-        index = 0
-    return volume if index is None else volume[index]
 
 
 def _find_opacity(values: NDArray[Any], tags: Mapping[int, Any]) -> NDArray[np.float32] | None:
