@@ -36,15 +36,8 @@ from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.layouts import FEWEST_CELLS, Grid, Layer, Layout, follows_image, is_in_order, place_at_changed
 from camtool.layers.survey import read_layouts
 from camtool.models import Loaded, Transform, to_loaded, unwrap_layer
+from camtool.outputs import detections
 from camtool.outputs.class_count import find_class_count
-from camtool.outputs.detections import (
-    Detections,
-    count_queries,
-    count_query_logits,
-    describe_assumption,
-    find_detections,
-    find_query_tokens,
-)
 
 # A layer by its number, its dotted name or as a module; None for the last one.
 LayerSelector = int | str | nn.Module | None
@@ -347,8 +340,8 @@ def attention(
     layers = list_layers(module.model, batch.inputs)
     index = choose_layer(module.model, layers, layer)
     calls = trace(module.model, batch.inputs)
-    count = count_queries(calls[-1].output)
-    query_tokens = find_query_tokens(calls[-1].output)
+    count = detections.count_queries(calls[-1].output)
+    query_tokens = detections.find_query_tokens(calls[-1].output)
     reader = read_layouts(module.model, batch.inputs, calls, find_image_size(batch.inputs), query_tokens)
     _check_no_text(module.model, batch.inputs, layers[index].name, layers[index].shape[-1])
     read = read_layer(module.model, batch.inputs, layers, index, calls, reader, count)
@@ -428,15 +421,15 @@ def _describe_queries(
     return Queries(total, kind, read.layout, item.geometry, centers, class_token, boxes, best)
 
 
-def _find_objects(model: nn.Module, output: Any) -> Detections | None:
+def _find_objects(model: nn.Module, output: Any) -> detections.Detections | None:
     """Return the detections in the first image; ``None`` if the model is not a detector."""
-    by_image = find_detections(output, find_class_count(model, count_query_logits(output)))
+    by_image = detections.find_detections(output, find_class_count(model, detections.count_query_logits(output)))
     return by_image[0] if by_image else None
 
 
 def _find_warnings(model: nn.Module, queries: Queries, output: Any) -> list[str]:
     """Return a warning if the object with the highest confidence depends on an assumption."""
-    detections = _find_objects(model, output) if queries.kind == "objects" else None
-    if detections is None or not detections.is_no_object_assumed or detections.class_count is None:
+    objects = _find_objects(model, output) if queries.kind == "objects" else None
+    if objects is None or not objects.is_no_object_assumed or objects.class_count is None:
         return []
-    return [describe_assumption(detections.class_count)]
+    return [detections.describe_assumption(objects.class_count)]

@@ -21,24 +21,11 @@ from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.structures.modules import lacks_gradients
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors, map_batch, shares_several_values
 from camtool.layers import candidate_rules as rules
-from camtool.layers import image_variants
+from camtool.layers import image_variants, layouts
 from camtool.layers.candidates import Candidate
 from camtool.layers.image_tokens import find_image_tokens
 from camtool.layers.image_variants import NUDGE, VARIANTS
-from camtool.layers.layouts import (
-    FEWEST_CELLS,
-    UNCHANGED,
-    Layer,
-    Layout,
-    find_responding_cells,
-    follows_image,
-    is_in_order,
-    lies_elsewhere,
-    measure_agreement,
-    measure_order,
-    place_at_changed,
-    place_cells,
-)
+from camtool.layers.layouts import Layer, Layout
 from camtool.maps import ROUNDING_STEPS, upcast
 
 # The names of the layers before a layer, and of those behind it.
@@ -87,19 +74,19 @@ def count_views(model: nn.Module, inputs: ModelInputs) -> int:
 
 
 def keep_views(
-    model: nn.Module, inputs: ModelInputs, layouts: Mapping[str, list[Layout]], call_index: int
+    model: nn.Module, inputs: ModelInputs, by_layer: Mapping[str, list[Layout]], call_index: int
 ) -> dict[str, list[Layout]]:
     """Return the layouts of layers without those of views that are not the image's own, see :func:`_is_own_view`.
 
     Args:
         model: Any module.
         inputs: What the model is called with.
-        layouts: The ways to read the output of each layer.
+        by_layer: The ways to read the output of each layer.
         call_index: See :func:`camtool.layers.survey.find_candidates`.
     """
-    asked = [name for name, possible in layouts.items() if any(layout.views for layout in possible)]
+    asked = [name for name, possible in by_layer.items() if any(layout.views for layout in possible)]
     if not asked:
-        return {**layouts}
+        return {**by_layer}
     try:
         calls = observe(model, asked, image_variants.vary_views(inputs), grad=False).calls
     except ForwardError:  # one image at a time shows no order
@@ -110,7 +97,7 @@ def keep_views(
             for layout in possible
             if layout.views is None or (name in calls and _is_own_view(layout, calls[name][call_index].detach()))
         ]
-        for name, possible in layouts.items()
+        for name, possible in by_layer.items()
     }
 
 
@@ -128,7 +115,7 @@ def _is_own_view(layout: Layout, tensor: Tensor) -> bool:
     own, another, beside = views.split(upcast(tensor)).flatten(2)
     own_changes, others_change = ((changed - own).abs().amax(1) for changed in (another, beside))
     # Rows of a batch may be rounded differently.
-    rounding = max(UNCHANGED, ROUNDING_STEPS * torch.finfo(tensor.dtype).eps)
+    rounding = max(layouts.UNCHANGED, ROUNDING_STEPS * torch.finfo(tensor.dtype).eps)
     is_own = torch.arange(views.count, device=tensor.device) == layout.view
     # Another image changes its own row alone; other views change all rows but this one.
     is_alone = own_changes[~is_own].max() <= rounding * own_changes[layout.view]
@@ -144,7 +131,7 @@ def find_places(
     model: nn.Module, inputs: ModelInputs, layers: Sequence[Candidate | Layer], call_index: int
 ) -> list[bool]:
     """Return for each layer whether its cells respond most to their own band of the image; the model runs once."""
-    return [follows_image(grid) for grid in _observe_bands(model, inputs, layers, call_index)]
+    return [layouts.follows_image(grid) for grid in _observe_bands(model, inputs, layers, call_index)]
 
 
 def is_moved(
@@ -163,9 +150,9 @@ def is_moved(
         return False
     for nudge in _NUDGES:
         (grids,) = _observe_bands(model, inputs, [layer], call_index, nudge)
-        if find_responding_cells(grids).double().mean() >= _MOST_CELLS:
+        if layouts.find_responding_cells(grids).double().mean() >= _MOST_CELLS:
             break
-    return lies_elsewhere(grids.flip([2 + axis for axis in mirrored]))
+    return layouts.lies_elsewhere(grids.flip([2 + axis for axis in mirrored]))
 
 
 def _observe_bands(
@@ -200,7 +187,8 @@ def locate_tokens(
     run = observe_in_parts if is_language_model(model, inputs) else observe_variants
     calls, select = run(model, [*names, *origins], image_variants.vary_halves(inputs)), layer.layout.select_view
     outputs = [*(calls[name][0] for name in origins), calls[layer.name][call_index]]
-    located = place_cells(layer.layout, [*map(select, outputs)]) or find_cells(model, inputs, layer.layout, origins)
+    located = layouts.place_cells(layer.layout, [*map(select, outputs)])
+    located = located or find_cells(model, inputs, layer.layout, origins)
     layer = Layer(layer.name, located or layer.layout)
     own, *shown = (find_order(layer.layout, select(calls[name][call_index])) for name in names)
     is_unknown = own is None and located is not None and False not in shown
@@ -217,7 +205,7 @@ def find_cells(model: nn.Module, inputs: ModelInputs, layout: Layout, origins: S
     The model runs on two images. Without a layer where as many tokens change as the grid has cells, None is returned.
     """
     calls = observe_variants(model, origins, image_variants.vary_all(inputs)) if origins else {}
-    placed = (place_at_changed(layout, layout.select_view(calls[name][0])) for name in origins)
+    placed = (layouts.place_at_changed(layout, layout.select_view(calls[name][0])) for name in origins)
     return next((found for found in placed if found is not None), None)
 
 
@@ -230,7 +218,7 @@ def _has_places(
     embeddings, must have places. The test takes a forward pass.
     """
     names, call = [layer.name], call_index
-    if math.prod(layer.layout.grid) < FEWEST_CELLS:
+    if math.prod(layer.layout.grid) < layouts.FEWEST_CELLS:
         names, call = [name for name in origins if len(calls[name][0]) > 1], 0
     return any(find_places(model, inputs, [Layer(name, layer.layout) for name in names], call)) if names else None
 
@@ -272,7 +260,7 @@ def _find_streams(
 
 def find_order(layout: Layout, halves: Tensor) -> bool | None:
     """Return whether the cells are in the image's order, from outputs for :func:`vary_halves`; None if unknown."""
-    return is_in_order(_repeat_constant(layout.to_grid(halves), VARIANTS).flatten(1, -3))
+    return layouts.is_in_order(_repeat_constant(layout.to_grid(halves), VARIANTS).flatten(1, -3))
 
 
 def _repeat_constant(grids: Tensor, count: int) -> Tensor:
@@ -285,7 +273,7 @@ def has_image_order(model: nn.Module, inputs: ModelInputs, layout: Layout, names
     maps = _observe_image_in_text(model, image_variants.vary_halves(inputs), layout, names)
     return maps is not None and all(
         contrast > _TEXT_CONTRAST and agreement > _TEXT_AGREEMENT
-        for contrast, agreement in measure_order(maps, margin=_TEXT_MARGIN)
+        for contrast, agreement in layouts.measure_order(maps, margin=_TEXT_MARGIN)
     )
 
 
@@ -299,7 +287,7 @@ def has_tile_order(
         some = parts[start : start + VARIANTS - 1]
         maps = _observe_image_in_text(model, image_variants.vary_parts(inputs, some), layout, names)
         if maps is None or any(
-            measure_agreement((changed - maps[0]).abs().mean(0), part) <= _TEXT_AGREEMENT
+            layouts.measure_agreement((changed - maps[0]).abs().mean(0), part) <= _TEXT_AGREEMENT
             for changed, part in zip(maps[1:], some, strict=True)
         ):
             return False

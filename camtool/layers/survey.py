@@ -24,20 +24,10 @@ from camtool.hooks.structures import modules
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors, shares_several_values
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.layers import candidate_rules as rules
-from camtool.layers import responses
+from camtool.layers import image_variants, responses
 from camtool.layers.candidates import NOT_DEEPEST, SHALLOW, Candidate, find_projection_sources, mark_levels
 from camtool.layers.image_tokens import find_image_tokens
-from camtool.layers.image_variants import (
-    ALL_VARIANTS,
-    VARIANTS,
-    find_image_size,
-    get_image_input,
-    score_next_token,
-    select_first_image,
-    vary_all,
-    vary_corner,
-    vary_corner_and_halves,
-)
+from camtool.layers.image_variants import ALL_VARIANTS, VARIANTS
 from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.layouts import Layout, choose_layout, place_cells
 from camtool.outputs.anchors import find_level_scores
@@ -96,7 +86,7 @@ def _find_backbone_candidates(model: nn.Module, inputs: ModelInputs, call_index:
     the end of the finest level, the layers of the other levels are marked as well.
     """
     backbone = modules.find_module(model, "backbone")
-    images = apply_detector_transform(model, get_image_input(inputs)[:1])
+    images = apply_detector_transform(model, image_variants.get_image_input(inputs)[:1])
     candidates = _find_candidates(backbone, images, call_index, is_backbone=True)
     candidates = mark_levels(candidates, _find_reached_by_level(backbone, images, candidates, call_index))
     return [replace(candidate, name=f"backbone.{candidate.name}") for candidate in candidates]
@@ -135,8 +125,8 @@ def _find_candidates(
     model: nn.Module, inputs: ModelInputs, call_index: int, *, is_backbone: bool = False, score: UserScore | None = None
 ) -> list[Candidate]:
     """Return the candidates of a model that gets its images as one batch."""
-    inputs = score_next_token(inputs)
-    size, calls = find_image_size(inputs), trace(model, select_first_image(inputs))
+    inputs = image_variants.score_next_token(inputs)
+    size, calls = image_variants.find_image_size(inputs), trace(model, image_variants.select_first_image(inputs))
     # The last call is that of the model itself.
     queries = find_query_tokens(calls[-1].output)
     whole, calls = calls, _stop_at_excluded_call(calls, sum(queries))
@@ -375,7 +365,7 @@ class _Survey:
         if all(candidate.verdict == rules.CONSTANT for candidate in judged):
             # The model may look at another part of the image than was changed.
             names = [name for output in outputs for name in (output.name, *output.origins)]
-            calls = responses.observe_variants(self.model, names, vary_all(self.inputs))
+            calls = responses.observe_variants(self.model, names, image_variants.vary_all(self.inputs))
             judged = self._judge_responses(outputs, layouts, replace(observed, calls=calls, variants=VARIANTS))
         return judged
 
@@ -396,11 +386,13 @@ class _Survey:
         """Run the model on variants of the image, as one batch if it takes one."""
         # Tokens may lie in another order than the image's rows, which other variants show.
         has_tokens = any(output.layouts[0].has_tokens for output in outputs)
-        images = vary_corner_and_halves(self.inputs) if has_tokens else vary_corner(self.inputs)
+        vary = image_variants.vary_corner_and_halves if has_tokens else image_variants.vary_corner
+        images = vary(self.inputs)
         count = ALL_VARIANTS if has_tokens else VARIANTS
         first = None if self._must_run_one_by_one(count) else self._observe_batch(outputs, images)
         if first is None:
-            first = observe(self.model, [output.name for output in outputs], select_first_image(self.inputs))
+            image = image_variants.select_first_image(self.inputs)
+            first = observe(self.model, [output.name for output in outputs], image)
             classes, gradients = self._find_gradients(outputs, first, 1)
             del first  # with the graph
             calls = self._observe_one_by_one(outputs, gradients, images)
@@ -575,7 +567,7 @@ def _probe_layers(
         inputs: What the model is called with.
         classes: Number of the classes, or 0.
     """
-    first = select_first_image(inputs)
+    first = image_variants.select_first_image(inputs)
     scores = find_logits(to_batch(observe(model, [], first, grad=False).output, 1))
     if scores.ndim != 2:
         return [None] * len(tensors)
