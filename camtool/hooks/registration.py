@@ -14,7 +14,7 @@ from torch.autograd.graph import Node
 from camtool.hooks.private_torch import get_forward_hooks, remove_forward_hooks
 from camtool.hooks.state.cleanup import Cleanup
 
-_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 class _Hook:
@@ -93,7 +93,7 @@ def add_forward_pre_hook(
 
 def activate_dropout(cleanup: Cleanup, model: nn.Module) -> int:
     """Let the dropout modules of a model in evaluation mode drop units in this thread, and return their number."""
-    modules = [module for module in model.modules() if isinstance(module, _DROPOUT) and module.p > 0]
+    modules = [module for module in model.modules() if isinstance(module, DROPOUTS) and module.p > 0]
     for module in modules:
         add_forward_hook(cleanup, module, partial(_drop_units, type(module)(module.p).train()), prepend=True)
     return len(modules)

@@ -76,10 +76,9 @@ class CheckContext:
     def class_scores(self) -> Tensor | None:
         """The scores of the classes, ``(K,)``; ``None`` for detectors, segmenters and embeddings."""
         scores = self.forward_pass.predictions
-        is_classifier = (
-            isinstance(scores, Tensor) and scores.ndim == 2 and self.forward_pass.find_link().link is not None
-        )
-        return scores[0].detach() if isinstance(scores, Tensor) and is_classifier else None
+        if not isinstance(scores, Tensor) or scores.ndim != 2 or self.forward_pass.find_link().link is None:
+            return None
+        return scores[0].detach()
 
     @property
     def has_contrast(self) -> bool:

@@ -119,10 +119,8 @@ def _measure_gradients(score: Tensor, outputs: Sequence[Tensor]) -> list[float]:
 
 def _describe_loss(names: Sequence[str], sizes: Sequence[float]) -> str:
     """Say between which modules, in the order of their calls, the gradient is lost."""
-    if not sizes or max(sizes) <= 0:
-        return "it is lost after the last module, in what turns the model's output into the score"
-    threshold = _VANISHING_SHARE * max(sizes)
-    index = next(position for position, size in enumerate(sizes) if size >= threshold)
+    threshold = _VANISHING_SHARE * max(sizes, default=0)
+    index = next((position for position, size in enumerate(sizes) if size >= threshold > 0), 0)
     if index == 0:
         return "it is lost after the last module, in what turns the model's output into the score"
     return f"it is lost in module {names[index]!r}, whose output still has a gradient"

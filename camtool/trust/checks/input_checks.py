@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from camtool.errors import CamtoolError, GeometryError, raise_interrupt
+from camtool.errors import CamtoolError, GeometryError, RaiseAs
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.measured_transforms import ColorResponse, probe_colors
-from camtool.geometry.plain_transforms import Preprocessing, Renormalized
+from camtool.geometry.plain_transforms import IMAGENET, Preprocessing, Renormalized
 from camtool.geometry.resampling import Floats
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import Transform, describe_transform, find_statistics
@@ -67,8 +67,6 @@ _FEWEST_CLASSES, _MANY_CLASSES = 10, 100
 _LONGEST = 8
 
 _Measured = TypeVar("_Measured")
-
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class _Certainty(NamedTuple):
@@ -156,12 +154,13 @@ def _measure(
     Raises:
         GeometryError: The measurement or the transform, which is the user's code, failed.
     """
-    try:
-        return measure(transform, photo)
-    except Exception as error:
-        raise_interrupt(error, CamtoolError)
+
+    def build(error: Exception) -> GeometryError:
         name, problem = describe_transform(transform), f"{type(error).__name__}: {error}"
-        raise GeometryError(f"transform {name} fails on a photo of {photo} that measures it: {problem}") from error
+        return GeometryError(f"transform {name} fails on a photo of {photo} that measures it: {problem}")
+
+    with RaiseAs(build, Exception, unless=(CamtoolError,)):
+        return measure(transform, photo)
 
 
 def _check_aspect(geometry: Geometry, declared: Transform | None) -> Iterator[Finding]:
@@ -303,7 +302,7 @@ def _list_ranges(inputs: Tensor, item: PreparedInput) -> dict[str, Tensor]:
     """Return images ``(N, 3, H, W)`` in the usual ranges of values, by name."""
     black, white = _find_black_and_white(inputs, item)
     values = (inputs - black) / (white - black)
-    mean, std = (values.new_tensor(statistic).reshape(1, -1, 1, 1) for statistic in (_IMAGENET_MEAN, _IMAGENET_STD))
+    mean, std = (values.new_tensor(statistic).reshape(1, -1, 1, 1) for statistic in IMAGENET)
     ranges = {
         "[0, 1]": values,
         "[-1, 1]": 2 * values - 1,
@@ -322,7 +321,7 @@ def _find_black_and_white(inputs: Tensor, item: PreparedInput) -> tuple[Tensor, 
     is_raw_tensor = not item.is_photo and low >= 0
     if item.black is not None and item.white is not None and not is_raw_tensor:
         return item.black.to(inputs).reshape(1, -1, 1, 1), item.white.to(inputs).reshape(1, -1, 1, 1)
-    mean, std = (inputs.new_tensor(statistic).reshape(1, -1, 1, 1) for statistic in (_IMAGENET_MEAN, _IMAGENET_STD))
+    mean, std = (inputs.new_tensor(statistic).reshape(1, -1, 1, 1) for statistic in IMAGENET)
     if low < 0 and max(-low, high) > 1:
         return -mean / std, (1 - mean) / std
     black = -1.0 if low < 0 else 0.0
@@ -359,7 +358,7 @@ class FolderTrials:
                 out.
         """
         inputs = inputs[: max(0, _MOST_IMAGES - max(map(len, self.gains.values()), default=0))]
-        if not len(inputs) or inputs.ndim != 4 or inputs.shape[1] != len(_IMAGENET_MEAN):
+        if not len(inputs) or inputs.ndim != 4 or inputs.shape[1] != len(IMAGENET[0]):
             return
         variants = {"channels-swapped": _exchange_channels(inputs, item), "upside-down": inputs.flip(2, 3)}
         variants |= {f"scale-misfit {name}": values for name, values in _list_ranges(inputs, item).items()}

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from camtool.arguments.messages import format_count
 from camtool.evidence.class_vectors import find_linear_layers
 from camtool.hooks.observation import observe
+from camtool.hooks.registration import DROPOUTS
 from camtool.hooks.structures.modules import has_matrix, iterate_hookable_modules
 from camtool.hooks.structures.nested_tensors import find_main_tensor
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import Finding
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 # Largest difference of two maps of the same image, relative to the range of the map. Rounding of half precision is
 # below it, and what a colormap of 100 colors shows is above it.
@@ -54,9 +54,9 @@ def find_training_modules(model: nn.Module) -> list[str]:
     return [
         name
         for name, module in iterate_hookable_modules(model)
-        if isinstance(module, (*_BATCH_NORMS, *_DROPOUTS))
+        if isinstance(module, (*_BATCH_NORMS, *DROPOUTS))
         and module.training
-        and (not isinstance(module, _DROPOUTS) or module.p > 0)
+        and (not isinstance(module, DROPOUTS) or module.p > 0)
     ]
 
 

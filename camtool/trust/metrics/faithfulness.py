@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from camtool.arguments.checks import check_count, check_number
+from camtool.arguments.checks import Count, NotNegative, Positive, Share, check_count, check_number
 from camtool.errors import MetricError
 from camtool.trust.metrics.correlation import correlate_pearson, correlate_spearman
 from camtool.trust.metrics.registry import metric, rank_pixels
@@ -270,7 +270,7 @@ def compute_road(
     maps: Tensor,
     *,
     fractions: Sequence[float] = _ROAD_FRACTIONS,
-    noise: float = 0.01,
+    noise: NotNegative = 0.01,
     seed: int = 0,
     chunk: int | None = None,
 ) -> Tensor:
@@ -293,7 +293,6 @@ def compute_road(
         chunk: The number of images that run at once; by default as many as fit into the memory budget.
     """
     check_maps(maps, images)
-    check_number("noise", noise, least=0, error=MetricError)
     for fraction in fractions:
         check_number("each of fractions", fraction, above=0, below=1, error=MetricError)
     ranks, steps, size = rank_pixels(maps, seed=seed).to(images.device), len(fractions), images.shape[2:]
@@ -318,7 +317,7 @@ def compute_sufficient_area(
     images: Tensor,
     maps: Tensor,
     *,
-    keep: float = 0.9,
+    keep: Share = 0.9,
     cells: int = 16,
     removal: Removal = "zero",
     seed: int = 0,
@@ -346,7 +345,6 @@ def compute_sufficient_area(
         MetricError: A score is not above 0, or an argument is not as described.
     """
     check_maps(maps, images)
-    check_number("keep", keep, above=0, most=1, error=MetricError)
     check_count("cells", cells, least=2, error=MetricError)
     regions = _make_cells(images, min(cells, *images.shape[2:]))
     heat = _sum_heat(maps, regions) / regions.flatten(1).sum(1)
@@ -500,7 +498,7 @@ def compute_infidelity(
     images: Tensor,
     maps: Tensor,
     *,
-    samples: int = 64,
+    samples: Count = 64,
     removal: Removal = "mean",
     seed: int = 0,
     chunk: int | None = None,
@@ -525,7 +523,6 @@ def compute_infidelity(
         chunk: The number of images that run at once; by default as many as fit into the memory budget.
     """
     check_maps(maps, images)
-    check_count("samples", samples, error=MetricError)
     regions = draw_rectangles(images, samples, seed)
     drops = _measure_drops(score, images, regions, removal, chunk)
     heat = _sum_heat(maps, regions).to(drops)
@@ -576,7 +573,7 @@ def _sum_heat(maps: Tensor, regions: Tensor) -> Tensor:
 
 @metric("max-sensitivity", higher_is_better=False, bounds=(0, math.inf), paper="arXiv 1901.09392")
 def compute_max_sensitivity(
-    explain: Explain, images: Tensor, maps: Tensor, *, samples: int = 10, radius: float = 0.02, seed: int = 0
+    explain: Explain, images: Tensor, maps: Tensor, *, samples: Count = 10, radius: Positive = 0.02, seed: int = 0
 ) -> Tensor:
     """Measure how much the map changes if the image changes a little. Lower is better, from 0.
 
@@ -595,8 +592,6 @@ def compute_max_sensitivity(
         seed: The seed of the noise, which is the same for all images.
     """
     check_maps(maps, images)
-    check_count("samples", samples, error=MetricError)
-    check_number("radius", radius, above=0, error=MetricError)
     values, generator = images.flatten(1), torch.Generator().manual_seed(seed)
     spread = radius * (values.amax(1) - values.amin(1))[:, None, None, None]
     changes = []

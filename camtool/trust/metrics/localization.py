@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from camtool.arguments.checks import check_count, check_number
+from camtool.arguments.checks import Count, check_number
 from camtool.errors import MetricError
+from camtool.outputs.post_processing import compute_box_iou
 from camtool.rendering.regions import find_boxes
 from camtool.trust.metrics.registry import metric
 from camtool.trust.metrics.scores import check_maps
@@ -130,7 +131,7 @@ def compute_best_iou(maps: Tensor, masks: Tensor) -> Tensor:
 
 @metric("max-box-acc-v2", higher_is_better=True, bounds=(0, 1), paper="arXiv 2007.04178")
 def compute_box_accuracy(
-    maps: Tensor, boxes: Sequence[Tensor], *, overlaps: Sequence[float] = _OVERLAPS, steps: int = 100
+    maps: Tensor, boxes: Sequence[Tensor], *, overlaps: Sequence[float] = _OVERLAPS, steps: Count = 100
 ) -> Tensor:
     """Measure how many of three demands on the overlap the best box of the map's regions meets. Higher is better.
 
@@ -148,7 +149,6 @@ def compute_box_accuracy(
         steps: The number of thresholds, evenly spaced from 0 to just below 1.
     """
     check_maps(maps, least=0, most=1)
-    check_count("steps", steps, error=MetricError)
     for overlap in overlaps:
         check_number("each of overlaps", overlap, least=0, most=1, error=MetricError)
     truths = _check_boxes(boxes, maps)
@@ -165,17 +165,9 @@ def _find_overlaps(heat: Tensor, truth: Tensor, steps: int) -> Tensor:
     for step in range(steps):
         boxes = find_boxes(heatmap, threshold=step / steps)
         if boxes:
-            best[step] = _compute_ious(torch.tensor(boxes, dtype=torch.float32, device="cpu"), truth).max()
+            found = torch.tensor(boxes, dtype=torch.float32, device="cpu")
+            best[step] = max(compute_box_iou(found, box).max() for box in truth)
     return best
-
-
-def _compute_ious(first: Tensor, second: Tensor) -> Tensor:
-    """Return the intersection over union of boxes ``(A, 4)`` and ``(B, 4)``: ``(A, B)``."""
-    low = torch.maximum(first[:, None, :2], second[:, :2])
-    high = torch.minimum(first[:, None, 2:], second[:, 2:])
-    shared = (high - low).clamp_min(0).prod(2)
-    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(1) for boxes in (first, second)]
-    return shared / (areas[0][:, None] + areas[1] - shared)
 
 
 def _grow_masks(masks: Tensor, distance: float) -> Tensor:

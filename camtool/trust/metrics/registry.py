@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from camtool.arguments.checks import check_options_of
 from camtool.arguments.messages import suggest_names
 from camtool.errors import MetricError
 from camtool.maps import resize, scale_min_max, upcast
@@ -228,7 +229,7 @@ def metric(
     def register(function: MetricFunction) -> MetricFunction:
         if name in METRICS:
             raise MetricError(f"metric {name!r} is registered already, by {METRICS[name].function.__module__}.")
-        new = Metric(name, function, higher_is_better, bounds, chance, score, paper)
+        new = Metric(name, check_options_of(function, MetricError), higher_is_better, bounds, chance, score, paper)
         unknown = {*new.needs} - {field.name for field in fields(MetricInputs)}
         if unknown:
             raise MetricError(
@@ -236,7 +237,7 @@ def metric(
                 "a parameter named score needs score='probability' or score='logit'."
             )
         METRICS[name] = new
-        return function
+        return new.function
 
     return register
 
