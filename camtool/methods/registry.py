@@ -240,9 +240,8 @@ def weighting(
     """
 
     def register(function: MethodFunction) -> MethodFunction:
-        _check_name_is_free("method", name)
-        several, function = _check_needs(name, needs), check_options_of(function, MethodError)
-        METHODS[name] = Method(name, function, paper, several, cost, weights=function, is_weighting=True)
+        function = method(name, paper=paper, needs=needs, cost=cost)(function)
+        METHODS[name] = replace(METHODS[name], weights=function, is_weighting=True)
         return function
 
     return register

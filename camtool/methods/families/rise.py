@@ -6,7 +6,6 @@ They need no layer and no gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
@@ -62,7 +61,8 @@ def rise(
         MethodError: An option is out of range.
     """
     convert = prefer_probability if score == "probability" else None
-    return _average_random_masks(evidence, _Masks(samples, cells, keep, seed), lambda _: convert, chunk)
+    make_masks = _prepare_random_masks(evidence.inputs, samples, cells, keep, seed)
+    return _average_random_masks(evidence, make_masks, samples, lambda _: convert, chunk)
 
 
 @method("drise", paper="arXiv 2006.03204", needs=("forwards", "a detector"), cost="many passes", ignores_layer=True)
@@ -105,7 +105,8 @@ def drise(
     def convert_for(image: int) -> Callable[[Target], Target]:
         return partial(_require_similarity, evidence.forward_pass.predictions[image])
 
-    return _average_random_masks(evidence, _Masks(samples, cells, keep, seed), convert_for, chunk)
+    make_masks = _prepare_random_masks(evidence.inputs, samples, cells, keep, seed)
+    return _average_random_masks(evidence, make_masks, samples, convert_for, chunk)
 
 
 @method("occlusion", paper="arXiv 1311.2901", needs="forwards", cost="many passes", ignores_layer=True)
@@ -194,19 +195,10 @@ def _require_similarity(prediction: Prediction, target: Target) -> Target:
     return similarity
 
 
-@dataclass(frozen=True)
-class _Masks:
-    """The options of random masks; see :func:`rise`."""
-
-    samples: int
-    cells: int
-    keep: float
-    seed: int
-
-
 def _average_random_masks(
     evidence: Evidence,
-    masks: _Masks,
+    make_masks: MakeVariants,
+    samples: int,
     convert_for: Callable[[int], Callable[[Target], Target] | None],
     chunk: int | None,
 ) -> Tensor:
@@ -215,14 +207,11 @@ def _average_random_masks(
     ``convert_for`` gives, for an image, what to score instead of a row's target.
     """
     inputs = evidence.inputs
-    make_masks = _prepare_random_masks(inputs, masks)
     results = upcast(inputs).new_empty(len(evidence.images), *inputs.shape[2:])
     for rows in evidence.rows_by_image:
         image = evidence.images[rows[0]]
         make_variants = partial(_mask_input, make_masks, inputs[image])
-        scores = score_inputs(
-            evidence, rows, masks.samples, make_variants, chunk=chunk, convert_target=convert_for(image)
-        )
+        scores = score_inputs(evidence, rows, samples, make_variants, chunk=chunk, convert_target=convert_for(image))
         results[rows] = _average_masks(scores.to(results), make_masks)
     return results
 
@@ -244,14 +233,14 @@ def _mask_input(make_masks: MakeVariants, x: Tensor, part: slice) -> Tensor:
     return (align_with_input(make_masks(part), x) * x).to(x.dtype)
 
 
-def _prepare_random_masks(inputs: Tensor, masks: _Masks) -> MakeVariants:
+def _prepare_random_masks(inputs: Tensor, samples: int, cells: int, keep: float, seed: int) -> MakeVariants:
     """Return a function that makes a slice of the masks, ``(m, *size)``; only grids and shifts are kept in memory."""
-    samples, cells, size = masks.samples, masks.cells, inputs.shape[2:]
+    size = inputs.shape[2:]
     # Rounded up, so that the cells cover the input.
     cell = [-(-length // cells) for length in size]
-    generator = torch.Generator().manual_seed(masks.seed)
+    generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(samples, *[cells] * len(size), generator=generator, device="cpu")
-    grids = (uniform < masks.keep).to(upcast(inputs))
+    grids = (uniform < keep).to(upcast(inputs))
     fractions = torch.rand(samples, len(size), generator=generator, dtype=torch.float64, device="cpu")
     shifts = (fractions * torch.tensor(cell, device="cpu")).long().tolist()
 
