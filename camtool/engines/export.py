@@ -25,7 +25,7 @@ from camtool.engines.graph_files import convert_to_onnx, export_graph, lock_comp
 from camtool.engines.prepared import copy_for_capture
 from camtool.engines.runtimes import is_installed, open_session
 from camtool.engines.segments import Segment, split_at_layers
-from camtool.errors import CamtoolError, NotCompilableError
+from camtool.errors import CamtoolError, NotCompilableError, RaiseAs
 from camtool.evidence.evidence import GridEvidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.geometry.cell_centers import CellCenters
@@ -121,12 +121,9 @@ def export(
         raise CamtoolError(f"layer: one layer can be exported, got {len(layers)}.")
     preparation, reason = _find_preparation(loaded, images)
     settings: dict[str, Any] = {"preparation": preparation, "dynamic_batch": dynamic_batch, "resize": resize}
-    try:
-        with lock_compiler():
-            _export(loaded, images, layers[0], methods, options, path, **settings)
-    except NotCompilableError as error:
-        names = " and ".join(repr(chosen.name) for chosen in methods)
-        raise CamtoolError(f"the model cannot be exported with method {names}: {error}.") from error
+    text = f"the model cannot be exported with method {' and '.join(repr(chosen.name) for chosen in methods)}"
+    with RaiseAs(lambda error: CamtoolError(f"{text}: {error}."), NotCompilableError), lock_compiler():
+        _export(loaded, images, layers[0], methods, options, path, **settings)
     if reason:
         warnings.warn(
             f"{path} does not say how photos are prepared, as the transform {reason}; 'preparation' is null in its "

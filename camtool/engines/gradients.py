@@ -10,9 +10,8 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from camtool.engines.graph_files import get_first_line, hide_output
+from camtool.engines.graph_files import hide_output, refuse_faults
 from camtool.engines.segments import Segment
-from camtool.errors import NotCompilableError, raise_interrupt
 from camtool.hooks.private_torch import get_core_decompositions
 
 _OPS = torch.ops.aten
@@ -39,15 +38,10 @@ def trace_gradients(segment: Segment, values: Sequence[Tensor]) -> fx.GraphModul
     with torch.no_grad():
         weights = [torch.ones_like(result) for result in segment.graph(*values)]
     # The fused attention kernels have no gradient outside of torch.
-    with sdpa_kernel(SDPBackend.MATH), hide_output():
+    with sdpa_kernel(SDPBackend.MATH), hide_output(), refuse_faults("the gradient cannot be traced"):
         rules = {**get_core_decompositions(), **_RULES}
         trace = make_fx(compute, tracing_mode="symbolic", decomposition_table=rules, _allow_non_fake_inputs=True)
-        try:
-            graph: fx.GraphModule = trace(*weights, *values)
-        except Exception as error:
-            raise_interrupt(error)
-            reason = f"{type(error).__name__}: {get_first_line(error)}"
-            raise NotCompilableError(f"the gradient cannot be traced: {reason}") from error
+        graph: fx.GraphModule = trace(*weights, *values)
     _simplify_matrices(graph)
     return graph
 
@@ -110,26 +104,17 @@ def _differentiate_convolution(
     """
     if not mask[0]:
         return None, None, None
+    reach = [dilation[axis] * (weight.shape[axis + 2] - 1) - padding[axis] for axis in range(len(stride))]
     if transposed:
         back = _OPS.convolution(gradient, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
-        return back, None, None
-    reach = [dilation[axis] * (weight.shape[axis + 2] - 1) - padding[axis] for axis in range(len(stride))]
-    if set(stride) == {1} and min(reach) >= 0:
+    elif set(stride) == {1} and min(reach) >= 0:
         turned = _turn_weight(weight, groups)
         back = _OPS.convolution(gradient, turned, None, stride, reach, dilation, False, [0] * len(stride), groups)
-        return back, None, None
-    # What the convolution's rounding of its output's size has cut off.
-    missing = [
-        images.shape[axis + 2]
-        - (
-            (gradient.shape[axis + 2] - 1) * stride[axis]
-            - 2 * padding[axis]
-            + dilation[axis] * (weight.shape[axis + 2] - 1)
-            + 1
-        )
-        for axis in range(len(stride))
-    ]
-    back = _OPS.convolution(gradient, weight, None, stride, padding, dilation, True, missing, groups)
+    else:
+        sides = zip(images.shape[2:], gradient.shape[2:], stride, padding, reach, strict=True)
+        # What the convolution's rounding of its output's size has cut off.
+        missing = [length - ((steps - 1) * step - pad + around + 1) for length, steps, step, pad, around in sides]
+        back = _OPS.convolution(gradient, weight, None, stride, padding, dilation, True, missing, groups)
     return back, None, None
 
 

@@ -203,9 +203,8 @@ class CompiledObserver:
         key = compute_key(model, [tuple(layers), tuple(inputs.shape[1:]), count, settings])
         folder = make_once(key, partial(_write, model, inputs, layers))
         try:
-            return CompiledModel.open(
-                self.engine, folder, _find_structure(model, inputs, read_plan(folder)), self._threads
-            )
+            structure = _find_structure(model, inputs, read_plan(folder))
+            return CompiledModel.open(self.engine, folder, structure, self._threads)
         except Exception:
             shutil.rmtree(folder, ignore_errors=True)  # the files may be damaged; the next process makes them again
             raise
