@@ -88,7 +88,7 @@ class Detections:
             check_class_index(index, self.scores.shape[1])
             classes = torch.full_like(self.boxes[:, 0], index, dtype=torch.long)
             return self._select_scores(lambda values: values[:, index], classes=classes)
-        return self._select_boxes(self.classes == index, self.classes)
+        return self._select_boxes(self.classes == index)
 
     def pick_best_classes(self) -> Detections:
         """Return every box with its most confident class, with ``scores`` of shape ``(D,)``."""
@@ -101,8 +101,7 @@ class Detections:
     def sort_by_confidence(self) -> Detections:
         """Return every box with its most confident class, the most confident box first."""
         best = self.pick_best_classes()
-        assert best.classes is not None
-        return best._select_boxes(best.confidences.argsort(descending=True, stable=True), best.classes)
+        return best._select_boxes(best.confidences.argsort(descending=True, stable=True))
 
     def select_reported(self, confidence: float | None = None) -> Detections:
         """Return what the model's own post-processing reports, the most confident first, ``scores`` ``(D,)``.
@@ -116,15 +115,12 @@ class Detections:
         else:
             reported = self.sort_by_confidence()
         threshold = self.find_threshold(confidence)
-        assert reported.classes is not None
         if threshold is not None:
-            reported = reported._select_boxes(reported.confidences > threshold, reported.classes)
+            reported = reported._select_boxes(reported.confidences > threshold)
         if rule is not None and rule.iou_threshold is not None:
             assert reported.classes is not None
             kept = suppress_overlaps(reported.boxes, reported.rotated, reported.classes, rule.iou_threshold, rule.limit)
-            reported = reported._select_boxes(
-                torch.tensor(kept, dtype=torch.long, device=reported.device), reported.classes
-            )
+            reported = reported._select_boxes(torch.tensor(kept, dtype=torch.long, device=reported.device))
         return reported
 
     def find_threshold(self, confidence: float | None) -> float | None:
@@ -146,12 +142,11 @@ class Detections:
             return self.scores.sum() * 0  # the sum keeps the graph, so that a gradient exists
         return self.scores.min()
 
-    def _select_boxes(self, which: Tensor, classes: Tensor) -> Detections:
+    def _select_boxes(self, which: Tensor) -> Detections:
         """Return some of the boxes, given by booleans or indices."""
-        rotated = {} if self.rotated is None else {"rotated": self.rotated[which]}
-        return self._select_scores(
-            lambda values: values[which], boxes=self.boxes[which], classes=classes[which], **rotated
-        )
+        by_box = {"boxes": self.boxes, "classes": self.classes, "rotated": self.rotated}
+        others = {name: values[which] for name, values in by_box.items() if values is not None}
+        return self._select_scores(lambda values: values[which], **others)
 
     def _pick_best_pairs(self, count: int) -> Detections:
         """Return the most confident pairs of a box and a class."""
