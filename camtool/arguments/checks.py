@@ -194,6 +194,8 @@ def iterate_leaves(nested: Any) -> Iterator[Any]:
 # ------------------------------------------------------------------------------- options that say what they accept
 
 # Types of options, with the check of their values that :func:`check_options_of` makes.
+Integer: TypeAlias = Annotated[int, check_integer]
+OptionalInteger: TypeAlias = Annotated[int | None, partial(check_integer, optional=True)]
 Count: TypeAlias = Annotated[int, check_count]
 OptionalCount: TypeAlias = Annotated[int | None, partial(check_count, optional=True)]
 CountOrZero: TypeAlias = Annotated[int, partial(check_count, least=0)]
@@ -214,10 +216,7 @@ def check_options_of(function: Callable[_P, _R], error: type[CamtoolError]) -> C
     :data:`Count` and the types like it say which values an option takes, and so does ``Literal``. A function without
     such options is returned as it is.
     """
-    hints: dict[str, Any] = {}
-    with Forgive(Exception):  # a user's function may have any annotations
-        hints = get_type_hints(function, include_extras=True)
-    checks = {name: check for name, hint in hints.items() if (check := _find_check(hint)) is not None}
+    checks = find_checks(function)
     if not checks:
         return function
 
@@ -229,6 +228,14 @@ def check_options_of(function: Callable[_P, _R], error: type[CamtoolError]) -> C
         return function(*args, **kwargs)
 
     return check_and_call
+
+
+def find_checks(annotated: Callable[..., Any]) -> dict[str, Callable[..., object]]:
+    """Return the checks of the options of a function, or of the fields of a class, by name."""
+    hints: dict[str, Any] = {}
+    with Forgive(Exception):  # a user's function may have any annotations
+        hints = get_type_hints(annotated, include_extras=True)
+    return {name: check for name, hint in hints.items() if (check := _find_check(hint)) is not None}
 
 
 def _find_check(hint: Any) -> Callable[..., object] | None:

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 from torch import Tensor
 
 from camtool.arguments import checks
-from camtool.errors import TargetError
-from camtool.outputs.class_scores import LINKS
+from camtool.errors import CamtoolError, TargetError
 
-check_choice = partial(checks.check_choice, error=TargetError)
 check_confidence = partial(checks.check_number, least=0, most=1, optional=True, error=TargetError)
-check_fraction = partial(checks.check_number, above=0, most=1, error=TargetError)
 check_integer = partial(checks.check_integer, error=TargetError)
-check_number = partial(checks.check_number, error=TargetError)
 check_number_tuple = partial(checks.check_number_tuple, error=TargetError)
-check_real_tensor = partial(checks.check_real_tensor, error=TargetError)
 
 
-def check_link(name: str, link: str) -> None:
-    """Check that a way from scores to probabilities is one of :data:`camtool.outputs.class_scores.Link`."""
-    check_choice(name, link, LINKS)
-
-
-def check_box(name: str, xyxy: Any) -> None:
+def check_box(name: str, xyxy: Any, *, error: type[CamtoolError] = TargetError) -> None:
     """Check that a value holds the four numbers of a box that is not empty."""
-    check_number_tuple(name, xyxy, 4)
+    checks.check_number_tuple(name, xyxy, 4, error=error)
     x0, y0, x1, y1 = xyxy
     if not (x0 < x1 and y0 < y1):
-        raise TargetError(f"{name} {xyxy} is empty; give (x0, y0, x1, y1) with x0 < x1 and y0 < y1.")
+        raise error(f"{name} {xyxy} is empty; give (x0, y0, x1, y1) with x0 < x1 and y0 < y1.")
 
 
 def to_tuple(values: Any) -> tuple[Any, ...]:
@@ -53,7 +43,12 @@ def to_integers(name: str, values: Any) -> tuple[int, ...]:
     return tuple(map(int, entries))
 
 
-def check_label(name: str, label: object) -> None:
+def check_label(name: str, label: object, *, error: type[CamtoolError] = TargetError) -> None:
     """Check that a label is a text or ``None``."""
     if label is not None and not isinstance(label, str):
-        raise TargetError(f"{name} must be a text, or None, got {label!r}.")
+        raise error(f"{name} must be a text, or None, got {label!r}.")
+
+
+# Types of fields, with the check of their values that :class:`camtool.targets.Target` makes.
+Label: TypeAlias = Annotated[str | None, check_label]
+Confidence: TypeAlias = Annotated[float | None, partial(checks.check_number, least=0, most=1, optional=True)]

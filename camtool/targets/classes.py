@@ -12,7 +12,6 @@ from torch import Tensor
 from camtool.arguments.explain_arguments import check_class_index
 from camtool.outputs.class_scores import LINKS, Link, compute_class_scores, compute_probabilities
 from camtool.outputs.detections import Detections
-from camtool.targets.checks import check_integer, check_link
 from camtool.targets.detections import find_most_confident
 from camtool.targets.target import (
     ClassTarget,
@@ -49,10 +48,8 @@ class ClassScore(ClassTarget):
 
     def __post_init__(self) -> None:
         # The usual case skips the checks: explain() creates this target for each image.
-        if type(self.index) is int and self.of in LINKS:
-            return
-        check_integer("ClassScore's index", self.index)
-        check_link("ClassScore's of", self.of)
+        if type(self.index) is not int or self.of not in LINKS:
+            super().__post_init__()
 
     def __call__(self, output: Any) -> Tensor:
         scores = compute_class_scores(output, self.of)
@@ -111,10 +108,6 @@ class Probability(ClassTarget):
     of: Link = "softmax"
 
     traits = Traits(reads="scores")
-
-    def __post_init__(self) -> None:
-        check_integer("Probability's index", self.index)
-        check_link("Probability's of", self.of)
 
     def __call__(self, output: Any) -> Tensor:
         return flatten_positions(select_class(compute_probabilities(output, self.of), self.index)).mean(1)

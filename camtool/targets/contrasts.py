@@ -14,11 +14,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from camtool.arguments.checks import Integer, Number
 from camtool.arguments.explain_arguments import check_class_index
 from camtool.errors import TargetError
 from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.detections import Detections
-from camtool.targets.checks import check_choice, check_integer, check_link, check_number, to_integers, to_tuple
+from camtool.targets.checks import to_integers, to_tuple
 from camtool.targets.classes import ClassScore
 from camtool.targets.target import (
     ClassTarget,
@@ -49,19 +50,17 @@ class Contrast(Target):
         link: See :attr:`camtool.targets.ClassScore.of`.
     """
 
-    of: int
+    of: Integer
     against: int | Sequence[int]
-    weight: float = 1.0
+    weight: Number = 1.0
     shares: Sequence[float] | None = None
     link: Link = "softmax"
 
     traits = Traits(reads="scores")
 
     def __post_init__(self) -> None:
-        check_integer("Contrast's of", self.of)
+        super().__post_init__()
         object.__setattr__(self, "against", to_integers("Contrast's against", self.against))
-        check_number("Contrast's weight", self.weight)
-        check_link("Contrast's link", self.link)
         if not self.rivals:
             raise TargetError("Contrast's against is empty; pass one or more classes to compare with.")
         if self.of in self.rivals:
@@ -124,22 +123,19 @@ class Finer(ClassTarget, ResolvedTarget):
         similar: Classes in order of similarity to this one, most similar first; by default found as above.
     """
 
-    rivals: int = 3
-    weight: float = 1.0
+    rivals: Integer = 3
+    weight: Number = 1.0
     weighting: Literal["probability", "mean"] = "probability"
     similar: Sequence[int] | None = None
 
     traits = Traits(reads="scores")
 
     def __post_init__(self) -> None:
-        check_integer("Finer's index", self.index)
+        super().__post_init__()
         if self.similar is not None:
             object.__setattr__(self, "similar", to_integers("Finer's similar", self.similar))
-        check_number("Finer's weight", self.weight)
-        check_integer("Finer's rivals", self.rivals)
         if self.rivals < 1:
             raise TargetError(f"Finer's rivals is {self.rivals}; it must be 1 or more.")
-        check_choice("Finer's weighting", self.weighting, ("probability", "mean"))
 
     def resolve_on(self, image: ImageOutput) -> Target:
         """Return the contrast with the rivals in this image.
@@ -212,11 +208,6 @@ class AgainstRest(ClassTarget):
     link: Link = "softmax"
 
     traits = Traits(reads="scores")
-
-    def __post_init__(self) -> None:
-        check_integer("AgainstRest's index", self.index)
-        check_choice("AgainstRest's how", self.how, _AGGREGATES)
-        check_link("AgainstRest's link", self.link)
 
     def __call__(self, output: Any) -> Tensor:
         values = compute_class_scores(output, self.link)

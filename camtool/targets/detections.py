@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from camtool.arguments.checks import Integer, OptionalInteger, Share
 from camtool.arguments.messages import format_count
 from camtool.errors import NothingFoundError, TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.class_scores import find_logits
 from camtool.outputs.detections import Detections, describe_assumption, find_detections
 from camtool.outputs.predictions import Prediction, get_image_output
-from camtool.targets.checks import check_box, check_confidence, check_fraction, check_integer, check_number_tuple
+from camtool.targets.checks import Confidence, check_box, check_number_tuple
 from camtool.targets.places import Point
 from camtool.targets.target import Corners, ImageOutput, ScoreContext, Target, Traits, get_class_label
 from camtool.warning_codes import MapWarning
@@ -57,12 +58,8 @@ class Detection(_DetectionTarget):
         confidence: A threshold instead of the model's own; detections with a higher confidence count.
     """
 
-    n: int = 0
-    confidence: float | None = None
-
-    def __post_init__(self) -> None:
-        check_integer("Detection's n", self.n)
-        check_confidence("Detection's confidence", self.confidence)
+    n: Integer = 0
+    confidence: Confidence = None
 
     def resolve_on(self, image: ImageOutput) -> Target:
         """Return this detection of the image.
@@ -92,14 +89,9 @@ class Box(_DetectionTarget):
         iou_threshold: The smallest intersection over union that counts.
     """
 
-    xyxy: Corners
-    class_index: int | None = None
-    iou_threshold: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_box("Box's xyxy", self.xyxy)
-        check_integer("Box's class_index", self.class_index, optional=True)
-        check_fraction("Box's iou_threshold", self.iou_threshold)
+    xyxy: Annotated[Corners, check_box]
+    class_index: OptionalInteger = None
+    iou_threshold: Share = 0.5
 
     def resolve_on(self, image: ImageOutput) -> Target:
         """Return the detection of the image that overlaps the box.
@@ -447,17 +439,16 @@ class Keypoint(Target):
         person: The detection; likewise.
     """
 
-    index: int
+    index: Integer
     at: tuple[float, float] | None = None
-    instance: int = 0
+    instance: Integer = 0
     cell: tuple[int, int] | None = None
     person: MatchedDetection | None = None
 
     traits = Traits(has_place=True, reads="scores")
 
     def __post_init__(self) -> None:
-        check_integer("Keypoint's index", self.index)
-        check_integer("Keypoint's instance", self.instance)
+        super().__post_init__()
         if self.at is not None:
             check_number_tuple("Keypoint's at", self.at, 2)
 

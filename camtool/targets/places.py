@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from camtool.arguments.checks import Integer, OptionalInteger, check_real_tensor
 from camtool.arguments.explain_arguments import check_class_index
 from camtool.errors import TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.resampling import average_cells
 from camtool.outputs.class_scores import Link, compute_class_scores, find_predicted
 from camtool.outputs.detections import Detections
-from camtool.targets.checks import check_integer, check_link, check_number_tuple, check_real_tensor
+from camtool.targets.checks import check_number_tuple
 from camtool.targets.target import (
     ImageOutput,
     ResolvedTarget,
@@ -46,16 +47,11 @@ class Region(Target):
         of: See :class:`camtool.targets.ClassScore`.
     """
 
-    class_index: int
-    mask: Tensor | NDArray[Any]
+    class_index: Integer
+    mask: Annotated[Tensor | NDArray[Any], check_real_tensor]
     of: Link = "softmax"
 
     traits = Traits(has_place=True, reads="scores")
-
-    def __post_init__(self) -> None:
-        check_integer("Region's class_index", self.class_index)
-        check_link("Region's of", self.of)
-        check_real_tensor("Region's mask", self.mask)
 
     @staticmethod
     def at(class_index: int, point: tuple[float, float]) -> Point:
@@ -159,13 +155,13 @@ class Point(ResolvedTarget):
 
     x: float
     y: float
-    class_index: int | None = None
+    class_index: OptionalInteger = None
 
     traits = Traits(has_place=True, reads="scores")
 
     def __post_init__(self) -> None:
         check_number_tuple("Point's x and y", (self.x, self.y), 2)
-        check_integer("Point's class_index", self.class_index, optional=True)
+        super().__post_init__()
 
     def resolve_on(self, image: ImageOutput) -> Target:
         """Return the region that consists of the one position.

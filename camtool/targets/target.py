@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from camtool.arguments.checks import Integer, find_checks
 from camtool.arguments.explain_arguments import check_class_index
 from camtool.errors import TargetError
 from camtool.geometry.crop_and_resize import Geometry
@@ -86,6 +88,9 @@ class Traits:
     reads: Literal["output", "scores", "embedding"] = "output"
 
 
+# Once for each class, as targets are made for each image.
+_find_checks = cache(find_checks)
+
 # Methods of targets up to version 0.1 that :class:`Traits` replaces.
 _FORMER_METHODS = {"favors_class", "reads_scores", "needs_whole_output", *Traits.__dataclass_fields__} - {"reads"}
 
@@ -139,6 +144,11 @@ class Target(ABC):
         """
         for name in sorted(_FORMER_METHODS & vars(cls).keys()):
             raise TargetError(f"{cls.__name__}.{name} is no method of a target any more; set traits = Traits(...).")
+
+    def __post_init__(self) -> None:
+        """Check the fields of a dataclass by their annotations, e.g. :data:`camtool.arguments.checks.Integer`."""
+        for name, check in _find_checks(type(self)).items():
+            check(f"{type(self).__name__}'s {name}", getattr(self, name), error=TargetError)
 
     @property
     def traits(self) -> Traits:
@@ -276,7 +286,7 @@ class ClassTarget(Target):
         index: The class.
     """
 
-    index: int
+    index: Integer
 
     def get_class_index(self) -> int:
         """Return the class."""

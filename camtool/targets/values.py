@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from camtool.arguments.checks import Integer, OptionalInteger, check_real_tensor
 from camtool.errors import TargetError
 from camtool.hooks.structures.nested_tensors import find_main_tensor, get_named_items
 from camtool.outputs.class_scores import find_embedding, find_logits, find_text_logits
-from camtool.targets.checks import check_integer, check_label, check_real_tensor
+from camtool.targets.checks import Label, check_label
 from camtool.targets.target import ScoreContext, Target, Traits, flatten_positions, select_class
 from camtool.warning_codes import MapWarning
 
@@ -28,14 +29,10 @@ class Value(Target):
         name: A label for it.
     """
 
-    index: int = 0
-    name: str | None = None
+    index: Integer = 0
+    name: Label = None
 
     traits = Traits(reads="scores")
-
-    def __post_init__(self) -> None:
-        check_integer("Value's index", self.index)
-        check_label("Value's name", self.name)
 
     def __call__(self, output: Any) -> Tensor:
         return select_class(flatten_positions(find_logits(output)), self.index)
@@ -67,13 +64,12 @@ class Action(Target):
             takes the direction in which the inputs moved it, and :func:`camtool.explain` what raises it.
     """
 
-    index: int
-    step: int | None = None
+    index: Integer
+    step: OptionalInteger = None
     sign: int | None = None
 
     def __post_init__(self) -> None:
-        check_integer("Action's index", self.index)
-        check_integer("Action's step", self.step, optional=True)
+        super().__post_init__()
         if self.sign not in (None, -1, 1):
             raise TargetError(f"Action's sign must be 1, -1 or None, got {self.sign!r}.")
 
@@ -107,14 +103,13 @@ class Similarity(Target):
         name: A label, e.g. the text that the embedding was made of.
     """
 
-    embedding: Tensor
-    name: str = "similarity"
+    embedding: Annotated[Tensor, check_real_tensor]
+    name: Annotated[str, check_label] = "similarity"
 
     traits = Traits(is_similarity=True, reads="embedding")
 
     def __post_init__(self) -> None:
-        check_label("Similarity's name", self.name)
-        check_real_tensor("Similarity's embedding", self.embedding)
+        super().__post_init__()
         # A frozen dataclass allows no plain assignment; arrays and lists become tensors here once.
         object.__setattr__(self, "embedding", torch.as_tensor(self.embedding))
 
