@@ -106,10 +106,8 @@ class WordAttention:
         q, k = (
             upcast(tensor.detach()).unflatten(2, (attention.heads, -1)).transpose(1, 2) for tensor in (queries, output)
         )
-        q, k = (
-            norm(tensor) if norm is not None else tensor
-            for norm, tensor in ((attention.norm_q, q), (attention.norm_k, k))
-        )
+        norms = attention.norm_q, attention.norm_k
+        q, k = (tensor if norm is None else norm(tensor) for norm, tensor in zip(norms, (q, k), strict=True))
         shares = (q @ k.mT * attention.scale).softmax(-1).mean(1).mT
         grid = _find_grid(shares.shape[2], self._size)
         summed = shares.unflatten(2, grid).float().cpu()

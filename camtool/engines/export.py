@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 import camtool
 from camtool.arguments.checks import check_choice
 from camtool.arguments.explain_arguments import get_module
-from camtool.engines.capture import capture_model, get_results
+from camtool.engines.capture import Capture, capture_model, get_results
 from camtool.engines.gradients import trace_gradients
 from camtool.engines.graph_files import convert_to_onnx, export_graph, lock_compiler, write_onnx
 from camtool.engines.prepared import copy_for_capture
@@ -186,12 +186,11 @@ def _export(
     for count in range(1, len(images) + 1):  # models may treat a single image differently
         grid = _compare(explained, loaded.model, images[:count], layer, functions)
     description = {**_describe(loaded, methods, options, layer, images, resize=resize), "preparation": preparation}
-    cells = (
-        centers if centers is not None and grid == layer.layout.grid else CellCenters.stretch(grid, images.shape[2:])
-    )
-    description["centers"] = [axis.list_centers(count).tolist() for axis, count in zip(cells.axes, grid, strict=True)]
+    if centers is None or grid != layer.layout.grid:
+        centers = CellCenters.stretch(grid, images.shape[2:])
+    description["centers"] = [axis.list_centers(count).tolist() for axis, count in zip(centers.axes, grid, strict=True)]
     description["link"] = link
-    description["strides"] = [axis.stride for axis in cells.axes]
+    description["strides"] = [axis.stride for axis in centers.axes]
     _write(explained, images, path, description)
 
 
@@ -224,7 +223,7 @@ class _ExplainedModel(nn.Module):
 
     def __init__(
         self,
-        forward_graph: fx.GraphModule,
+        capture: Capture,
         gradient_graph: fx.GraphModule,
         segment: Segment,
         functions: Sequence[Callable[[Any], Tensor]],
@@ -232,14 +231,14 @@ class _ExplainedModel(nn.Module):
         place: Callable[[Tensor], Tensor],
         *,
         logits: int,
-        has_any_batch_size: bool,
     ) -> None:
         super().__init__()
-        self._forward_graph, self._gradient_graph = forward_graph, gradient_graph
+        self._forward_graph, self._gradient_graph = capture.graph, gradient_graph
         self._segment, self._logits = segment, logits
         self._functions, self._layer, self._place = functions, layer, place
-        self._others = range(len(get_results(forward_graph)) - len(segment.others), len(get_results(forward_graph)))
-        self.has_any_batch_size = has_any_batch_size
+        count = len(get_results(capture.graph))
+        self._others = range(count - len(segment.others), count)
+        self.has_any_batch_size = capture.has_any_batch_size
 
     def forward(self, images: Tensor, target_class: Tensor) -> tuple[Tensor, ...]:
         results = self._forward_graph(images)
@@ -288,16 +287,8 @@ def _build(
     def place(maps: Tensor) -> Tensor:
         return draw_heat(maps, centers, size) if resize else maps
 
-    explained = _ExplainedModel(
-        capture.graph,
-        trace_gradients(segment, inputs),
-        segment,
-        functions,
-        layer,
-        place,
-        logits=index,
-        has_any_batch_size=capture.has_any_batch_size,
-    )
+    gradient_graph = trace_gradients(segment, inputs)
+    explained = _ExplainedModel(capture, gradient_graph, segment, functions, layer, place, logits=index)
     return explained, centers, forward_pass.find_link().link
 
 

@@ -110,9 +110,8 @@ def compute_class_maps(
         scores = find_logits(forward_pass.output)
         classes = classes.to(scores.device)  # a model may end on another device than it begins
         weights = weigh_chosen_class(scores.detach(), classes)
-        gradients = _differentiate(
-            forward_pass, scores, weights, create_graph=differentiable, retain_graph=differentiable or keep_graph
-        )
+        graph = {"create_graph": differentiable, "retain_graph": differentiable or keep_graph}
+        gradients = _differentiate(forward_pass, scores, weights, **graph)
         for layer, gradient in zip(forward_pass.layers, gradients, strict=True):
             output = forward_pass.layer_outputs[layer.name]
             raw = _apply(method, options, layer, output if differentiable else output.detach(), gradient, logits)

@@ -430,14 +430,9 @@ class Explainer(Generic[Result]):
         if chosen is None:  # a later call may have enough images
             self.batches = replace(self.batches, notes=(_TOO_FEW_IMAGES,))
             return
-        methods, layer, self._recommend = [find_method(chosen[0])], chosen[1], None
-        self.batches = replace(
-            self.batches,
-            methods=methods,
-            layers=None if layer is None else [layer],
-            depths=read_depths(methods, {}),
-            notes=(),
-        )
+        methods, self._recommend = [find_method(chosen[0])], None
+        layers, depths = None if chosen[1] is None else [chosen[1]], read_depths(methods, {})
+        self.batches = replace(self.batches, methods=methods, layers=layers, depths=depths, notes=())
 
     def __repr__(self) -> str:
         names = "auto" if self._recommend else ", ".join(method.name for method in self.batches.methods)

@@ -225,9 +225,8 @@ class Explanation:
         """
         if self.uncertainty is None:
             raise CamtoolError("this explanation has no uncertainty; draw that of camtool.refine(result, passes=64).")
-        return self.view.draw_overlay(
-            self.view.place_map(self.uncertainty, self.centers), alpha=alpha, colormap=colormap
-        )
+        placed = self.view.place_map(self.uncertainty, self.centers)
+        return self.view.draw_overlay(placed, alpha=alpha, colormap=colormap)
 
     def signed_overlay(self, alpha: float | None = None) -> NDArray[np.uint8]:
         """Return the photo with the method's own values over it, ``(H, W, 3)`` uint8: red above 0, blue below.

@@ -201,13 +201,9 @@ class _Block:
     def prepare(self, inputs: Tensor | Inputs) -> InputBatch:
         """Return what the model was called with as a batch."""
         main = find_main_tensor(inputs if isinstance(inputs, Tensor) else [*inputs.entries.values()])
-        count, batches = self.preparer.prepare_batches(
-            inputs,
-            1 if main is None else len(main),
-            image=None if isinstance(inputs, Tensor) else self.settings["image"],
-            layers=self.layers,
-            call_index=self.settings["call_index"],
-        )
+        size, index = 1 if main is None else len(main), self.settings["call_index"]
+        image = None if isinstance(inputs, Tensor) else self.settings["image"]
+        count, batches = self.preparer.prepare_batches(inputs, size, image=image, layers=self.layers, call_index=index)
         if count is None:
             raise ImageError("the model was called with an image without a batch axis; call it with (1, C, H, W).")
         (batch,) = batches

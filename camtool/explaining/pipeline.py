@@ -136,13 +136,9 @@ class BatchExplainer:
     def compute_device_maps(self, batch: InputBatch, classes: Tensor) -> ClassMaps:
         """Return the maps of one class ``(N,)`` of each image by the first method, by the first engine that works."""
         question = self._describe_question({ClassMaps}, len(classes))
-        return run_by_engines(
-            self.engines,
-            self.model,
-            question,
-            lambda run: self.compute_device_maps_with(run, batch, classes),
-            lambda computed: computed.list_maps(self.methods[0]),
-        )
+        compute = partial(self.compute_device_maps_with, batch=batch, classes=classes)
+        method = self.methods[0]
+        return run_by_engines(self.engines, self.model, question, compute, lambda maps: maps.list_maps(method))
 
     def compute_device_maps_with(
         self, run: Observe, batch: InputBatch, classes: Tensor, *, differentiable: bool = False
@@ -220,11 +216,8 @@ class BatchExplainer:
     def resolve_rows(self, requests: Sequence[Any], forward_pass: ForwardPass, batch: InputBatch) -> list[Row]:
         """Return the rows of all images in order; they share the forward pass."""
         texts = requests if self.text is None else targets.encode_texts(requests, self.text)
-        resolve = partial(
-            targets.resolve_targets,
-            link=forward_pass.find_link().link,
-            find_class_vectors=forward_pass.find_class_vectors,
-        )
+        link, find_vectors = forward_pass.find_link().link, forward_pass.find_class_vectors
+        resolve = partial(targets.resolve_targets, link=link, find_class_vectors=find_vectors)
         labels = self.find_labels(forward_pass)
         by_image = zip(texts, forward_pass.predictions, labels, batch.items, strict=True)
         return [
@@ -236,11 +229,8 @@ class BatchExplainer:
 
     def find_labels(self, forward_pass: ForwardPass) -> list[Sequence[str] | None]:
         """Return the names of the classes for each image; those of an open vocabulary are the phrases of its text."""
-        phrases = [
-            prediction.phrases
-            for prediction in forward_pass.predictions
-            if isinstance(prediction, Detections) and prediction.phrases
-        ]
+        detections = [prediction for prediction in forward_pass.predictions if isinstance(prediction, Detections)]
+        phrases = [of_image.phrases for of_image in detections if of_image.phrases]
         if phrases:
             return [resolve_phrases(self.model, self.labels, of_image) for of_image in phrases]
         return [resolve_labels(self.model, self.labels, forward_pass.class_count)] * len(forward_pass.predictions)

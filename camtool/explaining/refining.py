@@ -282,12 +282,8 @@ class _Trial:
             if self.passes + 2 * count > end:
                 break
             alone, without = self.score(np.stack([tried, ~tried]), by_model=True).unbind(1)
-            kept = (
-                alone.amin() >= share * self.whole
-                if self._is_sufficient
-                else without.amax() <= (1 - share) * self.whole
-            )
-            if kept or (self._is_sufficient and tried.all()):
+            suffices = tried.all() or alone.amin() >= share * self.whole
+            if suffices if self._is_sufficient else without.amax() <= (1 - share) * self.whole:
                 return _Verified(tried, is_minimal and tried is cells, alone.tolist(), without.tolist())
         raise CamtoolError(
             "the model did not confirm what its engine or prepared copy found; it may be random, or round coarsely."

@@ -119,17 +119,9 @@ def check_words(
         lost = np.fmin(whole[index], control) - covered  # fmin leaves out the NaN of no control
         weakest = int(lost.argmin())
         source = _judge(lost, whole[index] - blank[index], max(least * whole[index], _FEWEST))
-        checks.append(
-            WordCheck(
-                explanation.label,
-                float(whole[index]),
-                float(covered[weakest]),
-                float(control[weakest]),
-                float(blank[index]),
-                float(region.mean()),
-                source,
-            )
-        )
+        numbers = whole[index], covered[weakest], control[weakest], blank[index], region.mean()
+        full, hidden, beside, empty, share = map(float, numbers)
+        checks.append(WordCheck(explanation.label, full, hidden, beside, empty, share, source))
     return tuple(checks)
 
 

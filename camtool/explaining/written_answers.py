@@ -210,9 +210,7 @@ def tokens(
         explained: list[Explanation] = explainer(entries | _list_savings(module, scored), targets)
         return [explanation if explanation.method == "tam" else _add_warning(explanation) for explanation in explained]
 
-    explanations = (
-        _explain_by_default(explain_by, module, settings) if "method" not in settings else explain_by(**settings)
-    )
+    explanations = explain_by(**settings) if "method" in settings else _explain_by_default(explain_by, module, settings)
     score = _Scorer(preparation, joined | _list_savings(module, len(written) + 1), tuple(targets))
     text = processor.tokenizer.decode(written, skip_special_tokens=True).strip()
     return AnswerMaps(text, tuple(explanations), _score=score)

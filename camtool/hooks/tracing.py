@@ -72,11 +72,8 @@ def trace(model: nn.Module | HasModel, inputs: ModelInputs) -> list[TracedCall]:
 
 def ran_no_layer(model: nn.Module, calls: Sequence[TracedCall]) -> bool:
     """Check that the model called none of its modules, though some have weights: it may call their ``forward``."""
-    modules = [
-        module
-        for module in read_tree(model).modules[1:]
-        if not isinstance(module, (nn.ParameterDict, nn.ParameterList))
-    ]
+    containers = nn.ParameterDict, nn.ParameterList
+    modules = [module for module in read_tree(model).modules[1:] if not isinstance(module, containers)]
     return len(calls) == 1 and any(list(module.parameters(recurse=False)) for module in modules)
 
 

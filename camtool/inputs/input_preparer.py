@@ -211,9 +211,8 @@ class InputPreparer:
         """Prepare the bands of a file, or its volume, as a tensor ``(C, *size)``."""
         kind = prepared_inputs.choose_kind(self._model, file_image, self._kind) or "image"
         # A model's own transform is one of photos, but the user's may be meant for volumes.
-        values, geometry, notes = prepared_inputs.transform_values(
-            file_image, self._transform if file_image.is_volume else self.transform
-        )
+        transform = self._transform if file_image.is_volume else self.transform
+        values, geometry, notes = prepared_inputs.transform_values(file_image, transform)
         tensor = values.to(self._device, accepted_inputs.get_dtype(self._model))
         if isinstance(self._model, FunctionModel):
             self._model.check_image(tensor)
@@ -236,12 +235,9 @@ class InputPreparer:
         value_range = ValueRange.of_tensor(made)  # before it is on a GPU, for which each look waits
         tensor = made.to(self._device, accepted_inputs.get_dtype(self._model))
         black, white = prepared_inputs.find_black_and_white(tensor, transform)
-        notes = (
-            *image_files.get_reading_notes(image),
-            *prepared_inputs.find_image_warnings(image, geometry),
-            *notes,
-            *(prepared_inputs.find_range_warnings(value_range, black, white) if value_range.is_large else ()),
-        )
+        of_range = prepared_inputs.find_range_warnings(value_range, black, white) if value_range.is_large else ()
+        of_photo = *image_files.get_reading_notes(image), *prepared_inputs.find_image_warnings(image, geometry)
+        notes = (*of_photo, *notes, *of_range)
         view = Photo(np.asarray(image), geometry, image_files.get_origin(image))
         return PreparedInput(tensor, view, notes, black, white, is_photo=True)
 
@@ -327,9 +323,8 @@ class InputPreparer:
         _check_takes_photos(self._model)
         size = declared_properties.read_input_size(self._model)
         is_gray = declared_properties.count_input_channels(self._model) == 1
-        text = _ASSUMED_TRANSFORM.format(
-            size="a size of 224 x 224" if size is None else f"a size of {size[0]} x {size[1]}, on which the model runs,"
-        )
+        sides = "224 x 224" if size is None else f"{size[0]} x {size[1]}, on which the model runs,"
+        text = _ASSUMED_TRANSFORM.format(size=f"a size of {sides}")
         notes = (MapWarning(text, "assumed-transform"), *([_MADE_GRAY] if is_gray else []))
         transform = self._build_assumed_transform(size, is_gray=is_gray)
         if size is None:

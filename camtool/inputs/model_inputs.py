@@ -160,11 +160,8 @@ def find_shared_entries(model: nn.Module, entries: Mapping[Key, Any], image: Key
         ImageError: Neither gives the same scores.
     """
     count = len(nested_tensors.find_tensors(entries[image])[0])
-    doubtful = [
-        key
-        for key, value in entries.items()
-        if key != image and any(tensor.ndim and len(tensor) == count for tensor in nested_tensors.find_tensors(value))
-    ]
+    others = {key: nested_tensors.find_tensors(value) for key, value in entries.items() if key != image}
+    doubtful = [key for key, own in others.items() if any(tensor.ndim and len(tensor) == count for tensor in own)]
     if count < 2 or not doubtful:
         return ()
     question = "shared", image, count, nested_tensors.describe_shapes(entries)

@@ -91,12 +91,12 @@ def keep_views(
         calls = observe(model, asked, image_variants.vary_views(inputs), grad=False).calls
     except ForwardError:  # one image at a time shows no order
         calls = {}
+
+    def is_own(name: str, layout: Layout) -> bool:
+        return name in calls and _is_own_view(layout, calls[name][call_index].detach())
+
     return {
-        name: [
-            layout
-            for layout in possible
-            if layout.views is None or (name in calls and _is_own_view(layout, calls[name][call_index].detach()))
-        ]
+        name: [layout for layout in possible if layout.views is None or is_own(name, layout)]
         for name, possible in by_layer.items()
     }
 

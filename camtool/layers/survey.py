@@ -358,9 +358,8 @@ class _Survey:
         if not outputs:
             return []
         observed = self._observe(outputs)
-        layouts = responses.keep_views(
-            self.model, self.inputs, {output.name: output.layouts for output in outputs}, self.call_index
-        )
+        possible = {output.name: output.layouts for output in outputs}
+        layouts = responses.keep_views(self.model, self.inputs, possible, self.call_index)
         judged = self._judge_responses(outputs, layouts, observed)
         if all(candidate.verdict == rules.CONSTANT for candidate in judged):
             # The model may look at another part of the image than was changed.

@@ -204,11 +204,10 @@ class _Window:
         """Return the maps ``(R, *size)`` of the window in [0, 1], and each row's confidence there, ``(R,)``."""
         inside = evidence if self.large == self.size else evidence.for_inputs(self.cut(evidence.inputs))
         maps = scale_min_max(method(inside))
-        # Nothing fades toward the edge of a window, where the image goes on.
-        placed = (
-            maps if method.at_input_size else inside.resize_to_input(maps, at_depths=method.reads_depths, holds=True)
-        )
-        return placed, compute_class_confidence(inside).to(maps)
+        if not method.at_input_size:
+            # Nothing fades toward the edge of a window, where the image goes on.
+            maps = inside.resize_to_input(maps, at_depths=method.reads_depths, holds=True)
+        return maps, compute_class_confidence(inside).to(maps)
 
     def cut(self, inputs: Tensor) -> Tensor:
         """Return the window of the enlarged images, ``(N, C, *size)``."""

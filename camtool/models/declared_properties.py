@@ -172,9 +172,8 @@ def _infer_input_size(model: nn.Module) -> tuple[int, int] | None:
 
 def _run_on_size(model: nn.Module, height: int, width: int) -> str | None:
     """Return None if a model runs on an image of a size, else its error without that size."""
-    weight = next(
-        (weight for weight in list_weights(model) if weight.is_floating_point()), torch.zeros(0, device="cpu")
-    )
+    floating = (weight for weight in list_weights(model) if weight.is_floating_point())
+    weight = next(floating, torch.zeros(0, device="cpu"))
     image = torch.zeros(1, count_input_channels(model), height, width, device=weight.device, dtype=weight.dtype)
     try:
         with guard(model), enable_gradients():

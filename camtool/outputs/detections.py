@@ -288,15 +288,8 @@ def _read_all_queries(
 
 def _read_queries(boxes: Tensor, scores: Tensor, confidences: Tensor, rule: PostProcessing) -> Detections:
     """Return the detections in one image's queries."""
-    return Detections(
-        to_corners(boxes),
-        scores,
-        confidences,
-        None,
-        is_relative=True,
-        class_count=scores.shape[1],
-        post_processing=rule,
-    )
+    of_all = Detections(to_corners(boxes), scores, confidences, None)
+    return replace(of_all, is_relative=True, class_count=scores.shape[1], post_processing=rule)
 
 
 def _read_phrases(boxes: Tensor, scores: PhraseScores) -> Detections:
@@ -334,16 +327,11 @@ def _find_yolo_detections(output: Any, class_count: int | None) -> list[Detectio
 
 def _read_anchors(anchors: Anchors, image: int) -> Detections:
     """Return the detections in one image's anchors."""
-    confidences = anchors.confidences[image]
-    return Detections(
-        anchors.boxes[image],
-        confidences if anchors.scores is anchors.confidences else anchors.scores[image],
-        confidences,
-        None,
-        class_count=confidences.shape[1],
-        post_processing=anchors.post_processing,
-        rotated=None if anchors.rotated is None else anchors.rotated[image],
-    )
+    boxes, confidences = anchors.boxes[image], anchors.confidences[image]
+    scores = confidences if anchors.scores is anchors.confidences else anchors.scores[image]
+    rotated = None if anchors.rotated is None else anchors.rotated[image]
+    count, rule = confidences.shape[1], anchors.post_processing
+    return Detections(boxes, scores, confidences, None, class_count=count, post_processing=rule, rotated=rotated)
 
 
 def _read_rows(rows: Tensor, *, has_angle: bool) -> Detections:

@@ -249,9 +249,8 @@ class ForwardRecorder:
         """Register the hooks. The cleanup removes them."""
         self._owner = threading.get_ident()
         cleanup.push(self._forget_running_calls)
-        can_be_deferred = (
-            self._has_outputs and not self._has_inputs and not self._has_gradients and self._storage.can_be_deferred
-        )
+        has_outputs_alone = self._has_outputs and not self._has_inputs and not self._has_gradients
+        can_be_deferred = has_outputs_alone and self._storage.can_be_deferred
         after = self._defer_output if can_be_deferred else self._record_output
         for layer in self._layers:
             module = find_module(self._model, layer.record.name)

@@ -159,11 +159,9 @@ class Histogram:
         self._bins, self._per, self._missed = bins, per, 0
         self._counts: Tensor | None = None
         self._scale = None if range is not None else _AdaptiveBins(bins)
-        self._edges = (
-            torch.empty(0, device="cpu")
-            if range is None
-            else torch.linspace(*range, bins + 1, dtype=torch.float64, device="cpu")
-        )
+        self._edges = torch.empty(0, device="cpu")
+        if range is not None:
+            self._edges = torch.linspace(*range, bins + 1, dtype=torch.float64, device="cpu")
 
     def update(self, tensor: Tensor) -> None:
         """Include one more tensor.

@@ -43,13 +43,9 @@ _MAX_VALUES_PER_COLUMN = 4
 def blend_frames(images: Pixels, heatmaps: Heat, *, alpha: float | None, colormap: Colormap) -> Pixels:
     """Return images ``(T, H, W, 3)`` with heatmaps ``(T, H, W)`` over them; equal heat has equal color in all."""
     # One tall photo: so a map that is constant in one frame, but not in all, keeps its color.
-    tall = overlay.blend(
-        np.ascontiguousarray(images).reshape(-1, *images.shape[2:]),
-        np.ascontiguousarray(heatmaps).reshape(-1, heatmaps.shape[2]),
-        alpha=alpha,
-        colormap=colormap,
-    )
-    return tall.reshape(images.shape)
+    tall = np.ascontiguousarray(images).reshape(-1, *images.shape[2:])
+    heat = np.ascontiguousarray(heatmaps).reshape(-1, heatmaps.shape[2])
+    return overlay.blend(tall, heat, alpha=alpha, colormap=colormap).reshape(images.shape)
 
 
 def multiply_frames(images: Pixels, heatmaps: Heat) -> Pixels:

@@ -298,9 +298,8 @@ class ResolvedTarget(Target):
 
     def __call__(self, output: Any) -> Tensor:
         """Return the scores, each of the target for its image."""
-        return torch.cat(
-            [self.resolve_on(ImageOutput(scores))(scores[None]) for scores in compute_class_scores(output)]
-        )
+        by_image = compute_class_scores(output)
+        return torch.cat([self.resolve_on(ImageOutput(scores))(scores[None]) for scores in by_image])
 
 
 def score_targets(targets: Sequence[Target], output: Any, images: Sequence[int] | None = None) -> Tensor:

@@ -224,9 +224,8 @@ def _name_axes(series: Any, name: str, *, are_bands: bool) -> str:
     Raises:
         ImageError: There is an axis of another kind, e.g. the lifetime of fluorescence.
     """
-    roles = (
-        {**_ROLES, "Q": "C", "I": "C"} if are_bands and "C" not in series.axes and "S" not in series.axes else _ROLES
-    )
+    has_colors = "C" in series.axes or "S" in series.axes
+    roles = {**_ROLES, "Q": "C", "I": "C"} if are_bands and not has_colors else _ROLES
     unknown = [axis for axis in series.axes if axis not in roles]
     axes = "".join(roles.get(axis, axis) for axis in series.axes)
     if unknown or len({*axes}) < len(axes):

@@ -135,9 +135,8 @@ class CheckContext:
 
         def score(inputs: Tensor, held: Mapping[str, Tensor]) -> float:
             with forward_pass.restore_autocast():
-                output = run_with_held_layers(
-                    forward_pass.model, held, forward_pass.select_inputs(0, inputs), calls[: len(held)]
-                )
+                variants = forward_pass.select_inputs(0, inputs)
+                output = run_with_held_layers(forward_pass.model, held, variants, calls[: len(held)])
             return float(self.target(predictions.to_batch(output, 1))[0])
 
         return score(self.inputs, {}), score(self.blank_inputs, held), score(self.blank_inputs, {})

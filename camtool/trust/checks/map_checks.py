@@ -182,9 +182,8 @@ def check_place(context: CheckContext) -> Iterator[Finding]:
     cell: Cell = tuple(int(index) for index in np.unravel_index(hottest, raw.shape))
     measure = cover_parts if lacks_gradients(forward_pass.model) else measure_responses
     with forward_pass.restore_autocast():
-        found = measure(
-            forward_pass.model, forward_pass.inputs, evidence.get_layer(), [cell], call_index=forward_pass.call_index
-        )
+        layer, index = evidence.get_layer(), forward_pass.call_index
+        found = measure(forward_pass.model, forward_pass.inputs, layer, [cell], call_index=index)
     if cell in found:  # else nothing reaches the image, and checks of the gradient tell why
         response = found[cell]
         centers = evidence.find_centers() or CellCenters.stretch(raw.shape, response.shares.shape)

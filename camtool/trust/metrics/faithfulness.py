@@ -529,16 +529,14 @@ def compute_infidelity(
     energy = (heat**2).sum(1, keepdim=True)
     scale = ((heat * drops).sum(1, keepdim=True) / torch.where(energy > 0, energy, 1)).clamp_min(0)
     total = (drops**2).sum(1)
-    return torch.where(total > 0, ((scale * heat - drops) ** 2).sum(1) / torch.where(total > 0, total, 1), 1).clamp(
-        max=1
-    )
+    error = ((scale * heat - drops) ** 2).sum(1)
+    return torch.where(total > 0, error / torch.where(total > 0, total, 1), 1).clamp(max=1)
 
 
 def draw_rectangles(images: Tensor, count: int, seed: int) -> Tensor:
     """Return random rectangles with sides of 1/8 to 1/2 of the image's, ``(count, H, W)``, boolean."""
-    numbers = torch.rand(
-        (count, 2, 2), generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu"
-    )
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.rand((count, 2, 2), generator=generator, dtype=torch.float64, device="cpu")
     sides = []
     for axis, length in enumerate(images.shape[2:]):
         extents = (length * (1 / 8 + 3 / 8 * numbers[:, axis, 0])).round().clamp_min(1)

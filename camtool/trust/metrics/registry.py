@@ -63,9 +63,8 @@ def rank_pixels(maps: Tensor, *, seed: int = 0) -> Tensor:
         ``(N, H * W)``.
     """
     values = maps.flatten(1)
-    shuffled = torch.randperm(values.shape[1], generator=torch.Generator().manual_seed(seed), device="cpu").to(
-        maps.device
-    )
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = torch.randperm(values.shape[1], generator=generator, device="cpu").to(maps.device)
     order = shuffled[values[:, shuffled].argsort(stable=True, dim=1, descending=True)]
     return order.argsort(1)
 
@@ -252,14 +251,10 @@ def _replace_maps(inputs: MetricInputs, seed: int) -> MetricInputs:
     """Return inputs whose maps are random, also those that ``explain`` returns, which are new in each call."""
     calls = 0
 
-    def explain(images: Tensor, *_: Tensor) -> Tensor:
+    def draw(images: Tensor, *_: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
         return draw_random_maps(images, seed=seed + calls)
 
-    return replace(
-        inputs,
-        maps=draw_random_maps(inputs.images, seed=seed),
-        explain=inputs.explain and explain,
-        explain_cells=inputs.explain_cells and explain,
-    )
+    maps = draw_random_maps(inputs.images, seed=seed)
+    return replace(inputs, maps=maps, explain=inputs.explain and draw, explain_cells=inputs.explain_cells and draw)

@@ -156,10 +156,7 @@ def _group_windows(removed: Tensor) -> dict[tuple[int, int], list[tuple[int, int
     ends = [_find_ends(removed.any(axis)) for axis in (2, 1)]
     for row, ((top, bottom), (left, right)) in enumerate(zip(*ends, strict=True)):
         if top < bottom:
-            height, width = (
-                min(size, length)
-                for size, length in zip((bottom - top + 2, right - left + 2), removed.shape[1:], strict=True)
-            )
+            height, width = map(min, (bottom - top + 2, right - left + 2), removed.shape[1:])
             corner = max(0, min(top - 1, removed.shape[1] - height)), max(0, min(left - 1, removed.shape[2] - width))
             windows.setdefault((height, width), []).append((row, *corner))
     return windows

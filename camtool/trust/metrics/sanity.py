@@ -244,10 +244,8 @@ def _draw_parameters(module: nn.Module, seed: int) -> Iterator[tuple[nn.Paramete
             yield parameter, fresh[name]
         else:
             values = parameter.detach().cpu().flatten()
-            yield (
-                parameter,
-                values[torch.randperm(len(values), generator=generator, device="cpu")].reshape(parameter.shape),
-            )
+            order = torch.randperm(len(values), generator=generator, device="cpu")
+            yield parameter, values[order].reshape(parameter.shape)
 
 
 def _reset_copy(module: nn.Module) -> dict[str, Tensor] | None:
