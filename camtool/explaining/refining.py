@@ -283,7 +283,9 @@ class _Trial:
                 break
             alone, without = self.score(np.stack([tried, ~tried]), by_model=True).unbind(1)
             suffices = tried.all() or alone.amin() >= share * self.whole
-            if suffices if self._is_sufficient else without.amax() <= (1 - share) * self.whole:
+            is_needed = without.amax() <= (1 - share) * self.whole
+            is_confirmed = suffices if self._is_sufficient else is_needed
+            if is_confirmed:
                 return _Verified(tried, is_minimal and tried is cells, alone.tolist(), without.tolist())
         raise CamtoolError(
             "the model did not confirm what its engine or prepared copy found; it may be random, or round coarsely."

@@ -112,6 +112,5 @@ def _find_source(
         return None
     given = (calls[position].source for position in (index, *without_grid))
     sources = (by_call[source] for source in given if source is not None and source in by_call)
-    return next(
-        (candidate.name for candidate in sources if candidate.layout.grid == own.grid and not candidate.verdict), None
-    )
+    on_grid = (candidate for candidate in sources if candidate.layout.grid == own.grid)
+    return next((candidate.name for candidate in on_grid if not candidate.verdict), None)

@@ -164,9 +164,8 @@ class LayoutReader:
         if self._text is None or not self._text.positions:
             return None
         count = len(self._text.positions)
-        grid = self._text.grid or next(
-            (merged for merged in map(partial(_merge, count), self._convolved) if merged), None
-        )
+        merged = map(partial(_merge, count), self._convolved)
+        grid = self._text.grid or next(filter(None, merged), None)
         if grid is None or math.prod(grid) != count:
             return None
         return Layout.from_positions(grid, self._text.positions, self._text.length)

@@ -158,9 +158,8 @@ def _measure_response(channels: Tensor, image: Tensor) -> CellResponse | None:
     energy = torch.zeros(image.shape[2:], dtype=torch.float64, device="cpu")
     for seed in range(_PROJECTIONS):
         direction = torch.randn(len(channels), generator=torch.Generator().manual_seed(seed), device="cpu")
-        (gradient,) = differentiate(
-            (channels * direction.to(channels)).sum(), [image], retain_graph=True, allow_unused=True
-        )
+        projected = (channels * direction.to(channels)).sum()
+        (gradient,) = differentiate(projected, [image], retain_graph=True, allow_unused=True)
         if gradient is not None:
             energy += gradient[0].detach().cpu().double().nan_to_num().square().sum(0)
     total = float(energy.sum())
