@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from camtool.arguments.messages import suggest_names
-from camtool.errors import CamtoolError, Forgive
+from camtool.errors import CamtoolError, Forgive, RaiseAs
 
 # A scheme has two letters or more: C:/ is a drive of Windows.
 _SCHEME = "[a-z][a-z0-9+.-]+"
@@ -117,10 +117,9 @@ def check_number_tuple(name: str, values: object, count: int, *, error: type[Cam
 
 def check_real_tensor(name: str, values: object, *, error: type[CamtoolError] = CamtoolError) -> None:
     """Check that a value is a tensor of real numbers, or an array or list that becomes one."""
-    try:
+    problem = error(f"{name} must be a tensor or an array of numbers, got {type(values).__name__}.")
+    with RaiseAs(lambda _: problem, TypeError, ValueError, RuntimeError):
         tensor = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as cause:
-        raise error(f"{name} must be a tensor or an array of numbers, got {type(values).__name__}.") from cause
     if tensor.is_complex() or tensor.is_meta:
         raise error(f"{name} must hold real numbers, got {tensor.dtype} on {tensor.device}.")
 
@@ -128,8 +127,8 @@ def check_real_tensor(name: str, values: object, *, error: type[CamtoolError] = 
 def check_choice(name: str, value: object, among: Collection[str], *, error: type[CamtoolError] = CamtoolError) -> None:
     """Check that a value is one of the known names. The message suggests similar ones."""
     if not isinstance(value, str) or value not in among:
-        names = ", ".join(map(repr, among))
-        raise error(f"{name} must be one of {names}, got {value!r}.{suggest_names(str(value), among)}")
+        hint = suggest_names(str(value), among)
+        raise error(f"{name} must be one of {', '.join(map(repr, among))}, got {value!r}.{hint}")
 
 
 def check_not_url(name: str, value: object, error: type[CamtoolError]) -> None:
@@ -194,8 +193,6 @@ def iterate_leaves(nested: Any) -> Iterator[Any]:
 # ------------------------------------------------------------------------------- options that say what they accept
 
 # Types of options, with the check of their values that :func:`check_options_of` makes.
-Integer: TypeAlias = Annotated[int, check_integer]
-OptionalInteger: TypeAlias = Annotated[int | None, partial(check_integer, optional=True)]
 Count: TypeAlias = Annotated[int, check_count]
 OptionalCount: TypeAlias = Annotated[int | None, partial(check_count, optional=True)]
 CountOrZero: TypeAlias = Annotated[int, partial(check_count, least=0)]
@@ -216,8 +213,7 @@ def check_options_of(function: Callable[_P, _R], error: type[CamtoolError]) -> C
     :data:`Count` and the types like it say which values an option takes, and so does ``Literal``. A function without
     such options is returned as it is.
     """
-    checks = find_checks(function)
-    if not checks:
+    if not (checks := find_checks(function)):
         return function
 
     @wraps(function)

@@ -93,9 +93,8 @@ def _compute_size_within(height: int, width: int, shortest: int, longest: int) -
 def _crop_as_set(geometry: Geometry, processor: Any) -> Geometry:
     """Crop the center if the processor is set to do so."""
     crop = _get_size(processor, "crop_size") if getattr(processor, "do_center_crop", False) else {}
-    return (
-        _crop_center(geometry, crop["height"], crop["width"], getattr(processor, "backend", "")) if crop else geometry
-    )
+    backend = getattr(processor, "backend", "")
+    return _crop_center(geometry, crop["height"], crop["width"], backend) if crop else geometry
 
 
 def _crop_center(geometry: Geometry, height: int, width: int, backend: str = "torchvision") -> Geometry:

@@ -50,5 +50,7 @@ def check_label(name: str, label: object, *, error: type[CamtoolError] = TargetE
 
 
 # Types of fields, with the check of their values that :class:`camtool.targets.Target` makes.
+Integer: TypeAlias = Annotated[int, checks.check_integer]
+OptionalInteger: TypeAlias = Annotated[int | None, partial(checks.check_integer, optional=True)]
 Label: TypeAlias = Annotated[str | None, check_label]
 Confidence: TypeAlias = Annotated[float | None, partial(checks.check_number, least=0, most=1, optional=True)]

@@ -14,12 +14,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from camtool.arguments.checks import Integer, Number
+from camtool.arguments.checks import Number
 from camtool.arguments.explain_arguments import check_class_index
 from camtool.errors import TargetError
 from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.detections import Detections
-from camtool.targets.checks import to_integers, to_tuple
+from camtool.targets.checks import Integer, to_integers, to_tuple
 from camtool.targets.classes import ClassScore
 from camtool.targets.target import (
     ClassTarget,

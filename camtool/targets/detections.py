@@ -9,14 +9,14 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from camtool.arguments.checks import Integer, OptionalInteger, Share
+from camtool.arguments.checks import Share
 from camtool.arguments.messages import format_count
 from camtool.errors import NothingFoundError, TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.class_scores import find_logits
 from camtool.outputs.detections import Detections, describe_assumption, find_detections
 from camtool.outputs.predictions import Prediction, get_image_output
-from camtool.targets.checks import Confidence, check_box, check_number_tuple
+from camtool.targets.checks import Confidence, Integer, OptionalInteger, check_box, check_number_tuple
 from camtool.targets.places import Point
 from camtool.targets.target import Corners, ImageOutput, ScoreContext, Target, Traits, get_class_label
 from camtool.warning_codes import MapWarning

@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from camtool.arguments.checks import Integer, OptionalInteger, check_real_tensor
+from camtool.arguments.checks import check_real_tensor
 from camtool.arguments.explain_arguments import check_class_index
 from camtool.errors import TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.resampling import average_cells
 from camtool.outputs.class_scores import Link, compute_class_scores, find_predicted
 from camtool.outputs.detections import Detections
-from camtool.targets.checks import check_number_tuple
+from camtool.targets.checks import Integer, OptionalInteger, check_number_tuple
 from camtool.targets.target import (
     ImageOutput,
     ResolvedTarget,

@@ -347,8 +347,9 @@ def is_exported_for_one_image(model: nn.Module) -> bool:
     if not isinstance(model, fx.GraphModule):
         return False
     examples = (node.meta.get("val") for node in model.graph.nodes if node.op == "placeholder")
-    tensors = (example for example in examples if isinstance(example, torch.Tensor))
-    image = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
+    image = next(
+        (example for example in examples if isinstance(example, torch.Tensor) and example.is_floating_point()), None
+    )
     # A dimension that may vary is a torch.SymInt.
     return image is not None and image.ndim > 0 and isinstance(image.shape[0], int) and image.shape[0] == 1
 

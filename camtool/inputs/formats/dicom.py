@@ -230,11 +230,15 @@ def _check_compressed(dataset: Any, name: str, frames: Sequence[int]) -> None:
                 )
 
 
-def _get_frame(dataset: Any, index: int) -> Any:
-    """Return the attributes of a frame: in enhanced files they are in groups, its own or those of all frames."""
+def _list_groups(dataset: Any, index: int) -> list[Any]:
     shared = dataset.get("SharedFunctionalGroupsSequence", None) or []
     own = dataset.get("PerFrameFunctionalGroupsSequence", None) or []
-    groups = [*shared[:1], *own[index : index + 1]]
+    return [*shared[:1], *own[index : index + 1]]
+
+
+def _get_frame(dataset: Any, index: int) -> Any:
+    """Return the attributes of a frame: in enhanced files they are in groups, its own or those of all frames."""
+    groups = _list_groups(dataset, index)
     if not groups:
         return dataset
     from pydicom import Dataset

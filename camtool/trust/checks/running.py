@@ -73,6 +73,7 @@ def run_checks(
         if reason:
             skipped[name] = reason
     codes = {finding.code for finding in findings}
-    others = (warning for warning in warnings if warning.code not in codes)
-    from_warnings = [Finding(warning.code, str(warning), places=warning.places) for warning in others]
+    from_warnings = [
+        Finding(warning.code, str(warning), places=warning.places) for warning in warnings if warning.code not in codes
+    ]
     return CheckReport(title, sort_findings([*from_warnings, *findings]), MappingProxyType(skipped))
