@@ -272,8 +272,7 @@ def _list_folder(base: Path, *, recursive: bool, out: Path | None) -> _Branch:
     while waiting:  # a recursive function would end at a thousand levels
         folder = waiting.pop()
         try:
-            with os.scandir(folder) as entries:
-                visible = [entry for entry in entries if not entry.name.startswith(".")]
+            visible = _list_visible(folder)
         except OSError as error:
             raise_interrupt(error)
             if folder == base:
@@ -284,6 +283,11 @@ def _list_folder(base: Path, *, recursive: bool, out: Path | None) -> _Branch:
         if recursive:
             waiting += [folder / entry.name for entry in visible if entry.is_dir(follow_symlinks=False)]
     return _Branch(base, sorted(paths), unreadable)
+
+
+def _list_visible(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return [entry for entry in entries if not entry.name.startswith(".")]
 
 
 def _list_pattern(pattern: str) -> _Branch:
