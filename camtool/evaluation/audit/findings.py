@@ -209,10 +209,9 @@ class Conclusion:
         """Return the smallest share of answers that the images of a candidate could have shown; infinity for none."""
         if outcome.removal is None or not outcome.removal.groups:
             return math.inf
-        candidate = outcome.candidate
-        columns = COMPARED_IMAGES + 1 if candidate.compares_images else candidate.count_columns(self.run.controls)
+        controls = COMPARED_IMAGES if outcome.candidate.compares_images else self.run.controls
         level = self.run.level / max(1, tests * len(outcome.effects))
-        return max(statistics.compute_detectable_share(outcome.removal.groups, level, columns), ANSWER_FLOOR)
+        return max(statistics.compute_detectable_share(outcome.removal.groups, level, 1 + controls), ANSWER_FLOOR)
 
     def _list_facts(self, outcome: Outcome) -> tuple[str, ...]:
         """Return what is remarkable about a candidate."""

@@ -280,7 +280,8 @@ class CueTester:
             return 2 * (1 + COMPARED_IMAGES)
         if candidate.compares_classes and not is_removal:
             return 2
-        return (len(candidate.fills) if is_removal else 1) * (candidate.count_columns(self.controls) + 1)
+        # The unchanged image, the candidate and its controls, with each fill.
+        return (len(candidate.fills) if is_removal else 1) * (2 + self.controls)
 
     def measure_strengths(self, candidate: CueCandidate) -> NDArray[np.float64]:
         """Return how strongly each image has a candidate, ``(N,)``."""
@@ -379,11 +380,8 @@ class CueTester:
                 groups.append(self.groups[row])
         if len({*groups}) < LEAST_GROUPS:
             return ()
-        stacked = np.stack(results, 2)  # (margin or probability, fill, image, unchanged and columns)
-        return tuple(
-            self._summarize(margins, probabilities, groups, is_removal=is_removal)
-            for margins, probabilities in zip(stacked[0], stacked[1], strict=True)
-        )
+        by_fill = np.stack(results, 2).swapaxes(0, 1)
+        return tuple(self._summarize(values, groups, is_removal=is_removal) for values in by_fill)
 
     def _score(self, candidate: CueCandidate, index: int, variants: Tensor) -> list[float]:
         """Return margins, then probabilities, of the unchanged image and its variants, for each fill."""
@@ -439,15 +437,9 @@ class CueTester:
         first, changes = values[0][:, :1], torch.stack([value[:, 1] - value[:, 0] for value in values], 1)
         return [float(value) for value in torch.cat([first, first + changes], 1).flatten()]
 
-    def _summarize(
-        self,
-        margins: NDArray[np.float64],
-        probabilities: NDArray[np.float64],
-        groups: Sequence[int],
-        *,
-        is_removal: bool,
-    ) -> Effect:
-        sign = -1 if is_removal else 1
+    def _summarize(self, values: NDArray[np.float64], groups: Sequence[int], *, is_removal: bool) -> Effect:
+        """Return the effect with a fill, from ``(margin or probability, image, unchanged and columns)``."""
+        (margins, probabilities), sign = values, -1 if is_removal else 1
         effects = sign * (margins[:, 1:] - margins[:, :1])
         changed = statistics.average_groups(((sign * margins[:, 1:]) > 0).astype(float), groups)
         shifts = statistics.average_groups(sign * (probabilities[:, 1:] - probabilities[:, :1]), groups)

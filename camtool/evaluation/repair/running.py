@@ -28,13 +28,7 @@ from camtool.evaluation.audit.statistics import compute_share
 from camtool.evaluation.repair.head import Examples, ScoreHead, find_score_head, refit, train_norms
 from camtool.evaluation.repair.measuring import list_answers, measure
 from camtool.evaluation.repair.result import GENERATOR, NAMES, Repair
-from camtool.evaluation.repair.variants import (
-    Cue,
-    MendedImages,
-    ReadVariants,
-    Variant,
-    iterate_batches,
-)
+from camtool.evaluation.repair.variants import Cue, MendedImages, ReadVariants, Variant, iterate_batches
 from camtool.evaluation.subject import Subject, check_image_list
 from camtool.explaining.types import Model
 from camtool.models import Loaded, Transform, to_loaded

@@ -133,10 +133,6 @@ class PositionCandidate(CueCandidate):
         """Return the center."""
         return self.center.tobytes()
 
-    def count_columns(self, controls: int) -> int:
-        """Return one more than the number of controls."""
-        return controls + 1
-
     def measure(self, images: AuditImages, record: ImageRecord) -> float:
         """Return minus the distance of the center of the heat from that of the class."""
         return -float(np.linalg.norm(self._find_center(record.heat) - self.center))
@@ -257,8 +253,8 @@ class FrameCandidate(RegionCandidate):
 
     kind: ClassVar[str] = "border"
     suspicion: ClassVar[str] = "a frame is no part of an object"
-    present: ClassVar[float] = 0.5
     # A frame is there or not, and many photos of other classes may have one.
+    present: ClassVar[float] = 0.5
 
     widths: NDArray[np.int_]
 
