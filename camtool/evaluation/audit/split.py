@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,20 +39,19 @@ _CHUNK = 1024
 _DATE_TAG, _EXIF_BLOCK, _CAMERA_TAGS = 36867, 34665, (271, 272)
 
 
-class Record(Protocol):
-    """Properties of an image that the split into halves depends on."""
+@dataclass(frozen=True, eq=False)
+class Record:
+    """The numbers that are kept of an image; the split into halves depends on these.
 
-    @property
-    def index(self) -> int:
-        """The index among all images."""
+    Attributes:
+        index: Its place among the images of the user.
+        target: The class.
+        hash: ``(32,)``, the perceptual hash, bytes.
+    """
 
-    @property
-    def target(self) -> int:
-        """The class."""
-
-    @property
-    def hash(self) -> NDArray[np.uint8]:
-        """The perceptual hash."""
+    index: int
+    target: int
+    hash: NDArray[np.uint8]
 
 
 _R = TypeVar("_R", bound=Record)
