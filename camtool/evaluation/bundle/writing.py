@@ -93,9 +93,8 @@ def gather_evidence(folder: Path) -> dict[str, Any]:
 def _select_preprocessing(command: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that change the model's input."""
     given = {name: command.get(name) for name in _PREPROCESSING}
-    return {
-        name: value for name, value in given.items() if value is not None and value is not False
-    }  # a frame may be 0
+    # A frame may be 0.
+    return {name: value for name, value in given.items() if value is not None and value is not False}
 
 
 def _describe_replay(folder: Path, directory: str) -> list[str]:

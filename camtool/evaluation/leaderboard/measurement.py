@@ -185,13 +185,9 @@ class _Run:
         self, batches: Iterable[LabeledBatch], truth: Sequence[Any] | None, metrics: Mapping[str, Mapping[str, Any]]
     ) -> None:
         """Measure all candidates on all images, and try other inputs."""
-        done = 0
         for labeled in batches:
-            items = labeled.batch.items
-            placed = None if truth is None else place_truth(truth, items, range(done, done + len(items)))
-            self.measure(labeled, placed, metrics)
+            self.measure(labeled, place_truth(truth, labeled.batch.items, labeled.rows), metrics)
             self.try_other_inputs(labeled)
-            done += len(items)
 
     def measure(
         self, labeled: LabeledBatch, truth: InputTruth | None, metrics: Mapping[str, Mapping[str, Any]]
