@@ -12,7 +12,7 @@ from camtool.evaluation.audit import statistics
 from camtool.evaluation.audit.cues.candidates import describe_place
 from camtool.evaluation.audit.cues.place import find_regions, grow
 from camtool.evaluation.audit.images import GRID
-from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, PROBABILITY_FLOOR, Effect, Remember, hash_parts
+from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, PROBABILITY_FLOOR, Effect, Tester, hash_parts
 from camtool.evaluation.diff.pairs import PairedImages, PairRecord
 from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean
 
@@ -170,29 +170,15 @@ def _find_places(
     return found
 
 
-@dataclass(eq=False)
-class RegionTester:
+@dataclass(eq=False, kw_only=True)
+class RegionTester(Tester[PairRecord]):
     """Tests regions on the images of the confirmation half.
 
     Attributes:
         images: All images, and the models.
-        records: Those of the confirmation half.
-        groups: The group of each of these.
-        controls: Control regions in each image.
-        most_images: Images for each test.
-        seed: The seed.
-        remember: Keeps what was computed.
-        passes: Forward passes of all tests so far, also of those that were remembered.
     """
 
     images: PairedImages
-    records: Sequence[PairRecord]
-    groups: Sequence[int]
-    controls: int
-    most_images: int
-    seed: int
-    remember: Remember
-    passes: int = 0
 
     def test(self, region: MovedRegion) -> RegionOutcome:
         """Cover a region in both models."""
@@ -217,9 +203,8 @@ class RegionTester:
 
     def _cover(self, outcome: RegionOutcome, rows: Sequence[int]) -> RegionOutcome:
         region, results, groups = outcome.region, list[NDArray[np.float64]](), list[int]()
-        order = sorted(rows, key=lambda row: hash_parts(self.seed, region.key, self.records[row].index))
         partners = [record.index for record in self.records if record.target != region.target]
-        for row in sorted(order[: self.most_images]):
+        for row in self.draw(rows, region.key):
             values = self._score_covered(region, self.records[row], partners)
             self.passes += len(values) // 2
             if values:
