@@ -23,7 +23,7 @@ from camtool.errors import ImageError, MetricError
 from camtool.evaluation.audit.images import AuditImages
 from camtool.evaluation.audit.split import Half, Record, group_images, read_capture_time, split_in_halves
 from camtool.evaluation.audit.trials import LEAST_GROUPS
-from camtool.evaluation.leaderboard.measurement import Checkpoint, hash_tensors, hash_weights, replace_checkpoint
+from camtool.evaluation.leaderboard.measurement import Checkpoint, hash_model, hash_tensors, replace_checkpoint
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.image_files import read_image
 from camtool.progress import Stage, follow_loop
@@ -52,11 +52,11 @@ def check_options(passes: int | str, controls: int, batch_size: int, level: floa
     Raises:
         MetricError: One is too small or too large.
     """
-    for name, value in (("passes", passes), ("controls", controls), ("batch_size", batch_size)):
-        if value != "all" or name != "passes":
-            check_count(name, value, error=MetricError)
+    most_passes = sys.maxsize if passes == "all" else passes
+    for name, value in (("passes", most_passes), ("controls", controls), ("batch_size", batch_size)):
+        check_count(name, value, error=MetricError)
     check_number("level", level, above=0, below=1, error=MetricError)
-    return sys.maxsize if passes == "all" else int(passes)
+    return int(most_passes)
 
 
 def shorten_list(names: Sequence[str]) -> str:
@@ -114,19 +114,17 @@ class State:
     """
 
     def __init__(self, images: Sequence[AuditImages], settings: object, folder: Path | None) -> None:
-        models = [one.subject.model for one in images]
-        tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
-        texts, stamps = [(repr(model), hash_weights(model)) for model in models], [*map(_stamp, images[0].sources)]
+        models, stamps = [hash_model(one.subject.model) for one in images], [*map(_stamp, images[0].sources)]
         hashes, parts = zip(*(one.score_first_inputs() for one in images), strict=True)
         # They tell of code that neither weights nor settings show, e.g. another activation function.
         logits = [*chain.from_iterable(parts)]
-        inputs_of_all = texts, camtool.__version__, settings, stamps, hashes
+        inputs_of_all = models, camtool.__version__, settings, stamps, hashes
         if folder is not None:
             check_inside(folder, Path(_STATE_NAME))
         self._store = Checkpoint(None if folder is None else folder / _STATE_NAME)
         self._unwritten = dict[str, dict[str, Any]]()
         for variant in count():
-            self._prefix = hash_tensors(tensors, *inputs_of_all, variant)
+            self._prefix = hash_tensors([], *inputs_of_all, variant)
             before = self.get("logits")
             if not isinstance(before, list):
                 self._unwritten = {f"{self._prefix} logits": {"values": logits}}
@@ -137,10 +135,7 @@ class State:
 
     def get(self, key: str) -> list[float] | str | None:
         """Return the numbers under a key, or the text; None if there are none."""
-        name = f"{self._prefix} {key}"
-        if name not in self._store:
-            return None
-        entry = self._store[name]
+        entry = self._store.get(f"{self._prefix} {key}", {"values": None})
         return entry["values"] if "values" in entry else str(entry["error"])
 
     def add(self, key: str, value: list[float] | str) -> None:
