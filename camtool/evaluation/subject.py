@@ -6,8 +6,9 @@ A subject has classes for a batch, maps of any images, and scores of changed ima
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -86,17 +87,28 @@ def map_candidates(
         CamtoolError: A method cannot explain this model at this layer.
     """
     methods = [adapt_method(find_method(candidate.method), explainer.model) for candidate in group]
-    layer = group[0].layer
-    own = replace(
-        explainer,
-        methods=methods,
-        has_many_methods=True,
-        layers=[layer] if layer else None,
-        depths=read_depths(methods, {}),
-    )
+    layers = [group[0].layer] if group[0].layer else None
+    own = replace(explainer, methods=methods, has_many_methods=True, layers=layers, depths=read_depths(methods, {}))
     with Cleanup(), guard(explainer.model):
         results: list[list[Explanation]] = own.explain(batch, [targets.ClassScore(index) for index in classes])
     return [_join(of_candidate, batch) for of_candidate in zip(*results, strict=True)]
+
+
+def map_batches(
+    explainer: BatchExplainer, candidate: Candidate, batches: Iterable[InputBatch], classes: Iterable[int]
+) -> Iterator[Tensor]:
+    """Yield the maps ``(N, H, W)`` of a candidate for each batch, see :func:`map_candidates`.
+
+    Args:
+        explainer: The model and its settings.
+        candidate: The candidate.
+        batches: The images.
+        classes: The class of each image, batch after batch.
+    """
+    rest = iter(classes)
+    for batch in batches:
+        (mapped,) = map_candidates(explainer, [candidate], batch, [*islice(rest, len(batch.items))])
+        yield mapped.maps
 
 
 def _join(results: Sequence[Explanation], batch: InputBatch) -> CandidateMaps:
@@ -265,12 +277,8 @@ class Subject:
         """Return a function that explains these classes on images that are the model's inputs already."""
 
         def explain(images: Tensor, rows: Tensor) -> Tensor:
-            wanted, maps = classes[rows].tolist(), list[Tensor]()
-            for batch in self.preparer.prepare_batches(images, len(classes))[1]:
-                done = sum(map(len, maps))
-                (mapped,) = map_candidates(self.explainer, [candidate], batch, wanted[done : done + len(batch.items)])
-                maps.append(mapped.maps)
-            return torch.cat(maps)
+            batches = self.preparer.prepare_batches(images, len(classes))[1]
+            return torch.cat([*map_batches(self.explainer, candidate, batches, classes[rows].tolist())])
 
         return explain
 

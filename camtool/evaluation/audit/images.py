@@ -28,7 +28,7 @@ from camtool.evaluation.annotations import Region, read_region
 from camtool.evaluation.audit.split import Record, compute_perceptual_hash
 from camtool.evaluation.leaderboard.measurement import hash_tensors
 from camtool.evaluation.photo_properties import PROPERTIES, measure_properties
-from camtool.evaluation.subject import Candidate, Subject, map_candidates
+from camtool.evaluation.subject import Candidate, Subject, map_batches
 from camtool.hooks.observation import Observation, Observe, observe, resume
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
@@ -422,12 +422,9 @@ class AuditImages:
 
     def map_classes(self, items: Sequence[PreparedInput], targets: Sequence[int]) -> list[Tensor]:
         """Return the map of each image for its class, at the size of the input, on the CPU in float64."""
-        maps = list[Tensor]()
-        for part in group_into_batches(items, self.batch_size):
-            batch, classes = InputBatch.from_prepared(part), targets[len(maps) : len(maps) + len(part)]
-            (mapped,) = map_candidates(self.subject.explainer, [Candidate(self.method)], batch, classes)
-            maps += mapped.maps.detach().cpu().double().unbind()
-        return maps
+        batches = map(InputBatch.from_prepared, group_into_batches(items, self.batch_size))
+        maps = map_batches(self.subject.explainer, Candidate(self.method), batches, targets)
+        return [one for part in maps for one in part.detach().cpu().double()]
 
     def _list_answers(self, logits: Tensor) -> tuple[int, ...]:
         """Return the class of the highest logit, or all with a logit above 0 if classes do not exclude one another."""
