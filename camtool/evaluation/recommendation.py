@@ -355,18 +355,18 @@ def recommend(
     deadline = Deadline((1 - _MARGIN) * seconds)
     subject = Subject(model, transform, labels, device)
     with follow_step("Choosing the method"):
-        return _choose(subject, images, requests, truth, deadline, slowest)
+        batches = _measure_batches(subject, images, requests, truth, deadline)
+        meter = CandidateMeter(batches, deadline)
+        tried = [meter.measure_reference(), *_try_all(meter, _list_candidates(subject, batches[0].labeled), deadline)]
+    # If nothing is that quick, all are compared as without the limit.
+    allowed = [trial for trial in tried if slowest is None or trial.milliseconds <= slowest] or tried
+    return _decide(allowed, tried, len(tried[0].faithfulness))
 
 
-def _choose(
-    subject: Subject,
-    images: Sequence[Any] | Tensor,
-    requests: Sequence[Any],
-    truth: Sequence[Any] | None,
-    deadline: Deadline,
-    slowest: float | None = None,
-) -> Recommendation:
-    """Return the choice for a model; the arguments are those of :func:`recommend`."""
+def _measure_batches(
+    subject: Subject, images: Sequence[Any] | Tensor, requests: Sequence[Any], truth: Any, deadline: Deadline
+) -> list[MeasuredBatch]:
+    """Return the images that the time suffices for, measured; the arguments are those of :func:`recommend`."""
     chosen = spread_indices(len(images), _MOST_IMAGES)
     # Where the time is short, the first ones count: they are spread over all.
     chosen = [*chosen[::2], *chosen[1::2]]
@@ -378,11 +378,7 @@ def _choose(
             break
         placed = place_truth(truth, labeled.batch.items, [chosen[row] for row in labeled.rows])
         batches.append(MeasuredBatch(subject, labeled, placed))
-    meter = CandidateMeter(batches, deadline)
-    tried = [meter.measure_reference(), *_try_all(meter, _list_candidates(subject, batches[0].labeled), deadline)]
-    # If nothing is that quick, all are compared as without the limit.
-    allowed = [trial for trial in tried if slowest is None or trial.milliseconds <= slowest] or tried
-    return _decide(allowed, tried, len(tried[0].faithfulness))
+    return batches
 
 
 def _try_all(meter: CandidateMeter, candidates: Iterable[Candidate], deadline: Deadline) -> Iterator[Tried]:
@@ -417,7 +413,7 @@ def _list_layers(model: nn.Module, image: Tensor) -> list[str]:
 
 def _decide(allowed: Sequence[Tried], tried: Sequence[Tried], count: int) -> Recommendation:
     order, reference = tuple(sorted(tried, key=lambda trial: -trial.quality.mean())), tried[0]
-    front = tuple(trial for trial in order if not any(_dominates(other, trial) for other in tried))
+    front = tuple(trial for trial in order if not _is_dominated(trial, tried))
     if count < FEW_IMAGES:
         reason = (
             f"{_describe(reference, tried, count)} It is the default: a choice among them needs {FEW_IMAGES} images or "
@@ -451,6 +447,10 @@ def _is_worse(values: NDArray[np.float64], best: NDArray[np.float64]) -> bool:
     difference = best - values
     error = difference.std(ddof=1) / np.sqrt(len(difference)) if len(difference) > 1 else 0.0
     return bool(difference.mean() > error)
+
+
+def _is_dominated(trial: Tried, tried: Sequence[Tried]) -> bool:
+    return any(_dominates(other, trial) for other in tried)
 
 
 def _dominates(first: Tried, second: Tried) -> bool:
