@@ -117,8 +117,7 @@ class Discovery:
 
     def draw_other(self, target: int, random: np.random.Generator) -> NDArray[np.bool_]:
         """Return True for the records of another class, which is drawn at random."""
-        is_drawn: NDArray[np.bool_] = self.classes == random.choice(np.unique(self.classes[self.classes != target]))
-        return is_drawn
+        return np.asarray(self.classes == random.choice(np.unique(self.classes[self.classes != target])))
 
 
 class Change(NamedTuple):
@@ -370,8 +369,7 @@ def _measure_overlaps(region: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the share of a region ``(H, W)`` that lies in it when it is rolled by each shift, ``(H, W)``."""
     # The autocorrelation, which takes one transform for all shifts. It counts pixels, so rounding makes it exact.
     counts = np.fft.irfft2(np.abs(np.fft.rfft2(region)) ** 2, region.shape)
-    overlaps: NDArray[np.float64] = np.rint(counts) / region.sum()
-    return overlaps
+    return np.asarray(np.rint(counts) / region.sum())
 
 
 def _name_third(share: float, first: str, last: str) -> str:

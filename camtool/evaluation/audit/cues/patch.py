@@ -240,8 +240,7 @@ def _normalize(parts: Tensor) -> Tensor:
     """Return the middle of parts with a margin as templates of norm 1, ``(P, C, k, k)``."""
     inner = parts[..., _SHIFT:-_SHIFT, _SHIFT:-_SHIFT]
     norms = torch.linalg.vector_norm(inner, dim=(-3, -2, -1), keepdim=True)
-    templates: Tensor = inner / norms.clamp_min(1e-6)
-    return templates
+    return inner.div(norms.clamp_min(1e-6))
 
 
 def _match(templates: Tensor, parts: Tensor) -> NDArray[np.float64]:

@@ -131,9 +131,8 @@ class PropertyCandidate(CueCandidate):
     def edit(self, change: Change, *, gives: bool, turn: int) -> Tensor | None:
         """Return the photo with the property of its partner: means of a class alone would leave what else tinted it."""
         photo, partner = (change.images.prepare(index).photo for index in (change.image, change.partner))
-        return self._replace(
-            change.images, change.image, PROPERTIES[self.number].imitate(photo, partner, change.random)
-        )
+        changed = PROPERTIES[self.number].imitate(photo, partner, change.random)
+        return self._replace(change.images, change.image, changed)
 
     def _shift(self, images: AuditImages, index: int, step: float) -> Tensor | None:
         """Return the input for a photo with more or less of the property, ``(C, H, W)``; None if impossible."""
