@@ -181,10 +181,8 @@ class AuditRun(Run):
             if least >= LEAST_GROUPS:
                 views.append(view)
             else:
-                self.not_tested.append(
-                    f"'{self.name_class(target)}': {self.units} without it in a half: {least}; "
-                    f"{LEAST_GROUPS} are needed."
-                )
+                text = f"{self.units} without it in a half: {least}; {LEAST_GROUPS} are needed."
+                self.not_tested.append(f"'{self.name_class(target)}': {text}")
         return views
 
     def _select_label(self, half: Half[ImageRecord], target: int) -> Half[ImageRecord]:
