@@ -65,8 +65,7 @@ class PairRecord(Record):
     @property
     def difference(self) -> NDArray[np.float64]:
         """``(GRID, GRID)``, the share of the heat of the new model minus that of the old one."""
-        difference: NDArray[np.float64] = self.heat[1] - self.heat[0]
-        return difference
+        return np.asarray(self.heat[1] - self.heat[0])
 
     @property
     def moved(self) -> float:
@@ -133,27 +132,18 @@ class PairedImages:
         if not self._is_checked:
             self._check(*inputs)
         logits = torch.stack([self._score(side, items) for side, items in zip(self.sides, inputs, strict=True)])
-        answers = logits.argmax(2)
-        shares = logits.softmax(2)
+        answers, deviations, shares = logits.argmax(2).numpy(), logits.std(2).numpy(), logits.softmax(2)
         # The old model's answers would be classes that the old model, and not the new one, was selected to be sure of.
         targets = shares.mean(0).argmax(1).tolist() if self.labels is None else [self.labels[row] for row in pairs]
         maps = [side.map_classes(items, targets) for side, items in zip(self.sides, inputs, strict=True)]
-        probabilities = shares[:, torch.arange(len(pairs)), torch.tensor(targets)]
+        probabilities = shares[:, torch.arange(len(pairs)), torch.tensor(targets)].numpy()
         for row, (index, images) in enumerate(pairs.items()):
             before, after = images[0].geometry, images[1].geometry
             box = find_common_box(before, after)
             old, new = place_in_box(maps[0][row], before, box), place_in_box(maps[1][row], after, box)
-            record = PairRecord(
-                index=index,
-                target=targets[row],
-                answers=answers[:, row].numpy(),
-                probabilities=probabilities[:, row].numpy(),
-                deviations=logits[:, row].std(1).numpy(),
-                correlation=_correlate(old, new),
-                heat=share_heat(torch.from_numpy(np.stack([old, new]))).numpy(),
-                hash=compute_perceptual_hash(images[0].photo),
-            )
-            yield index, record
+            heat, codes = share_heat(torch.from_numpy(np.stack([old, new]))), compute_perceptual_hash(images[0].photo)
+            numbers = answers[:, row], probabilities[:, row], deviations[:, row]
+            yield index, PairRecord(index, targets[row], codes, *numbers, _correlate(old, new), heat.numpy())
 
     def _check(self, *inputs: list[PreparedInput]) -> None:
         """Check that both models answer with one of the same classes.
@@ -264,13 +254,10 @@ def find_common_box(old: Geometry, new: Geometry) -> Box:
     Raises:
         ImageError: There is none.
     """
-    edges = []
-    for geometry in (old, new):
-        top, left, bottom, right = geometry.box
-        height, width = geometry.photo
-        edges.append([*(sorted((top / height, bottom / height))), *sorted((left / width, right / width))])
-    top, left = (max(0.0, *(side[side_index] for side in edges)) for side_index in (0, 2))
-    bottom, right = (min(1.0, *(side[side_index] for side in edges)) for side_index in (1, 3))
+    shares = [np.divide(geometry.box, geometry.photo * 2) for geometry in (old, new)]
+    corners = np.sort(np.reshape(shares, (2, 2, 2)), 1)  # of each input: top and left, then bottom and right
+    top, left = corners[:, 0].max(0).clip(min=0).tolist()
+    bottom, right = corners[:, 1].min(0).clip(max=1).tolist()
     if bottom <= top or right <= left:
         raise ImageError("the two models see no common part of this image; give them transforms that overlap.")
     return top, left, bottom, right

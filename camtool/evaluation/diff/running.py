@@ -96,10 +96,8 @@ def diff(
     folder = check_results(out, (JSON_NAME, MARKDOWN_NAME), GENERATOR)
     before, after = to_loaded(old), to_loaded(new)
     names = _find_common_labels(before.labels, after.labels, class_names)
-    subjects = (
-        Subject(before, transform, names, device),
-        Subject(after, transform or after.transform or before.transform, names, device),
-    )
+    new_transform = transform or after.transform or before.transform
+    subjects = Subject(before, transform, names, device), Subject(after, new_transform, names, device)
     sets, _ = find_targets(labels, names, len(images))
     targets, sources = None if sets is None else [target for (target,) in sets], [*images]
     old_images, new_images = (AuditImages(subject, sources, None, method, batch_size) for subject in subjects)
