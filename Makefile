@@ -7,8 +7,10 @@ unexport PYTHONDONTWRITEBYTECODE  # some servers set it: each process would comp
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
+# KerasHub requires TensorFlow for its texts; its image models, which tests explain, run without.
 install:  ## install camtool in editable mode, with all development tools
 	$(INSTALL) -e '.[dev]'
+	$(INSTALL) --no-deps 'keras-hub; python_version >= "3.11"'
 
 lint:  ## check style, format and import directions
 	ruff check .
