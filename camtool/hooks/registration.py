@@ -23,7 +23,8 @@ class _Hook:
     The module may run in other threads while hooks are added and removed. Torch reads the hooks of a call first, and
     looks up only then which of them take keyword arguments. So a hook must accept both forms of arguments. A copy or a
     pickle of the module contains a function of the standard library that does nothing instead of the hook, because
-    nobody would remove the hook from there.
+    nobody would remove the hook from there. A copy that is made just as a hook is added fails as with hooks of others:
+    ``OrderedDict mutated during iteration``.
     """
 
     def __init__(self, function: Callable[..., Any], description: str, *, gets_output: bool) -> None:
