@@ -126,16 +126,24 @@ def to_columns(rows: Iterable[Row]) -> dict[str, list[Any]]:
     return columns
 
 
-def to_table(columns: Mapping[str, Any]) -> Any:
-    """Return what :class:`ExplainBatch` returned as a pyarrow table with the right types, also if columns are all null.
+def get_schema() -> Any:
+    """Return the columns as a pyarrow schema.
 
     Raises:
         CamtoolError: pyarrow is not installed.
     """
     pa = import_library("pyarrow")
     lists = {"list<string>": pa.list_(pa.string()), "list<double>": pa.list_(pa.float64())}
-    schema = pa.schema([(name, lists.get(kind, kind)) for name, kind in COLUMNS.items()])
-    return pa.table({name: list(columns[name]) for name in COLUMNS}, schema=schema)
+    return pa.schema([(name, lists.get(kind, kind)) for name, kind in COLUMNS.items()])
+
+
+def to_table(columns: Mapping[str, Any]) -> Any:
+    """Return what :class:`ExplainBatch` returned as a pyarrow table with the right types, also if columns are all null.
+
+    Raises:
+        CamtoolError: pyarrow is not installed.
+    """
+    return import_library("pyarrow").table({name: list(columns[name]) for name in COLUMNS}, schema=get_schema())
 
 
 def encode_parquet(columns: Mapping[str, Any], facts: Mapping[str, int]) -> bytes:
