@@ -54,7 +54,7 @@ from benchmarks.known_cues import AnimalOrNot, read_photos
 from benchmarks.paired import describe_machine
 from camtool.errors import MetricError
 from camtool.evaluation.audit import Audit
-from camtool.evaluation.audit.setup import read_inputs
+from camtool.evaluation.audit.setup import prepare_run
 from camtool.evaluation.repair.head import Examples, Linear, ScoreHead, refit
 from camtool.evaluation.repair.running import RepairRun, choose_cues
 from camtool.evaluation.repair.variants import iterate_batches
@@ -196,8 +196,8 @@ def _prepare(network: Network, loaded: Loaded) -> Case:
     audit = audit or camtool.audit(loaded, images, labels, kinds=CUES[network.cue].kinds)
     chosen, _ = choose_cues(audit)
     assert audit.settings is not None
-    inputs = read_inputs(Subject(loaded), images, labels, None, audit.settings)
-    run = inputs.start_run(None, passes=1, level=audit.level)
+    run = prepare_run(Subject(loaded), images, labels, None, audit.settings, passes=1, level=audit.level)
+    run.open_state(None)
     repairing = RepairRun.start(run, chosen, audit)
     variants = [*chain.from_iterable(cue.list_variants("learned", 2, repairing.cues) for cue in repairing.cues)]
     batches = [*iterate_batches(repairing.images, variants)]

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol, TextIO, TypeVar
@@ -126,14 +126,11 @@ def follow_step(activity: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def follow_images(count: int) -> Iterator[PassCounter | None]:
+def follow_images(count: int) -> AbstractContextManager[PassCounter | None]:
     """Show how many images of a call are done. A caller that listens follows its own images: then this is ``None``."""
     if _listener.get() is not None:
-        yield None
-        return
-    with closing(_Loop(count, Stage("Explaining", "image"))) as loop:
-        yield loop
+        return nullcontext()
+    return closing(_Loop(count, Stage("Explaining", "image")))
 
 
 class _Loop:

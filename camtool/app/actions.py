@@ -280,12 +280,8 @@ class Actions:
     def choose_look(self, view: str, alpha: float, colormap: str, session: Session) -> Shown:
         """Change view, opacity and colors. There is no forward pass."""
         session = replace(session, look=Look(view, float(alpha), colormap))
-        return {
-            "session": session,
-            "picture": self._draw_picture(session),
-            "status": "",
-            "snippet": self._write_code(session),
-        }
+        picture, snippet = self._draw_picture(session), self._write_code(session)
+        return {"session": session, "picture": picture, "status": "", "snippet": snippet}
 
     def choose_colors(self, colormap: str, session: Session) -> Shown:
         """Change the colors, and the opacity to the usual one of these colors."""

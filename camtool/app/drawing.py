@@ -135,9 +135,7 @@ def _draw_masked(screen: Screen, look: Look) -> Pixels:
 
 # Name of a view → what its colors mean, at the low and at the high end of the heat.
 VIEW_MEANINGS: Mapping[str, tuple[str, str]] = {
-    "overlay": ("little heat", "most heat"),
-    "heatmap": ("little heat", "most heat"),
-    "masked": ("little heat", "most heat"),
+    **dict.fromkeys(("overlay", "heatmap", "masked"), ("little heat", "most heat")),
     "contours": ("", "a line: around a hottest region"),
     "boxes": ("", "a box: around a hottest region"),
 }

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from camtool.app.drawing import VIEW_MEANINGS, Look, list_colors
+from camtool.app.drawing import VIEW_MEANINGS, Look, Pixels, list_colors
 from camtool.app.workbench import Compared, PageContext, RankedClass, Session
 from camtool.arguments.messages import format_count
 from camtool.explaining.explanation import Explanation
@@ -22,15 +22,13 @@ from camtool.models import Loaded
 from camtool.rendering import image_writing
 
 
-def encode_pixels(pixels: NDArray[np.uint8], quality: int = 90) -> str:
+def encode_pixels(pixels: Pixels, quality: int = 90) -> str:
     """Return pixels as a URL that holds a JPEG."""
     data = image_writing.encode_image(pixels, ".jpg", quality=quality)
     return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"
 
 
-def build_picture(
-    pixels: NDArray[np.uint8], explanation: Explanation, look: Look, milliseconds: float | None = None
-) -> str:
+def build_picture(pixels: Pixels, explanation: Explanation, look: Look, milliseconds: float | None = None) -> str:
     """Return the main picture with the legend of its colors, its caption and its warnings."""
     height, width = explanation.photo.shape[:2]
     warned = "".join(
@@ -61,7 +59,7 @@ def build_legend(look: Look, *, has_unseen: bool) -> str:
     return f'<p class="legend">{"".join(parts)}</p>'
 
 
-def build_photo(pixels: NDArray[np.uint8], name: str, size: tuple[int, int]) -> str:
+def build_photo(pixels: Pixels, name: str, size: tuple[int, int]) -> str:
     """Return an image without a map, of this width and height."""
     return (
         f'<figure class="stage"><div class="frame"><img id="map" src="{encode_pixels(pixels)}" alt="{escape(name)}" '
@@ -95,7 +93,7 @@ def build_status(sentence: str, *, is_error: bool = False, is_busy: bool = False
     return f'<p class="status {kind}" role="{"alert" if is_error else "status"}">{escape(sentence)}</p>'
 
 
-def build_pair(pictures: Sequence[tuple[NDArray[np.uint8], str, str]]) -> str:
+def build_pair(pictures: Sequence[tuple[Pixels, str, str]]) -> str:
     """Return pictures side by side, each with a title and a line below it."""
     cards = "".join(
         f'<figure><img src="{encode_pixels(pixels)}" alt="{escape(title)}"><figcaption><strong>{escape(title)}</strong>'
@@ -105,7 +103,7 @@ def build_pair(pictures: Sequence[tuple[NDArray[np.uint8], str, str]]) -> str:
     return f'<div class="pair">{cards}</div>'
 
 
-def build_compared(done: Sequence[tuple[Compared, NDArray[np.uint8] | None]], waiting: Sequence[str] = ()) -> str:
+def build_compared(done: Sequence[tuple[Compared, Pixels | None]], waiting: Sequence[str] = ()) -> str:
     """Return the grid of methods: a picture, the time and the warnings of each, and those still to come."""
     cards = [_build_card(compared, pixels) for compared, pixels in done]
     cards += [
@@ -116,7 +114,7 @@ def build_compared(done: Sequence[tuple[Compared, NDArray[np.uint8] | None]], wa
     return f'<div class="grid">{"".join(cards)}</div>'
 
 
-def build_thumbnails(pictures: Sequence[tuple[str, str, NDArray[np.uint8]]], line: str = "") -> str:
+def build_thumbnails(pictures: Sequence[tuple[str, str, Pixels]], line: str = "") -> str:
     """Return small pictures to click on, each given as the value of the click, its name and its pixels.
 
     Args:
@@ -141,7 +139,7 @@ def _build_bar(ranked: RankedClass, *, is_chosen: bool) -> str:
     )
 
 
-def _build_card(compared: Compared, pixels: NDArray[np.uint8] | None) -> str:
+def _build_card(compared: Compared, pixels: Pixels | None) -> str:
     name = escape(compared.method)
     if compared.explanation is None or pixels is None:
         return (

@@ -124,9 +124,7 @@ class _Page:
     def _build_comparison(self) -> None:
         names = [name for _, name in list_methods()]
         with gr.Row(elem_id="compare-row"):
-            self._methods = gr.Dropdown(
-                names, value=[*_COMPARED], multiselect=True, label="Methods", elem_id="methods", scale=5
-            )
+            self._add("methods", gr.Dropdown, names, value=[*_COMPARED], multiselect=True, label="Methods", scale=5)
             self._compare = gr.Button("Compare", variant="primary", elem_id="compare-button", scale=1, min_width=110)
         self._add("grid", gr.HTML)
 
@@ -184,7 +182,7 @@ class _Page:
             self._compute(self._named[name].input, action, [self._named[name], session], _MAP)
         self._compute(self._pair_tab.select, actions.show_pair, [session], ("session", "pair", "status"))
         self._compute(self._map_tab.select, actions.leave_pair, [session], ("session",))
-        self._compute(self._compare.click, actions.compare, [self._methods, session], ("grid", "status"))
+        self._compute(self._compare.click, actions.compare, [self._named["methods"], session], ("grid", "status"))
         self._connect_look()
         self._connect_saving()
 

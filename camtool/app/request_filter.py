@@ -413,10 +413,9 @@ def is_local(host: str) -> bool:
 
 def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """Return an address in numbers; None for a name, which can be made to lead elsewhere."""
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(text)
-    except ValueError:
-        return None
+    return None
 
 
 def _get_name(pattern: re.Pattern[str], text: str) -> str:

@@ -111,12 +111,11 @@ def _print_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
+_VERSION = Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+
+
 @app.callback()
-def _camtool(
-    version: Annotated[
-        bool, Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
+def _camtool(version: Annotated[bool, _VERSION] = False) -> None:
     """See, and check, what an image model looks at.
 
     [bold]camtool PHOTOS[/] is short for [bold]camtool run PHOTOS[/]. See [bold]camtool run --help[/] for its options.

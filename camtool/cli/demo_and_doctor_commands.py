@@ -26,10 +26,7 @@ from camtool.errors import raise_interrupt
 
 @takes_options
 def show_demo(
-    *,
-    printed: PrintOptions,
-    out: Out = Path("demo"),
-    scenes: Annotated[int, Option(metavar="N", min=1)] = 12,
+    *, printed: PrintOptions, out: Out = Path("demo"), scenes: Annotated[int, Option(metavar="N", min=1)] = 12
 ) -> None:
     """Show camtool at work, offline, on generated scenes whose right answer is known.
 

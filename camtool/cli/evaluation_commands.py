@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -26,8 +28,6 @@ from camtool.cli.progress.run_progress import FileProgress
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from camtool.evaluation.audit import Audit
     from camtool.evaluation.diff import CamDiff
     from camtool.evaluation.leaderboard import Evaluation
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 _WEIGHTS = (".safetensors", ".pt", ".pth")
 
 _MODEL_HELP = "Name of a model, e.g. demo or demo-cheat; NAME=WEIGHTS; or with --model a file of weights."
+
+_OLD_OR_NEW = Option(metavar="NAME", help=model_options.MODEL_HELP, rich_help_panel="Model", show_default="OLD or NEW")
+_DEFAULT_KINDS = "all but concept, which takes several times as long"
 
 _GOES_ON = "Stopped; the same command goes on from here."
 
@@ -77,10 +80,7 @@ def audit_model(
     passes: Passes = 20_000,
     level: Level = 0.02,
     controls: Controls = 19,
-    kind: Annotated[
-        list[str] | None,
-        Option("--kind", "--kinds", metavar="NAME", show_default="all but concept, which takes several times as long"),
-    ] = None,
+    kind: Annotated[list[str] | None, Option("--kind", "--kinds", metavar="NAME", show_default=_DEFAULT_KINDS)] = None,
     method: Annotated[str, Option(metavar="NAME")] = "faithcam",
     recursive: photo_options.Recursive = False,
     limit: Annotated[int | None, Option(metavar="N", min=1)] = None,
@@ -180,11 +180,7 @@ class ChosenPhotos(NamedTuple):
 
 
 def choose_photos(
-    plan: Plan,
-    loaded: Loaded,
-    truth: str | None,
-    columns: dict[str, list[str | None]] | None,
-    limit: int | None,
+    plan: Plan, loaded: Loaded, truth: str | None, columns: dict[str, list[str | None]] | None, limit: int | None
 ) -> ChosenPhotos:
     """Return at most a number of photos, of each class as many as possible."""
     classes, loaded = photo_options.read_classes(truth, plan, loaded)
@@ -196,11 +192,9 @@ def choose_photos(
 
 def _choose_evenly(classes: Sequence[int], limit: int | None) -> list[int]:
     """Return the rows of the first photos of each class, as many of each as possible, in their order."""
-    counts, ranked = Counter[int](), list[tuple[int, int]]()
-    for row, target in enumerate(classes):
-        ranked.append((counts[target], row))
-        counts[target] += 1
-    return sorted(row for _, row in sorted(ranked)[:limit])
+    numbers = defaultdict[int, Iterator[int]](count)
+    ranked = sorted((next(numbers[target]), row) for row, target in enumerate(classes))
+    return sorted(row for _, row in ranked[:limit])
 
 
 def _find_masks(masks: Path | None, plan: Plan) -> list[Path | None] | None:
@@ -226,10 +220,7 @@ def compare_models(
     new: Annotated[str, Argument(metavar="NEW")],
     folder: Annotated[str, Argument(metavar="FOLDER")],
     recursive: photo_options.Recursive = False,
-    model: Annotated[
-        str | None,
-        Option(metavar="NAME", help=model_options.MODEL_HELP, rich_help_panel="Model", show_default="OLD or NEW"),
-    ] = None,
+    model: Annotated[str | None, _OLD_OR_NEW] = None,
     device: Annotated[model_options.Device, Option(rich_help_panel="Model")] = "auto",
     naming: model_options.LabelOptions,
     preparing: model_options.PreprocessingOptions,
@@ -365,13 +356,7 @@ def _print_unread(count: int, listed: Path) -> None:
 
 
 def write_result(
-    result: Audit | CamDiff | Repair,
-    out: Path,
-    printed: PrintOptions,
-    lines: Sequence[str],
-    page: str,
-    *,
-    unread: int = 0,
+    result: Audit | CamDiff | Repair, out: Path, printed: PrintOptions, lines: list[str], page: str, *, unread: int = 0
 ) -> None:
     """Write a result to its folder, with the command that repeats it, and print it.
 
@@ -441,13 +426,12 @@ def evaluate_methods(
     check_replaceable(out, NAMES)
     load_canvas()  # raises if matplotlib is missing, before hours of computing
     # Which folders and names are there decides about the truth, so the first photos are taken after that.
-    plan = photo_options.plan_folder(
-        folder, out, recursive=recursive or truth == photo_options.IMAGE_FOLDER, limit=None
-    )
+    has_folders = truth == photo_options.IMAGE_FOLDER
+    plan = photo_options.plan_folder(folder, out, recursive=recursive or has_folders, limit=None)
     photos = [Path(job.source) for job in plan.jobs][:limit]
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
-    classes, loaded = photo_options.read_classes(truth if truth == photo_options.IMAGE_FOLDER else None, plan, loaded)
-    annotations = None if truth in (None, photo_options.IMAGE_FOLDER) else _read_objects(truth, plan, photos)
+    classes, loaded = photo_options.read_classes(truth if has_folders else None, plan, loaded)
+    annotations = None if truth is None or has_folders else _read_objects(truth, plan, photos)
     bar = FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress)
     with replace_checkpoint(out, "checkpoint.jsonl", is_asked=overwrite), bar:
         table = evaluate(

@@ -64,14 +64,9 @@ def export_model(
         with _replace_page(path) as made:
             export_page(loaded, made, methods, map_.layer, sample=sample or None, runtime=runtime, half=half, **options)
     else:
-        settings: dict[str, Any] = {
-            "size": preprocessing.size,
-            "dynamic_batch": not fixed_batch,
-            "resize": resize,
-            **options,
-        }
+        settings: dict[str, Any] = {"size": preprocessing.size, "dynamic_batch": not fixed_batch, "resize": resize}
         with terminal.print_warnings(ExportWarning, is_quiet=printed.hides_progress):
-            export(loaded, path, map_.method, map_.layer, **settings)
+            export(loaded, path, map_.method, map_.layer, **(settings | options))
     files = _list_written(path)
     size = sum(file.stat().st_size for file in files)
     if printed.as_json:

@@ -84,9 +84,7 @@ def _find_candidates(name: str, module: nn.Module, height: int, width: int) -> C
 
 @takes_options
 def list_methods(
-    *,
-    name: Annotated[str | None, Argument(metavar="[NAME]", show_default=False)] = None,
-    printed: JsonOption,
+    *, name: Annotated[str | None, Argument(metavar="[NAME]", show_default=False)] = None, printed: JsonOption
 ) -> None:
     """List the methods by family, or describe one of them in full.
 
@@ -111,13 +109,11 @@ def list_methods(
 
 # ---------------------------------------------------------------------------------------------------------- figures
 
-LAYERS = Option(
-    "--layer",
-    "--layers",
-    metavar="NAME",
-    help="Layers: names, patterns such as 'layer*.conv1', or 'conv' for all convolutions. Repeat it, or use commas, "
-    "for several.",
+_LAYERS_HELP = (
+    "Layers: names, patterns such as 'layer*.conv1', or 'conv' for all convolutions. Repeat it, or use commas, for "
+    "several."
 )
+LAYERS = Option("--layer", "--layers", metavar="NAME", help=_LAYERS_HELP)
 
 
 @dataclass(frozen=True)

@@ -62,18 +62,8 @@ def repair_model(
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
     chosen = choose_photos(plan, loaded, truth, columns, limit)
     with FileProgress(format_count(len(chosen.photos), "photo"), is_quiet=printed.hides_progress):
-        result = repair(
-            chosen.loaded,
-            chosen.photos,
-            chosen.labels,
-            audited,
-            chosen.columns,
-            layers=layers,
-            out=out,
-        )
-    accuracies = (
-        f"{name} ({format_count(accuracy.images, 'image')}): {accuracy}" for name, accuracy in result.accuracies.items()
-    )
+        result = repair(chosen.loaded, chosen.photos, chosen.labels, audited, chosen.columns, layers=layers, out=out)
+    accuracies = (f"{name} ({format_count(rate.images, 'image')}): {rate}" for name, rate in result.accuracies.items())
     lines = map(terminal.escape, (*(cue.sentence for cue in result.cues), *accuracies, result.worst))
     shown = [*lines, f"[bold]{terminal.escape(result.verdict)}[/]"]
     write_result(result, out, printed, shown, "Weights, numbers and answers that changed")

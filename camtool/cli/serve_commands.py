@@ -17,14 +17,11 @@ from camtool.arguments.libraries import import_library
 from camtool.cli import terminal
 from camtool.cli.options import model_options
 from camtool.cli.options.option_classes import takes_options
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, RaiseAs
 
 _AUTH_BYTES = 4096
 
-_Weights = Annotated[
-    list[Path] | None,
-    Option(metavar="FILE", help="File of weights of the first --model; repeat for the second, and so on."),
-]
+_WEIGHTS = Option(metavar="FILE", help="File of weights of the first --model; repeat for the second, and so on.")
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ def serve_app(
     *,
     folder: Annotated[Path | None, Argument(metavar="FOLDER")] = None,
     model: Annotated[list[str] | None, Option(metavar="NAME")] = None,
-    weights: _Weights = None,
+    weights: Annotated[list[Path] | None, _WEIGHTS] = None,
     device: model_options.Device = "auto",
     engine: model_options.EngineOption = "eager",
     port: Annotated[
@@ -113,7 +110,7 @@ def serve_tools(
     *,
     folders: Annotated[list[Path], Argument(metavar="FOLDER...")],
     model: Annotated[list[str] | None, Option(metavar="NAME", show_default="demo")] = None,
-    weights: _Weights = None,
+    weights: Annotated[list[Path] | None, _WEIGHTS] = None,
     device: model_options.Device = "auto",
 ) -> None:
     """Serve tools for an assistant over standard input and output, by the Model Context Protocol.
@@ -171,18 +168,17 @@ def _read_auth(text: str | None, file: Path | None) -> tuple[str, str] | None:
     Raises:
         CamtoolError: One of them is missing, or the file cannot be read.
     """
+    name = "--auth"
     if file is not None:
-        try:
+        name = f"--auth-file {str(file)!r}"
+        with RaiseAs(lambda error: CamtoolError(f"{name} cannot be read: {error}."), OSError, ValueError):
             if not file.is_file():
                 raise OSError("it is no file")
             with file.open(encoding="utf-8") as stream:
                 text = stream.read(_AUTH_BYTES).strip()
-        except (OSError, ValueError) as error:
-            raise CamtoolError(f"--auth-file {str(file)!r} cannot be read: {error}.") from error
     if text is None:
         return None
     user, colon, password = text.partition(":")
     if not (user and colon and password) or "\n" in text:
-        name = "--auth" if file is None else f"--auth-file {str(file)!r}"
         raise CamtoolError(f"{name} needs a name and a password, e.g. anna:secret.")
     return user, password

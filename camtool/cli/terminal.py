@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -99,7 +99,7 @@ def get_screen_width() -> int | None:
     return out.width if out.is_terminal else None
 
 
-class Heartbeat:
+class Heartbeat(AbstractContextManager[None]):
     """A ``with`` block during which a line is printed to standard error after two seconds and then every ten.
 
     Args:
@@ -125,19 +125,13 @@ class Heartbeat:
             wait = SECONDS_BETWEEN_LINES
 
 
-@contextmanager
-def show_activity(what: str, *, is_quiet: bool = False) -> Iterator[None]:
-    """Show on standard error that something goes on, e.g. ``"Loading resnet50"``."""
+def show_activity(what: str, *, is_quiet: bool = False) -> AbstractContextManager[object]:
+    """Return a block during which standard error shows that something goes on, e.g. ``"Loading resnet50"``."""
     if is_quiet:
-        yield
-        return
+        return nullcontext()
     if err.is_terminal:
-        sign = err.status(Text(f"{escape_hidden(what)} ..."))
-        with sign:
-            yield
-        return
-    with Heartbeat(lambda seconds: f"{what} ... {format_duration(seconds)}"):
-        yield
+        return err.status(Text(f"{escape_hidden(what)} ..."))
+    return Heartbeat(lambda seconds: f"{what} ... {format_duration(seconds)}")
 
 
 # --------------------------------------------------------------------------------------------------- how it stops

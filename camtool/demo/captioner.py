@@ -147,11 +147,9 @@ def build_processor() -> Any:
         unk_token="[UNK]",
         additional_special_tokens=["<image>"],
     )
+    half = [0.5] * 3
     images = hub.CLIPImageProcessor(
-        size={"shortest_edge": SIZE},
-        crop_size={"height": SIZE, "width": SIZE},
-        image_mean=[0.5] * 3,
-        image_std=[0.5] * 3,
+        size={"shortest_edge": SIZE}, crop_size={"height": SIZE, "width": SIZE}, image_mean=half, image_std=half
     )
     return hub.LlavaProcessor(images, tokenizer, patch_size=SIZE // GRID, vision_feature_select_strategy="full")
 

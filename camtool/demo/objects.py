@@ -65,9 +65,8 @@ class Light:
         """Return a random light from above."""
         # With light from below, a raised object looks like a dent.
         x, y = random.draw_direction()
-        return cls(
-            x, -abs(y), random.draw_between(0.35, 0.75), random.draw_between(0.12, 0.4), random.draw_between(0.35, 0.65)
-        )
+        slant, softness = random.draw_between(0.35, 0.75), random.draw_between(0.12, 0.4)
+        return cls(x, -abs(y), slant, softness, random.draw_between(0.35, 0.65))
 
 
 @dataclass(frozen=True)
@@ -233,18 +232,9 @@ def _mix(first: Color, second: Color, part: float) -> Color:
 
 def choose_material(random: RandomNumbers, main: Color, accent: Color, *, is_plain: bool = False) -> Material:
     """Return a random material in two colors; a plain one has no pattern."""
-    patterned = (
-        _build_flat_paint,
-        _build_flat_paint,
-        _build_gradient,
-        _build_stripes,
-        _build_dots,
-        _build_inlay,
-        _build_inlay,
-        _build_sticker,
-        _build_marble,
-    )
-    paint = random.choose((_build_flat_paint, _build_gradient) if is_plain else patterned)(random, main, accent)
+    plain, inlays = (_build_flat_paint, _build_gradient), [_build_inlay] * 2
+    patterned = (_build_flat_paint, *plain, _build_stripes, _build_dots, *inlays, _build_sticker, _build_marble)
+    paint = random.choose(plain if is_plain else patterned)(random, main, accent)
     bevel, relief = random.choose(((0.09, 0.8), (0.2, 0.85), (0.32, 0.9), (0.05, 0.5)))
     return Material(paint, bevel, relief, random.choose((0.06, 0.3, 0.7, 0.9)))
 

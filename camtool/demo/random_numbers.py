@@ -19,9 +19,7 @@ Floats: TypeAlias = NDArray[np.floating[Any]]
 
 T = TypeVar("T")
 
-_DIRECTIONS = [
-    (round(math.cos(math.radians(degree)), 6), round(math.sin(math.radians(degree)), 6)) for degree in range(360)
-]
+_DIRECTIONS = [(round(math.cos(angle), 6), round(math.sin(angle), 6)) for angle in map(math.radians, range(360))]
 
 
 class RandomNumbers:

@@ -117,9 +117,7 @@ def draw_scene(
             masks = [mask & ~cover for mask in masks]
     _apply_light(canvas, random, light)
     box = _draw_watermark(canvas, RandomNumbers(seed, _MARK)) if mark else None
-    items = tuple(
-        _describe_object(index, mask) for index, mask in zip(indices, _remove_covered_parts(masks), strict=True)
-    )
+    items = tuple(map(_describe_object, indices, _remove_covered_parts(masks)))
     return Scene(_convert_to_uint8(canvas, RandomNumbers(seed, _GRAIN)), items, box)
 
 
@@ -230,11 +228,8 @@ def _describe_object(index: int, mask: NDArray[np.bool_]) -> SceneObject:
 
 def _apply_light(canvas: Floats, random: RandomNumbers, light: Light) -> None:
     """Add light that falls off over the image, darker corners, and a warm or cold cast; in place."""
-    fall, corners, warmth = (
-        random.draw_between(0.05, 0.35),
-        random.draw_between(0.0, 0.45),
-        random.draw_between(-0.05, 0.05),
-    )
+    fall, corners = random.draw_between(0.05, 0.35), random.draw_between(0.0, 0.45)
+    warmth = random.draw_between(-0.05, 0.05)
     at = compute_pixel_centers(len(canvas)) - np.float32(0.5)
     x, y = at[None, :], at[:, None]
     canvas *= (1.02 + (x * light.x + y * light.y) * fall - (x * x + y * y) * corners)[..., None]

@@ -14,7 +14,6 @@ from os import PathLike
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from camtool.demo.camnet import CHEATED_CLASS, load_bundled_model
@@ -165,15 +164,12 @@ def evaluate_method(model: Loaded, scenes: Sequence[Scene], method: str) -> tupl
     start = time.perf_counter()
     explanations = [explainer(scene.image, [item.index for item in scene.objects]) for scene in scenes]
     milliseconds = (time.perf_counter() - start) * 1000 / len(scenes)
-    measures = [
-        (
-            item.mask.flat[explanation.heatmap.argmax()],
-            compute_energy_in_mask(explanation.heatmap, item.mask),
-            item.mask.mean(),
-        )
+    pairs = [
+        (explanation.heatmap, item.mask)
         for scene, own in zip(scenes, explanations, strict=True)
         for item, explanation in zip(scene.objects, own, strict=True)
     ]
+    measures = [(mask.flat[heat.argmax()], compute_energy_in_mask(heat, mask), mask.mean()) for heat, mask in pairs]
     hits, energy, share = np.asarray(measures, float).mean(0).tolist()
     return Row(method, len(measures), hits, energy, share, milliseconds), explanations
 
@@ -200,7 +196,7 @@ def _write_overlays(folder: Path, scenes: Sequence[Scene], explanations: Sequenc
     ]
 
 
-def _draw_outlined_overlay(item: SceneObject, explanation: Explanation) -> NDArray[np.uint8]:
+def _draw_outlined_overlay(item: SceneObject, explanation: Explanation) -> Pixels:
     """Return the overlay with the true outline of the object."""
     outline = regions.find_contours(item.mask.astype(np.float32), threshold=0.5)
     return regions.draw_contours(explanation.overlay(), outline, width=2)
@@ -209,9 +205,7 @@ def _draw_outlined_overlay(item: SceneObject, explanation: Explanation) -> NDArr
 # --------------------------------------------------------------------------------------------------- pages
 
 
-def _draw_overview(
-    scenes: Sequence[Scene], row: Row, explanations: Sequence[Sequence[Explanation]]
-) -> NDArray[np.uint8]:
+def _draw_overview(scenes: Sequence[Scene], row: Row, explanations: Sequence[Sequence[Explanation]]) -> Pixels:
     """Return a page with all scenes, each beside the overlays of its objects."""
     introduction = (
         f"Scenes that were not used for training, explained with {row.method}. The white line is the true outline of "
@@ -233,7 +227,7 @@ def _build_group(number: int, scene: Scene, explanations: Sequence[Explanation])
     return ImageGroup(", ".join(item.label for item in scene.objects), images)
 
 
-def _draw_cheat_page(honest: Loaded, cheat: Loaded) -> NDArray[np.uint8]:
+def _draw_cheat_page(honest: Loaded, cheat: Loaded) -> Pixels:
     """Return a page on which both models explain the same images."""
     label = CHEATED_CLASS
     introduction = (

@@ -22,9 +22,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from camtool.arguments.messages import format_count, suggest_names
+from camtool.arguments.messages import add_article, format_count, suggest_names
 from camtool.arguments.regular_files import read_regular
-from camtool.errors import MetricError
+from camtool.errors import MetricError, RaiseAs
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.inputs.formats.dicom import TAGS, read_tags
 from camtool.inputs.image_files import read_image
@@ -56,8 +56,10 @@ class InputTruth:
     boxes: list[Tensor]
 
 
-def place_truth(truth: Sequence[Any], items: Sequence[PreparedInput], places: Sequence[int]) -> InputTruth:
-    """Return the objects in the inputs, from annotations of the photos.
+def place_truth(
+    truth: Sequence[Any] | None, items: Sequence[PreparedInput], places: Sequence[int]
+) -> InputTruth | None:
+    """Return the objects in the inputs, from annotations of the photos; None without any.
 
     Args:
         truth: For each photo of the user a boolean mask ``(H, W)`` of its size, or boxes ``(B, 4)`` in its pixels.
@@ -67,6 +69,8 @@ def place_truth(truth: Sequence[Any], items: Sequence[PreparedInput], places: Se
     Raises:
         MetricError: An annotation is none of these, or nothing of an object is in the model's input.
     """
+    if truth is None:
+        return None
     masks, boxes = [], []
     for index, item in zip(places, items, strict=True):
         mask, own = _place_one(np.asarray(truth[index]), item, index)
@@ -173,10 +177,8 @@ def _iterate_boxes(reader: csv.DictReader[str], path: Path) -> Iterator[tuple[st
 
 
 def _read_box(row: dict[str, str], place: str) -> list[float]:
-    try:
+    with RaiseAs(lambda error: MetricError(f"truth: {place} holds no box: {error}."), TypeError, ValueError):
         return [float(row[name]) for name in _COLUMNS[1:]]
-    except (TypeError, ValueError) as error:
-        raise MetricError(f"truth: {place} holds no box: {error}.") from error
 
 
 def find_classes(
@@ -249,8 +251,7 @@ def find_targets(
         raise MetricError("images is empty; give 16 or more of each of two classes.")
     if labels is None:
         return None, False
-    if len(labels) != count:
-        raise MetricError(f"labels has {len(labels)} entries for {count} images; give one for each.")
+    check_length("labels", labels, count)
     tables = _index_names(names)
     several = [isinstance(label, (list, tuple, set, frozenset)) for label in labels]
     targets = []
@@ -312,15 +313,23 @@ def read_columns(images: Sequence[Any] | Tensor, metadata: Any) -> dict[str, lis
     """
     tags = [read_tags(Path(image)) if isinstance(image, (str, os.PathLike)) else {} for image in images]
     columns = {name: [row.get(name) for row in tags] for name in TAGS if any(name in row for row in tags)}
-    return {**columns, **_read_metadata(metadata, len(images))}
-
-
-def _read_metadata(metadata: Any, count: int) -> dict[str, list[Any]]:
-    columns = {} if metadata is None else {str(name): [*metadata[name]] for name in metadata}
-    for name, values in columns.items():
-        if len(values) != count:
-            raise MetricError(f"metadata[{name!r}] has {len(values)} entries for {count} images; give one for each.")
+    for name in () if metadata is None else metadata:
+        columns[str(name)] = [*metadata[name]]
+        check_length(f"metadata[{str(name)!r}]", columns[str(name)], len(images))
     return columns
+
+
+def check_length(name: str, values: Any, count: int) -> None:
+    """Check that there is one value for each image.
+
+    Raises:
+        MetricError: There are more or fewer, or the values are no list.
+    """
+    if not hasattr(values, "__len__"):
+        given = add_article(type(values).__name__)
+        raise MetricError(f"{name} must be a list with an entry for each image, got {given}.")
+    if len(values) != count:
+        raise MetricError(f"{name} has {len(values)} entries for {count} images; give one for each.")
 
 
 def is_missing(value: Any) -> bool:

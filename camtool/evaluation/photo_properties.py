@@ -121,7 +121,7 @@ def _shift_sharpness(photo: Photo, value: float, goal: float) -> Photo | None:
     """Return the photo blurred until it is as unsharp as the goal; None for a sharper goal."""
     image = Image.fromarray(photo)
     made = (np.asarray(image.filter(ImageFilter.GaussianBlur(radius))) for radius in _BLUR_RADII)
-    return _find_nearest(photo, made, _measure_sharpness, goal) if goal < value else None
+    return _find_nearest(made, _measure_sharpness, goal) if goal < value else None
 
 
 def compress(photo: Photo, quality: int) -> Photo:
@@ -135,18 +135,11 @@ def _shift_blockiness(photo: Photo, value: float, goal: float) -> Photo | None:
     """Return the photo compressed until it has the blocks of the goal; None for a goal with fewer."""
     if goal < value:
         return None
-    return _find_nearest(photo, (compress(photo, quality) for quality in _QUALITIES), measure_blockiness, goal)
+    return _find_nearest((compress(photo, quality) for quality in _QUALITIES), measure_blockiness, goal)
 
 
-def _find_nearest(
-    photo: Photo, made: Iterable[Photo], measure: Callable[[NDArray[np.float64]], float], goal: float
-) -> Photo:
-    best, distance = photo, math.inf
-    for other in made:
-        away = abs(measure(other.astype(float)) - goal)
-        if away < distance:
-            best, distance = other, away
-    return best
+def _find_nearest(made: Iterable[Photo], measure: Callable[[NDArray[np.float64]], float], goal: float) -> Photo:
+    return min(made, key=lambda photo: abs(measure(photo.astype(float)) - goal))
 
 
 # All properties whose effect can be tested. A new one is one row.

@@ -18,7 +18,7 @@ from camtool.arguments.checks import check_number
 from camtool.arguments.explain_arguments import read_by_position
 from camtool.arguments.messages import format_count
 from camtool.errors import CamtoolError, MetricError
-from camtool.evaluation.annotations import place_truth
+from camtool.evaluation.annotations import InputTruth, place_truth
 from camtool.evaluation.subject import Candidate, LabeledBatch, Subject, map_candidates, read_requests, spread_indices
 from camtool.explaining.explainer import FEW_IMAGES
 from camtool.explaining.types import Model
@@ -86,13 +86,15 @@ class MeasuredBatch:
     Args:
         subject: The model.
         labeled: The images and their classes.
+        truth: The objects in the inputs, if they are known.
     """
 
-    def __init__(self, subject: Subject, labeled: LabeledBatch) -> None:
+    def __init__(self, subject: Subject, labeled: LabeledBatch, truth: InputTruth | None) -> None:
         self.subject, self.labeled = subject, labeled
         score = subject.make_score(labeled, "logit")
         self.cell_drops = faithfulness.measure_cell_drops(score, labeled.images)
         self.mask_drops = faithfulness.measure_mask_drops(score, labeled.images, masks=_MASKS)
+        self.mask = None if truth is None else truth.masks.to(self.cell_drops.device)
 
 
 class Deadline:
@@ -132,12 +134,11 @@ class CandidateMeter:
 
     Args:
         batches: The images.
-        masks: The objects in each batch, if they are known.
         deadline: The end of the time.
     """
 
-    def __init__(self, batches: Sequence[MeasuredBatch], masks: Sequence[Tensor | None], deadline: Deadline) -> None:
-        self._batches, self._masks, self._deadline = batches, masks, deadline
+    def __init__(self, batches: Sequence[MeasuredBatch], deadline: Deadline) -> None:
+        self._batches, self._deadline = batches, deadline
         self._game: PointingGame | None = None
 
     def measure_reference(self) -> Tried:
@@ -164,15 +165,15 @@ class CandidateMeter:
 
     def _measure(self, candidate: Candidate, time_step: Callable[[], AbstractContextManager[None]]) -> Tried:
         correlations, deletion, localization, seconds, layer = [], [], [], 0.0, ""
-        for batch, mask in zip(self._batches, self._masks, strict=True):
+        for batch in self._batches:
             start, labeled = time.perf_counter(), batch.labeled
             with time_step():
                 (maps,) = map_candidates(batch.subject.explainer, [candidate], labeled.batch, labeled.classes.tolist())
             seconds, layer = seconds + time.perf_counter() - start, maps.layer
             correlations.append(faithfulness.compare_with_mask_drops(maps.maps, batch.mask_drops))
             deletion.append(faithfulness.compare_with_cell_drops(maps.maps, batch.cell_drops))
-            if mask is not None:
-                localization.append(compute_energy(maps.maps, mask))
+            if batch.mask is not None:
+                localization.append(compute_energy(maps.maps, batch.mask))
         faithful = _to_array(correlations)
         deleted = None if candidate.method in _OF_CELLS else _to_array(deletion)
         localized = _to_array(localization) if localization else None
@@ -182,25 +183,6 @@ class CandidateMeter:
 
 def _to_array(values: Sequence[Tensor]) -> NDArray[np.float64]:
     return torch.cat([*values]).cpu().double().numpy()
-
-
-def place_masks(
-    batches: Sequence[MeasuredBatch], truth: Sequence[Any] | None, order: Sequence[int]
-) -> list[Tensor | None]:
-    """Return for each batch the masks of the objects in the input, if they are known.
-
-    Args:
-        batches: The images.
-        truth: The truth of the user's images.
-        order: The places of the images in the user's list, batch after batch.
-    """
-    masks, done = list[Tensor | None](), 0
-    for batch in batches:
-        items = batch.labeled.batch.items
-        placed = None if truth is None else place_truth(truth, items, order[done : done + len(items)])
-        masks.append(None if placed is None else placed.masks.to(batch.cell_drops.device))
-        done += len(items)
-    return masks
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,10 +239,9 @@ def prepare_pointing(
 
 def _try(game: PointingGame, reference: Candidate) -> tuple[PointingGame, Tensor] | None:
     """Return the game and how the reference plays it; ``None`` if the model does not take mosaics of this size."""
-    try:
+    with suppress(CamtoolError):
         return game, game.play(reference)
-    except CamtoolError:
-        return None
+    return None
 
 
 def _choose_images(classes: Tensor, probabilities: Tensor) -> list[int]:
@@ -322,8 +303,8 @@ class Recommendation:
         return self.reason
 
     def __repr__(self) -> str:
-        where = f" at {self.layer}" if self.layer else ""
-        return f"<Recommendation: {self.method}{where}, of {len(self.tried)} that were tried>"
+        chosen = Candidate(self.method, self.layer or "")
+        return f"<Recommendation: {chosen}, of {len(self.tried)} that were tried>"
 
 
 def recommend(
@@ -374,33 +355,30 @@ def recommend(
     deadline = Deadline((1 - _MARGIN) * seconds)
     subject = Subject(model, transform, labels, device)
     with follow_step("Choosing the method"):
-        return _choose(subject, images, requests, truth, deadline, slowest)
+        batches = _measure_batches(subject, images, requests, truth, deadline)
+        meter = CandidateMeter(batches, deadline)
+        tried = [meter.measure_reference(), *_try_all(meter, _list_candidates(subject, batches[0].labeled), deadline)]
+    # If nothing is that quick, all are compared as without the limit.
+    allowed = [trial for trial in tried if slowest is None or trial.milliseconds <= slowest] or tried
+    return _decide(allowed, tried, len(tried[0].faithfulness))
 
 
-def _choose(
-    subject: Subject,
-    images: Sequence[Any] | Tensor,
-    requests: Sequence[Any],
-    truth: Sequence[Any] | None,
-    deadline: Deadline,
-    slowest: float | None = None,
-) -> Recommendation:
-    """Return the choice for a model; the arguments are those of :func:`recommend`."""
+def _measure_batches(
+    subject: Subject, images: Sequence[Any] | Tensor, requests: Sequence[Any], truth: Any, deadline: Deadline
+) -> list[MeasuredBatch]:
+    """Return the images that the time suffices for, measured; the arguments are those of :func:`recommend`."""
     chosen = spread_indices(len(images), _MOST_IMAGES)
     # Where the time is short, the first ones count: they are spread over all.
     chosen = [*chosen[::2], *chosen[1::2]]
     images, truth = read_by_position(images), read_by_position(truth)
     used, asked = ([given[index] for index in chosen] for given in (images, requests))
     batches = list[MeasuredBatch]()
-    for batch in subject.iterate_batches(used, asked, _BATCH):
+    for labeled in subject.iterate_batches(used, asked, _BATCH):
         if len(batches) * _BATCH >= FEW_IMAGES and deadline.get_share() * (1 + 1 / len(batches)) > _PREPARATION:
             break
-        batches.append(MeasuredBatch(subject, batch))
-    meter = CandidateMeter(batches, place_masks(batches, truth, chosen), deadline)
-    tried = [meter.measure_reference(), *_try_all(meter, _list_candidates(subject, batches[0].labeled), deadline)]
-    # If nothing is that quick, all are compared as without the limit.
-    allowed = [trial for trial in tried if slowest is None or trial.milliseconds <= slowest] or tried
-    return _decide(allowed, tried, len(tried[0].faithfulness))
+        placed = place_truth(truth, labeled.batch.items, [chosen[row] for row in labeled.rows])
+        batches.append(MeasuredBatch(subject, labeled, placed))
+    return batches
 
 
 def _try_all(meter: CandidateMeter, candidates: Iterable[Candidate], deadline: Deadline) -> Iterator[Tried]:
@@ -484,11 +462,9 @@ def _dominates(first: Tried, second: Tried) -> bool:
 
 
 def _describe(choice: Tried, tried: Sequence[Tried], count: int) -> str:
-    reference = tried[0]
-    where = f" at {choice.layer}" if choice.layer else ""
-    images = format_count(count, "image")
+    reference, images = tried[0], format_count(count, "image")
     return (
-        f"{choice.method}{where}: faithfulness is {choice.faithfulness.mean():.2f} on {images} "
+        f"{Candidate(choice.method, choice.layer)}: faithfulness is {choice.faithfulness.mean():.2f} on {images} "
         f"(gradcam at the default layer: {reference.faithfulness.mean():.2f}), "
         f"{_describe_deletion(choice, reference)}{_describe_localization(choice, reference)}, and an "
         f"image takes {choice.milliseconds:.0f} ms ({reference.milliseconds:.0f}); {len(tried)} candidates were "

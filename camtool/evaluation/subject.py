@@ -6,8 +6,9 @@ A subject has classes for a batch, maps of any images, and scores of changed ima
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from camtool import targets
 from camtool.arguments.explain_arguments import read_by_position
 from camtool.arguments.messages import add_article
 from camtool.errors import MetricError
+from camtool.evaluation.annotations import check_length
 from camtool.explaining.device_maps import DeviceMaps
 from camtool.explaining.explanation import Explanation
 from camtool.explaining.pipeline import BatchExplainer
@@ -29,7 +31,6 @@ from camtool.hooks.model_call import run_model
 from camtool.hooks.observation import observe
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
-from camtool.hooks.structures.caches import cached_property
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.input_preparer import InputPreparer
 from camtool.inputs.prepared_inputs import InputBatch
@@ -39,7 +40,6 @@ from camtool.methods.registry import read_depths
 from camtool.models import Transform, to_loaded
 from camtool.outputs import predictions
 from camtool.outputs.class_scores import Link
-from camtool.targets import resolve_targets
 from camtool.trust.metrics import ClassScore, Explain
 
 
@@ -87,17 +87,28 @@ def map_candidates(
         CamtoolError: A method cannot explain this model at this layer.
     """
     methods = [adapt_method(find_method(candidate.method), explainer.model) for candidate in group]
-    layer = group[0].layer
-    own = replace(
-        explainer,
-        methods=methods,
-        has_many_methods=True,
-        layers=[layer] if layer else None,
-        depths=read_depths(methods, {}),
-    )
+    layers = [group[0].layer] if group[0].layer else None
+    own = replace(explainer, methods=methods, has_many_methods=True, layers=layers, depths=read_depths(methods, {}))
     with Cleanup(), guard(explainer.model):
         results: list[list[Explanation]] = own.explain(batch, [targets.ClassScore(index) for index in classes])
     return [_join(of_candidate, batch) for of_candidate in zip(*results, strict=True)]
+
+
+def map_batches(
+    explainer: BatchExplainer, candidate: Candidate, batches: Iterable[InputBatch], classes: Iterable[int]
+) -> Iterator[Tensor]:
+    """Yield the maps ``(N, H, W)`` of a candidate for each batch, see :func:`map_candidates`.
+
+    Args:
+        explainer: The model and its settings.
+        candidate: The candidate.
+        batches: The images.
+        classes: The class of each image, batch after batch.
+    """
+    rest = iter(classes)
+    for batch in batches:
+        (mapped,) = map_candidates(explainer, [candidate], batch, [*islice(rest, len(batch.items))])
+        yield mapped.maps
 
 
 def _join(results: Sequence[Explanation], batch: InputBatch) -> CandidateMaps:
@@ -137,20 +148,10 @@ def read_requests(images: Any, target_class: Any, truth: Any) -> list[Any]:
     given = target_class.tolist() if hasattr(target_class, "tolist") else target_class
     if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
         given = [given] * count
-    if len(given) != count:
-        raise MetricError(f"target_class has {len(given)} entries for {count} images; give one for each.")
+    check_length("target_class", given, count)
     if truth is not None:
-        _check_truth(truth, count)
+        check_length("truth", truth, count)
     return [entry.tolist() if isinstance(entry, (Tensor, np.generic)) else entry for entry in given]
-
-
-def _check_truth(truth: Any, count: int) -> None:
-    if not hasattr(truth, "__len__"):
-        raise MetricError(
-            f"truth must be a list with an entry for each image, got {add_article(type(truth).__name__)}."
-        )
-    if len(truth) != count:
-        raise MetricError(f"truth has {len(truth)} entries for {count} images; give one for each.")
 
 
 def spread_indices(count: int, most: int) -> list[int]:
@@ -175,6 +176,7 @@ class LabeledBatch:
 
     Attributes:
         batch: The prepared images.
+        rows: Their places among the images that were given.
         classes: ``(N,)``, the classes that are explained.
         unlikely: ``(N,)``, the classes of the lowest score.
         probabilities: ``(N,)``, the probability of each class that is explained.
@@ -182,6 +184,7 @@ class LabeledBatch:
     """
 
     batch: InputBatch
+    rows: range
     classes: Tensor
     unlikely: Tensor
     probabilities: Tensor
@@ -219,6 +222,7 @@ class Subject:
         self.preparer = InputPreparer(loaded.model, transform or loaded.transform, device, kind="image")
         names = loaded.labels if labels is None else read_by_position(labels)
         self.explainer = BatchExplainer(loaded.model, labels=names)
+        self._folded: dict[torch.Size, FoldedModel] = {}
 
     def iterate_batches(
         self, images: Sequence[Any] | Tensor, requests: Sequence[Any], size: int
@@ -235,10 +239,11 @@ class Subject:
         """
         done = 0
         for batch in self.preparer.prepare_batches(images, size)[1]:
-            yield self._label(batch, requests[done : done + len(batch.items)])
-            done += len(batch.items)
+            rows = range(done, done + len(batch.items))
+            yield self._label(batch, rows, [requests[row] for row in rows])
+            done = rows.stop
 
-    def _label(self, batch: InputBatch, requests: Sequence[Any]) -> LabeledBatch:
+    def _label(self, batch: InputBatch, places: range, requests: Sequence[Any]) -> LabeledBatch:
         with Cleanup(), guard(self.model), torch.no_grad():
             forward_pass = self.explainer.run_forward_pass(observe, batch)
             probabilities, link = forward_pass.classify().probabilities, forward_pass.find_link().link
@@ -248,13 +253,13 @@ class Subject:
             indices = [
                 None if target.traits.is_group else target.get_class_index()
                 for request, output, names in zip(requests, forward_pass.predictions, labels, strict=True)
-                for target in resolve_targets(request, output, names, link=link)
+                for target in targets.resolve_targets(request, output, names, link=link)
             ]
         if len(indices) != len(batch.items) or None in indices:
             raise MetricError("target_class: give one class for each image: an index, a label, or None for the top.")
         classes = torch.tensor(indices, device=probabilities.device)
         rows = torch.arange(len(classes), device=probabilities.device)
-        return LabeledBatch(batch, classes, probabilities.argmin(1), probabilities[rows, classes], link)
+        return LabeledBatch(batch, places, classes, probabilities.argmin(1), probabilities[rows, classes], link)
 
     def score_classes(self, images: Tensor) -> Tensor:
         """Return the scores ``(N, K)`` of all classes for images that are the model's input."""
@@ -272,12 +277,8 @@ class Subject:
         """Return a function that explains these classes on images that are the model's inputs already."""
 
         def explain(images: Tensor, rows: Tensor) -> Tensor:
-            wanted, maps = classes[rows].tolist(), list[Tensor]()
-            for batch in self.preparer.prepare_batches(images, len(classes))[1]:
-                done = sum(map(len, maps))
-                (mapped,) = map_candidates(self.explainer, [candidate], batch, wanted[done : done + len(batch.items)])
-                maps.append(mapped.maps)
-            return torch.cat(maps)
+            batches = self.preparer.prepare_batches(images, len(classes))[1]
+            return torch.cat([*map_batches(self.explainer, candidate, batches, classes[rows].tolist())])
 
         return explain
 
@@ -287,7 +288,3 @@ class Subject:
         if size not in self._folded:
             self._folded[size] = FoldedModel(self.model, images[:1])
         return self._folded[size]
-
-    @cached_property
-    def _folded(self) -> dict[torch.Size, FoldedModel]:
-        return {}

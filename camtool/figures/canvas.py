@@ -213,10 +213,8 @@ def number_tiles(axes: Axes, size: float, across: TileNumbers, down: TileNumbers
     axes.xaxis.set_label_position("top")
     axes.set_xlabel(across.name, fontsize=size, color=INK, labelpad=3, loc="center", **_TEXT_STYLE)
     axes.set_ylabel(down.name, fontsize=size, color=INK, labelpad=3, loc="center", **_TEXT_STYLE)
-    for axis, tiles, at in (
-        (axes.xaxis, across, ("center", "bottom")),
-        (axes.yaxis, down, ("right", "center_baseline")),
-    ):
+    sides = ((axes.xaxis, across, ("center", "bottom")), (axes.yaxis, down, ("right", "center_baseline")))
+    for axis, tiles, at in sides:
         labels = list(map(str, tiles.numbers))
         axis.set_ticks(tiles.places, labels, fontsize=size, color=MUTED, ha=at[0], va=at[1], **_TEXT_STYLE)
         axis.set_tick_params(length=0, pad=2)

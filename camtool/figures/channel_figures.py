@@ -288,9 +288,7 @@ def _find_layouts(
     return layers
 
 
-def _collect_evidence(
-    loaded: Loaded, batch: InputBatch, layers: Sequence[Layer], want: Any
-) -> tuple[list[Evidence], str]:
+def _collect_evidence(loaded: Loaded, batch: InputBatch, layers: list[Layer], want: Any) -> tuple[list[Evidence], str]:
     """Return the evidence of each layer for one class, and the name of the class.
 
     Raises:

@@ -280,9 +280,7 @@ def _draw_by_image(explained: Any, describe: Any, inches: float, style: _Overlay
     return draw_grid(rows, inches, key)
 
 
-def _draw_rows(
-    cells: Sequence[GridCell], columns: int | None, least: float, width: Width | None, key: ColorKey
-) -> Figure:
+def _draw_rows(cells: list[GridCell], columns: int | None, least: float, width: Width | None, key: ColorKey) -> Figure:
     """Draw images in rows; few images have the width of one column of a paper, others that of two."""
     check_count("columns", columns, optional=True)
     if width is None:
@@ -433,16 +431,14 @@ def describe_differences(explanations: Sequence[Explanation]) -> list[Caption]:
     return list(map(describe, explanations))
 
 
-def _choose_titles(
-    given: Sequence[str] | None, shown: Sequence[Explanation], default: Sequence[Caption]
-) -> list[Caption]:
+def _choose_titles(given: Sequence[str] | None, shown: list[Explanation], default: list[Caption]) -> list[Caption]:
     """Return the user's titles, or the default ones.
 
     Raises:
         CamtoolError: The number of titles is not that of the explanations.
     """
     if given is None:
-        return list(default)
+        return default
     if len(given) != len(shown):
         raise CamtoolError(f"titles has {len(given)} entries for {len(shown)} explanations; pass one for each.")
     return list(map(Caption, given))

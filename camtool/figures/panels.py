@@ -155,16 +155,15 @@ def measure_heading(name: str, description: str, width: float) -> float:
 
 def draw_heading(figure: PaperFigure, name: str, description: str, top: float) -> None:
     """Write a name, and a description behind it, or below it if it does not fit."""
-    width, muted = float(figure.get_size_inches()[0]), load_canvas().MUTED
-    load_canvas().write_line(
-        figure, 0, top + _BASELINE, fit_text(name, width, size=paper_style.HEADING_SIZE), paper_style.HEADING_SIZE
-    )
+    canvas, width, size = load_canvas(), float(figure.get_size_inches()[0]), paper_style.HEADING_SIZE
+    canvas.write_line(figure, 0, top + _BASELINE, fit_text(name, width, size=size), size)
     if _fits_beside_name(name, description, width):
-        behind = load_canvas().measure_text(name, paper_style.HEADING_SIZE) + _DESCRIPTION_GAP
-        load_canvas().write_line(figure, behind, top + _BASELINE, description, TEXT_SIZE, color=muted)
+        behind = canvas.measure_text(name, size) + _DESCRIPTION_GAP
+        canvas.write_line(figure, behind, top + _BASELINE, description, TEXT_SIZE, color=canvas.MUTED)
     else:
         for number, line in enumerate(_break_description(description, width), 1):
-            load_canvas().write_line(figure, 0, top + _BASELINE + LINE_HEIGHT * number, line, TEXT_SIZE, color=muted)
+            below = top + _BASELINE + LINE_HEIGHT * number
+            canvas.write_line(figure, 0, below, line, TEXT_SIZE, color=canvas.MUTED)
 
 
 def _fits_beside_name(name: str, description: str, width: float) -> bool:
@@ -231,15 +230,14 @@ class _PanelGrid:
 
     def draw(self, figure: PaperFigure, top: float, right: float) -> None:
         """Draw the maps, and the scale on the right of ``right``."""
-        if self.panel.is_signal:
+        panel = self.panel
+        if panel.is_signal:
             self._draw_signals(figure, top)
             return
         self._draw_planes(figure, top)
-        if not self.panel.is_colors:
+        if not panel.is_colors:
             bar = (right + BAR_GAP, top + LINE_HEIGHT, BAR_WIDTH, min(self.height - LINE_HEIGHT, MAX_BAR_HEIGHT))
-            load_canvas().draw_vertical_bar(
-                figure, bar, self.panel.colormap, self.panel.limits, TEXT_SIZE, self.panel.ends
-            )
+            load_canvas().draw_vertical_bar(figure, bar, panel.colormap, panel.limits, TEXT_SIZE, panel.ends)
 
     def _draw_signals(self, figure: PaperFigure, top: float) -> None:
         for index, (values, number) in enumerate(zip(self.panel.values, self.panel.numbers, strict=True)):

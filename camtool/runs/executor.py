@@ -37,7 +37,7 @@ from camtool.inputs.image_files import ImageSource
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.runs.job_list import Job
 from camtool.runs.process_settings import release_memory
-from camtool.runs.result_writer import Failure, ResultWriter, Success, describe_error
+from camtool.runs.result_writer import Failure, PhotoOutcome, ResultWriter, Success, describe_error
 from camtool.runs.run_folder.hashes import hash_file, hash_photo
 from camtool.runs.run_folder.photo_records import PhotoRecord
 from camtool.runs.run_folder.run_folder import Batch, RunFolder, RunStart, open_run_folder
@@ -230,7 +230,7 @@ def run_jobs(
     workers: int | None = None,
     start: RunStart | None = None,
     on_batch: Callable[[Sequence[Job], float], None] | None = None,
-) -> Generator[Success | Failure, None, None]:
+) -> Generator[PhotoOutcome, None, None]:
     """Explain photos and write the results, a batch at a time. Every file is complete or absent.
 
     A photo that cannot be read, explained or written, e.g. for lack of memory, is a failure and never ends the run. A
@@ -268,14 +268,9 @@ def run_jobs(
         if first_explained is not None and start.uses_engine:
             # The first photos in a process decide whether an engine is used. They must be those that decided before.
             explain_batch(explainer, [prepare(job).named_input for job in first_explained.jobs], target)
+        strict, has_regions = first_explained is None, "sufficient" in output.kinds
         explained = _explain_photos(
-            explainer,
-            prepared,
-            target,
-            pending,
-            any_explained=first_explained is not None,
-            has_regions="sufficient" in output.kinds,
-            on_batch=on_batch,
+            explainer, prepared, target, pending, strict=strict, has_regions=has_regions, on_batch=on_batch
         )
         written = threads.map_ahead(partial(_write_results, writer, output.folder), explained, batch_size)
         for batch in folder.batches:
@@ -327,9 +322,9 @@ def _explain_photos(
     target: Any,
     batches: Sequence[Batch],
     *,
-    any_explained: bool,
-    has_regions: bool = False,
-    on_batch: Callable[[Sequence[Job], float], None] | None = None,
+    strict: bool,
+    has_regions: bool,
+    on_batch: Callable[[Sequence[Job], float], None] | None,
 ) -> Iterator[_Explained]:
     """Yield each photo's explanations, or the reason why there are none.
 
@@ -338,7 +333,7 @@ def _explain_photos(
         photos: The photos of all batches.
         target: What is explained.
         batches: The batches.
-        any_explained: Whether the method has served a photo of this run before.
+        strict: As for :func:`explain_batch`, until the method has served a photo.
         has_regions: Whether to find the region of each explanation that is sufficient.
         on_batch: As for :func:`run_jobs`.
 
@@ -348,11 +343,11 @@ def _explain_photos(
     for batch in batches:
         read = list(islice(photos, len(batch.jobs)))
         started = time.perf_counter()
-        results = explain_batch(explainer, [photo.named_input for photo in read], target, strict=not any_explained)
+        results = explain_batch(explainer, [photo.named_input for photo in read], target, strict=strict)
         if on_batch is not None:
             on_batch(batch.jobs, time.perf_counter() - started)
         for photo, result in zip(read, results, strict=True):
-            any_explained = any_explained or not isinstance(result, str)
+            strict = strict and isinstance(result, str)
             # Of a photo in which nothing was found there is no model to ask.
             if has_regions and not isinstance(result, str) and result[0].checker is not None:
                 result = _add_regions(photo.job, result)
@@ -372,8 +367,8 @@ def _add_regions(job: Job, explanations: Sequence[Explanation]) -> list[Explanat
 
 
 def _record_batch(
-    folder: RunFolder, batch: Batch, written: Iterator[tuple[Success | Failure, dict[str, Any]]]
-) -> Iterator[Success | Failure]:
+    folder: RunFolder, batch: Batch, written: Iterator[tuple[PhotoOutcome, dict[str, Any]]]
+) -> Iterator[PhotoOutcome]:
     """Record what was written of a batch, and yield its outcomes, also those of earlier starts."""
     if batch.is_complete:
         yield from map(_restore_outcome, batch.jobs, folder.read_batch(batch))
@@ -388,9 +383,7 @@ def _record_batch(
             yield _restore_outcome(outcome.job, earlier)
 
 
-def _write_results(
-    writer: ResultWriter, folder: Path, explained: _Explained
-) -> tuple[Success | Failure, dict[str, Any]]:
+def _write_results(writer: ResultWriter, folder: Path, explained: _Explained) -> tuple[PhotoOutcome, dict[str, Any]]:
     """Write the files of a photo, and return the outcome and what is recorded of it."""
     outcome = writer.write_results(explained.job, explained.result)
     if isinstance(outcome, Failure):
@@ -400,7 +393,7 @@ def _write_results(
     return outcome, {**explained.facts, "explanations": [to_row(line) for line in outcome.lines], "files": files}
 
 
-def _restore_outcome(job: Job, record: PhotoRecord) -> Success | Failure:
+def _restore_outcome(job: Job, record: PhotoRecord) -> PhotoOutcome:
     """Return the outcome of an earlier start."""
     if record.explanations is None:
         return Failure(job, record.failure or "", is_recorded=True)

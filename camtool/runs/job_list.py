@@ -6,7 +6,7 @@ import errno
 import glob
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import groupby, islice, takewhile
@@ -227,7 +227,8 @@ def _choose_photos(branch: _Branch, out: Path | None, *, is_entered: bool) -> _B
     """Return the photos among all paths of a folder or pattern, without the results in the output folder."""
     assert branch.base is not None
     results = out if out is not None and out.resolve().is_relative_to(branch.base.resolve()) else None
-    skipped = [*branch.skipped, *_list_skipped(branch.files, is_entered=is_entered)]
+    reasons = ((file, _describe_skipped(file, is_entered=is_entered)) for file in branch.files)
+    skipped = [*branch.skipped, *(Skipped(file, reason) for file, reason in reasons if reason is not None)]
     return _Branch(branch.base, [file for file in branch.files if _is_photo(file, results)], skipped)
 
 
@@ -236,13 +237,6 @@ def _describe_lack(skipped: Sequence[Skipped], *, as_volumes: bool) -> str:
     left_out = f" {skipped[0].path} is {skipped[0].reason}." if skipped else ""
     what = "volumes (folders of DICOM slices, NIfTI files or TIFF stacks)" if as_volumes else "images"
     return f"{what} found.{left_out}"
-
-
-def _list_skipped(files: Sequence[Path], *, is_entered: bool) -> Iterator[Skipped]:
-    for file in files:
-        reason = _describe_skipped(file, is_entered=is_entered)
-        if reason is not None:
-            yield Skipped(file, reason)
 
 
 def _join_slices(path: str, photos: Sequence[Path], *, is_folder: bool) -> tuple[list[Path], list[Path]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, RaiseAs
 
 # Bytes of the text in the lock file that describes its holder.
 _MAX_TEXT = 200
@@ -52,14 +52,9 @@ def lock_folder(path: Path, out: str) -> Iterator[None]:
         CamtoolError: Another run writes to the folder.
         OSError: The file cannot be created.
     """
-    try:
-        with hold_lock(path):
-            yield
-    except LockedError as error:
-        raise CamtoolError(
-            f"out {out!r}: another run writes to this folder ({error}); wait for it to end, or give another folder "
-            "with --out."
-        ) from None
+    text, advice = "another run writes to this folder", "wait for it to end, or give another folder with --out."
+    with RaiseAs(lambda error: CamtoolError(f"out {out!r}: {text} ({error}); {advice}"), LockedError), hold_lock(path):
+        yield
 
 
 def _acquire(path: Path) -> int:

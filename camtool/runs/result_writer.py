@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,10 @@ class Failure:
     is_recorded: bool = False
 
 
+# What became of a photo.
+PhotoOutcome: TypeAlias = Success | Failure
+
+
 def describe_error(error: Exception) -> str:
     """Return why a photo failed, in one line."""
     if isinstance(error, OSError) and error.filename:
@@ -90,7 +95,7 @@ class ResultWriter:
         with self._lock:
             self._taken.update(fold_path(Path(name)) for name in names)
 
-    def write_results(self, job: Job, explanations: Sequence[Explanation] | str) -> Success | Failure:
+    def write_results(self, job: Job, explanations: Sequence[Explanation] | str) -> PhotoOutcome:
         """Write the files of all explanations of a photo; instead of them there may be the reason why there are none.
 
         Returns:

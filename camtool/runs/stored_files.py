@@ -14,6 +14,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from camtool.errors import RaiseAs
+from camtool.rendering.written_files import replace_infinite
 
 if TYPE_CHECKING:
     from camtool.explaining.explanation import Explanation
@@ -203,10 +204,7 @@ def is_correct(explanations: Sequence[Explanation], true_class: TrueClass | None
 
 def to_row(line: ManifestLine) -> dict[str, Any]:
     """Return a line as values of JSON. Infinity and NaN, which JSON lacks, become None."""
-    row = asdict(line)
-    for name in ("score", "probability"):
-        if row[name] is not None and not math.isfinite(row[name]):
-            row[name] = None
+    row: dict[str, Any] = replace_infinite(asdict(line))
     return row
 
 

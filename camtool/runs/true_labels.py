@@ -60,9 +60,7 @@ class TrueClasses:
         return notes
 
 
-def read_true_classes(
-    path: Path, plan: Plan, labels: Sequence[str] | None, class_count: int | None = None
-) -> TrueClasses:
+def read_true_classes(path: Path, plan: Plan, labels: Sequence[str] | None, class_count: int | None) -> TrueClasses:
     """Read the true classes of a plan's photos.
 
     The file is UTF-8, with a header. Column ``image`` holds the path of a photo, relative to the folder of the photos,
@@ -91,11 +89,9 @@ def read_true_classes(
         if photo is None:
             unused += 1
             continue
-        earlier = by_photo.setdefault(photo, (line, true_class))
-        if earlier[1] != true_class:
-            raise CamtoolError(
-                f"{place}: {image!r} is {true_class.label!r}, but line {earlier[0]} says {earlier[1].label!r}."
-            )
+        first, known = by_photo.setdefault(photo, (line, true_class))
+        if known != true_class:
+            raise CamtoolError(f"{place}: {image!r} is {true_class.label!r}, but line {first} says {known.label!r}.")
     if not by_photo:
         raise CamtoolError(
             f"--truth {path}: no row is about a photo of the run; the column image holds paths relative to the "
@@ -122,12 +118,11 @@ def read_metadata(path: Path, plan: Plan) -> dict[str, list[str | None]]:
             differ, or none is about one.
     """
     place = f"--metadata {path}"
-    try:
+    refusal = CamtoolError(f"{place} is no text; give a CSV file with a column image.")
+    with RaiseAs(lambda _: refusal, UnicodeDecodeError, csv.Error):
         text, delimiter = _open_table(path)
         reader = csv.DictReader(text, delimiter=delimiter)
         rows = [*reader]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise CamtoolError(f"{place} is no text; give a CSV file with a column image.") from error
     names = [*dict.fromkeys(reader.fieldnames or ())] if rows else []
     image = find_image_column(names)
     if image is None:
@@ -178,10 +173,8 @@ def match_masks(folder: Path, plan: Plan, place: str) -> dict[Path | str, Path]:
 
 
 def _prefix_errors(place: str, find: Callable[[str], _T], text: str) -> _T:
-    try:
+    with RaiseAs(lambda error: CamtoolError(f"{place}: {error}"), _RowError):
         return find(text)
-    except _RowError as error:
-        raise CamtoolError(f"{place}: {error}") from None
 
 
 class _RowError(Exception):
@@ -279,9 +272,8 @@ class _ClassFinder:
             return _RowError(f"index {text!r} is not a number of a class.")
         if self._labels is None:
             return _RowError(f"label {text!r} is a name, but no class names are known; give them with --labels FILE.")
-        return _RowError(
-            f"label {text!r} is not among the {len(self._labels)} classes.{suggest_names(text, self._labels)}"
-        )
+        suggestion = suggest_names(text, self._labels)
+        return _RowError(f"label {text!r} is not among the {len(self._labels)} classes.{suggestion}")
 
 
 def _fold(name: str) -> str:

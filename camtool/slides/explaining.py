@@ -192,7 +192,7 @@ class _SlideRun:
         self._stitcher = tiling.Stitcher(grid)
         self._rows: list[TileRow] = []
         self._failures: list[TileFailure] = []
-        self._facts: tuple[str, int | None, str, str] | None = None
+        self._facts: dict[str, Any] = {}
 
     def explain_tiles(self, batches: Iterator[list[tuple[Tile, Any]]], count: int, size: int) -> None:
         """Explain all tiles, batch by batch, with a progress bar."""
@@ -221,7 +221,7 @@ class _SlideRun:
             self._fail(tile, "the map holds NaN or infinite values")
         else:
             self._stitcher.add(tile, tiling.place_on_tile(result, self._grid.side))
-            self._facts = self._facts or (result.label, result.index, result.method, result.layer)
+            self._facts = self._facts or {name: getattr(result, name) for name in ("label", "index", "method", "layer")}
             self._rows.append(TileRow(*self._locate(tile), **result.list_facts()))
 
     def _fail(self, tile: Tile, reason: str) -> None:
@@ -238,18 +238,14 @@ class _SlideRun:
         Raises:
             ImageError: No tile could be explained.
         """
-        if self._facts is None:
+        if not self._facts:
             reason = self._failures[0].reason if self._failures else "the model found nothing in any of them"
             raise ImageError(f"slide {reader.path}: none of its tiles could be explained: {reason}.")
         heatmap, explained, limits = self._stitcher.finish()
-        label, index, method, layer = self._facts
         scale = self._grid.scale * self._grid.cell
         return SlideExplanation(
             path=reader.path,
-            label=label,
-            index=index,
-            method=method,
-            layer=layer,
+            **self._facts,
             heatmap=heatmap,
             explained=explained,
             limits=limits,

@@ -10,6 +10,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from os import PathLike, fspath
@@ -189,11 +190,9 @@ def import_openslide(name: str) -> Any:
 
 def find_format(path: str) -> str | None:
     """Return OpenSlide's name for the format of a file; ``None`` if it does not know it or cannot be imported."""
-    try:
-        openslide = import_openslide(path)
-    except ImageError:  # who opens slides says why, unless another reader takes the file
-        return None
-    name: str | None = openslide.OpenSlide.detect_format(path)
+    name: str | None = None
+    with suppress(ImageError):  # who opens slides says why, unless another reader takes the file
+        name = import_openslide(path).OpenSlide.detect_format(path)
     return name
 
 

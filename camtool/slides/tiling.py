@@ -21,6 +21,7 @@ from camtool.explaining.explanation import Explanation
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.hooks.chunks import iterate_chunks
 from camtool.hooks.structures.caches import cached_property
+from camtool.maps import find_limits
 from camtool.progress import Stage
 from camtool.slides.readers import Pixels, SlideReader, read_scaled
 
@@ -255,9 +256,7 @@ class Stitcher:
         """
         self._advance(self._top + self._rows)
         low, high = (float(limit) for limit in self._limits)
-        # As camtool.maps.normalize: a map that varies by rounding alone is constant.
-        rounding = 16 * float(np.finfo(np.float32).eps) * max(abs(low), abs(high))
-        factor = 1 / (high - low) if high - low > rounding else 0.0
+        factor = 0.0 if find_limits(np.array([low, high], np.float32)) is None else 1 / (high - low)
         for rows in iterate_chunks(len(self._map), _ROWS, Stage("Stitching", "row", _ROWS)):
             part, inside = self._map[rows], self._explained[rows]
             part[:] = np.where(inside, ((part - low) * factor).clip(0, 1), 0)

@@ -154,7 +154,7 @@ class _Run(ABC):
         self._store = MapStore()
         self._maps: list[FrameMap] = []
         self._rows: list[FrameRow] = []
-        self._facts: tuple[str, str] | None = None
+        self._facts: dict[str, str] = {}
         self._notes: list[str] = []
         self._frames = 0
 
@@ -200,7 +200,7 @@ class _Run(ABC):
     def _add_row(self, frame: Frame, result: Explanation | str, first: int, last: int) -> None:
         """Add the row of a frame: what was explained, or why nothing was."""
         if not isinstance(result, str):
-            self._facts = self._facts or (result.method, result.layer)
+            self._facts = self._facts or {"method": result.method, "layer": result.layer}
         self._rows.append(FrameRow.from_result(frame, result, first, last))
 
     def build_result(self, reader: VideoReader, smooth: int) -> VideoExplanation:
@@ -209,13 +209,11 @@ class _Run(ABC):
         Raises:
             ImageError: No frame could be explained.
         """
-        if self._facts is None:
+        if not self._facts:
             raise ImageError(f"video {reader.path!r}: no frame could be explained: {self._rows[0].reason}.")
-        method, layer = self._facts
         return VideoExplanation(
             path=reader.path,
-            method=method,
-            layer=layer,
+            **self._facts,
             frame_count=self._frames,
             rows=self._rows,
             warnings=(*self._notes, *_summarize_warnings(self._rows)),
@@ -237,7 +235,7 @@ class _ImageRun(_Run):
                 self._maps.append(FrameMap(None))
             else:
                 number = self._store.add(result.raw)
-                self._maps.append(FrameMap(number, _get_geometry(result), result.centers, result.box))
+                self._maps.append(FrameMap(number, _get_geometry(result), result.centers))
 
     def _explain(self, images: list[Image.Image]) -> list[Explanation | str]:
         try:

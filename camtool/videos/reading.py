@@ -17,7 +17,7 @@ from PIL import Image
 
 from camtool.arguments.checks import check_not_url
 from camtool.arguments.libraries import import_library
-from camtool.errors import ImageError
+from camtool.errors import ImageError, RaiseAs
 from camtool.inputs.formats.decoding import name_in_errors
 
 Pixels: TypeAlias = NDArray[np.uint8]
@@ -137,16 +137,20 @@ class VideoReader:
         """Open the file; yield the container and its first video stream."""
         if not Path(self.path).is_file():
             raise ImageError(f"video {self.path!r}: there is no such file.")
-        with name_in_errors(f"video {self.path!r}", "a video"):
-            try:
-                # An open file, not a path: FFmpeg takes a path such as "concat:a|b" or "http://..." for a protocol.
-                with (
-                    Path(self.path).open("rb") as file,
-                    self._av.open(file, options={"format_whitelist": _FORMATS}) as container,
-                ):
-                    yield container, _get_video(container, self.path)
-            except self._av.error.FFmpegError as error:
-                raise ImageError(f"video {self.path!r} cannot be read: {error.strerror or error}.") from error
+        with (
+            name_in_errors(f"video {self.path!r}", "a video"),
+            name_faults(self.path, "read"),
+            # An open file, not a path: FFmpeg takes a path such as "concat:a|b" or "http://..." for a protocol.
+            Path(self.path).open("rb") as file,
+            self._av.open(file, options={"format_whitelist": _FORMATS}) as container,
+        ):
+            yield container, _get_video(container, self.path)
+
+
+def name_faults(path: str, done: str) -> RaiseAs:
+    """Return a block whose errors of FFmpeg say what cannot be done with a video, ``"read"`` or ``"written"``."""
+    fault = import_av().error.FFmpegError
+    return RaiseAs(lambda error: ImageError(f"video {path!r} cannot be {done}: {error.strerror or error}."), fault)
 
 
 def import_av() -> Any:

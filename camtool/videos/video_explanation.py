@@ -26,12 +26,13 @@ from camtool.explaining.explanation import Explanation
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.hooks.chunks import iterate_chunks
+from camtool.maps import find_limits
 from camtool.progress import Stage
 from camtool.rendering import overlay, regions
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap
 from camtool.rendering.image_writing import open_atomically
 from camtool.rendering.written_files import replace_files
-from camtool.videos.reading import FULL_HD, Frame, Pixels, VideoFacts, VideoReader, import_av
+from camtool.videos.reading import FULL_HD, Frame, Pixels, VideoFacts, VideoReader, import_av, name_faults
 
 Map: TypeAlias = NDArray[np.float32]
 
@@ -93,12 +94,8 @@ class VideoWriter:
 
     def _list_colors(self, colorspace: str, color_range: str) -> dict[str, int]:
         """Return the colors of the source under these names, as far as its file names them."""
-        colors = {}
-        if self._facts.colorspace != _UNKNOWN_COLORS:
-            colors[colorspace] = self._facts.colorspace
-        if self._facts.color_range:
-            colors[color_range] = self._facts.color_range
-        return colors
+        facts = ((colorspace, self._facts.colorspace, _UNKNOWN_COLORS), (color_range, self._facts.color_range, 0))
+        return {name: value for name, value, unknown in facts if value != unknown}
 
     def _encode(self, picture: Any) -> None:
         for packet in self._stream.encode(picture):
@@ -118,13 +115,11 @@ def open_video(path: Path, facts: VideoFacts) -> Iterator[VideoWriter]:
         raise ImageError(f"path {str(path)!r}: videos are written as .mp4.")
     if _CODEC not in av.codecs_available:
         raise ImageError(f"this build of PyAV has no encoder {_CODEC}; install the wheel from PyPI: pip install av")
-    try:
-        with open_atomically(path) as file, av.open(file, "w", format="mp4") as container:
-            writer = VideoWriter(container, facts)
-            yield writer
-            writer.close()
-    except av.error.FFmpegError as error:
-        raise ImageError(f"video {str(path)!r} cannot be written: {error.strerror or error}.") from error
+    faults = name_faults(str(path), "written")
+    with faults, open_atomically(path) as file, av.open(file, "w", format="mp4") as container:
+        writer = VideoWriter(container, facts)
+        yield writer
+        writer.close()
 
 
 @dataclass(frozen=True)
@@ -178,13 +173,11 @@ class FrameMap:
         number: The number of the raw map in the store; ``None`` if there is none.
         geometry: The crop and resize that made the model's input from the frame.
         centers: Where the map's cells lie in the input.
-        box: The explained detection in pixels of the frame.
     """
 
     number: int | None
     geometry: Geometry | None = None
     centers: CellCenters | None = None
-    box: tuple[float, float, float, float] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,10 +225,8 @@ class VideoExplanation:
         geometry, values = self.maps[index].geometry, self._read_map(index)
         if values is None or geometry is None:
             raise CamtoolError(f"frame {frame} has no heatmap: {self.rows[index].reason}.")
-        low, high = self.limits
-        # As camtool.maps.normalize: maps that vary by rounding alone are constant.
-        rounding = 16 * float(np.finfo(np.float32).eps) * max(abs(low), abs(high))
-        scaled = (values - low) / (high - low) if high - low > rounding else np.zeros_like(values)
+        limits = find_limits(np.array(self.limits, np.float32))
+        scaled = np.zeros_like(values) if limits is None else (values - limits[0]) / (limits[1] - limits[0])
         return geometry.place(torch.from_numpy(scaled), self.maps[index].centers).numpy().clip(0, 1)
 
     def save(
@@ -285,15 +276,14 @@ class VideoExplanation:
             yield frame, frame.pixels if heat is None else self._draw(frame.pixels, heat, index, alpha, colormap)
 
     def _draw(self, photo: Pixels, heat: Map, index: int, alpha: float | None, colormap: Colormap) -> Pixels:
-        frame_map = self.maps[index]
-        assert frame_map.geometry is not None
-        seen = None if frame_map.geometry.sees_all else frame_map.geometry.seen
+        row, geometry = self.rows[index], self.maps[index].geometry
+        assert geometry is not None
+        seen = None if geometry.sees_all else geometry.seen
         pixels = overlay.blend(photo, heat, alpha=alpha, colormap=colormap, seen=seen, is_part=True)
-        if frame_map.box is None:
+        if row.box is None:
             return pixels
-        row = self.rows[index]
         caption = f"{row.label}" + ("" if row.probability is None else f" {format_percent(row.probability)}")
-        return regions.draw_boxes(pixels, [regions.grow_to_one_pixel(frame_map.box)], labels=[caption])
+        return regions.draw_boxes(pixels, [regions.grow_to_one_pixel(row.box)], labels=[caption])
 
     def _find_row(self, frame: int) -> int:
         """Return the position of the last row that is not behind a frame.
@@ -351,6 +341,5 @@ class MapStore:
         """Return a map by its number."""
         offset, shape = self._places[number]
         self._file.seek(offset)
-        count = int(np.prod(shape))
-        values: Map = np.frombuffer(self._file.read(4 * count), np.float32).reshape(shape).copy()
+        values: Map = np.frombuffer(self._file.read(4 * math.prod(shape)), np.float32).reshape(shape).copy()
         return values

@@ -177,9 +177,9 @@ def test_a_slow_model_is_measured_on_fewer_images_from_the_whole_list(monkeypatc
     measured = recommendation.MeasuredBatch
     monkeypatch.setattr(recommendation.Deadline, "get_share", lambda self: 0.1 * len(labeled))
 
-    def measure(subject, batch):
+    def measure(subject, batch, truth):
         labeled.append(batch)
-        return measured(subject, batch)
+        return measured(subject, batch, truth)
 
     monkeypatch.setattr(recommendation, "MeasuredBatch", measure)
     images = torch.arange(32.0)[:, None, None, None] / 32 + 0.1 * torch.rand(32, 3, 32, 32)

@@ -26,7 +26,7 @@ from pydantic import Field
 
 import camtool
 from camtool.app.stores import ImageFolder
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.messages import map_json, suggest_names
 from camtool.errors import CamtoolError, ImageError, ModelError, TargetError
 from camtool.inputs.image_files import has_image_suffix
 from camtool.methods import find_method
@@ -65,6 +65,10 @@ Labels: TypeAlias = Annotated[
     Literal["folders", "answers"],
     Field(description="The class of an image: the name of its folder, or the answer of the model."),
 ]
+
+
+_TARGET = Field(description="A class by label or index, 'group:dog', 'dog vs cat'; by default the model's answer.")
+_KINDS = Field(description="Kinds of cues: place, border, position, patch, property, color; by default all of these.")
 
 
 @dataclass(frozen=True)
@@ -118,10 +122,7 @@ class Tools:
         photo: PhotoName,
         *,
         model: ModelName = None,
-        target: Annotated[
-            str | int | None,
-            Field(description="A class by label or index, 'group:dog', 'dog vs cat'; by default the model's answer."),
-        ] = None,
+        target: Annotated[str | int | None, _TARGET] = None,
         method: MethodName = "gradcam",
         layer: LayerName = None,
         check: Annotated[
@@ -134,16 +135,12 @@ class Tools:
         ``is_class_agnostic``, all classes get the same one: do not speak of the class.
         """
         path, loaded = self._folders.find_photo(photo), self._load(model)
-        explanation = camtool.explain(loaded, path, target, method=method, layer=layer)
-        fields = {
-            "photo": self._folders.get_name(path),
-            "answers": _list_answers(loaded, path),
-            **_summarize(explanation),
-        }
+        shown = camtool.explain(loaded, path, target, method=method, layer=layer)
+        fields = {"photo": self._folders.get_name(path), "answers": _list_answers(loaded, path), **_summarize(shown)}
         if check:
-            report = explanation.check()
+            report = shown.check()
             fields["check"] = {"ok": report.ok, "findings": [_describe_warning(entry) for entry in report.findings]}
-        return Answer(fields, {explanation.label: _encode(explanation.overlay())})
+        return Answer(fields, {shown.label: _encode(shown.overlay())})
 
     def compare(
         self,
@@ -166,10 +163,8 @@ class Tools:
         pairs = ((first.index, second.index), (second.index, first.index))
         maps = camtool.explain(loaded, path, [Contrast(*pair) for pair in pairs], method=method, layer=layer)
         fields: dict[str, Any] = {"photo": self._folders.get_name(path), "answers": _list_answers(loaded, path)}
-        for name, prediction in (("of", first), ("against", second)):
-            fields[name] = {
-                key: _to_plain(getattr(prediction, key)) for key in ("label", "index", "score", "probability")
-            }
+        for name, answer in (("of", first), ("against", second)):
+            fields[name] = {key: _to_plain(getattr(answer, key)) for key in ("label", "index", "score", "probability")}
         fields["difference"] = _to_plain(first.score - second.score)
         named = dict(zip(("for_of", "for_against"), maps, strict=True))
         fields |= {name: _summarize(one) for name, one in named.items()}
@@ -233,12 +228,7 @@ class Tools:
         model: ModelName = None,
         folder: FolderName = None,
         labels: Labels = "folders",
-        kinds: Annotated[
-            list[str] | None,
-            Field(
-                description="Kinds of cues: place, border, position, patch, property, color; by default all of these."
-            ),
-        ] = None,
+        kinds: Annotated[list[str] | None, _KINDS] = None,
         passes: Annotated[int, Field(description="Most forward passes.", ge=1)] = 5000,
         controls: Annotated[int, Field(description="Control regions in each image.", ge=1)] = 19,
         limit: Annotated[int, Field(description="Most images; they are taken evenly from the folder.", ge=1)] = 300,
@@ -343,13 +333,13 @@ def _encode(pixels: NDArray[np.uint8]) -> bytes:
 
 def _to_plain(value: Any) -> Any:
     """Return a value as values of JSON, with numbers of six digits; NaN and infinity become None."""
-    if isinstance(value, Mapping):
-        return {name: _to_plain(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_to_plain(entry) for entry in value]
-    if isinstance(value, (float, np.floating)):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return int(value) if isinstance(value, np.integer) else value
+
+    def convert(entry: Any) -> Any:
+        if isinstance(entry, (float, np.floating)):
+            return float(f"{entry:.6g}") if math.isfinite(entry) else None
+        return int(entry) if isinstance(entry, np.integer) else entry
+
+    return map_json(value, convert)
 
 
 class ReadableFolders:

@@ -21,7 +21,7 @@ from camtool.app.fragments import Built, describe_heat, draw_card, draw_hint, dr
 # At run time, as Gradio evaluates the annotations of event handlers.
 from camtool.app.workbench import COMPUTE, PageContext, Session, read_outputs
 from camtool.arguments.checks import check_choice
-from camtool.errors import ImageError, ModelError
+from camtool.errors import ImageError, ModelError, RaiseAs
 from camtool.models import Loaded
 from camtool.trust.metrics.removal import start_removal
 
@@ -186,14 +186,13 @@ def read_mask(sent: str, size: tuple[int, int]) -> NDArray[np.bool_]:
     """
     if not isinstance(sent, str) or not sent.startswith(_PNG) or len(sent) > _MOST_CHARACTERS:
         raise ImageError("the painted mask is no PNG of a usual size; load the page again.")
-    try:
+    text = "the painted mask cannot be read; load the page again."
+    with RaiseAs(lambda _: ImageError(text), Base64Error, OSError, SyntaxError):
         # Not Image.open, which other libraries replace: Ultralytics asks for a package where it cannot read a file.
         opened = PngImageFile(BytesIO(b64decode(sent.removeprefix(_PNG), validate=True)))
         if opened.width * opened.height > _MOST_MASK_PIXELS:
             raise ImageError(f"the painted mask has {opened.width} x {opened.height} pixels, which are too many.")
         alpha = opened.convert("RGBA").getchannel("A").resize(size, Image.Resampling.BILINEAR)
-    except (Base64Error, OSError, SyntaxError) as error:
-        raise ImageError("the painted mask cannot be read; load the page again.") from error
     return np.asarray(alpha) > 127
 
 
@@ -207,7 +206,7 @@ def build(context: PageContext) -> Built:
         photo = gr.HTML(elem_id="paint-photo", js_on_load=read_asset("paint.js"), min_width=300)
         shown = gr.HTML(draw_hint(_HINT), elem_id="paint-result", min_width=280)
     mask = gr.State("")
-    outputs = [mask, shown, context.status]
+    outputs, cleared = [mask, shown, context.status], {mask: "", shown: draw_hint(_HINT)}
 
     def show(session: Session, sent: str, name: str) -> dict[Any, Any]:
         loaded, image = get_subject(context, session)
@@ -218,9 +217,7 @@ def build(context: PageContext) -> Built:
 
     @context.guard
     def paint(session: Session, name: str, event: gr.EventData) -> dict[Any, Any]:
-        return (
-            show(session, event.mask, name) if event.mask else {mask: "", shown: draw_hint(_HINT), context.status: ""}
-        )
+        return show(session, event.mask, name) if event.mask else {**cleared, context.status: ""}
 
     @context.guard
     def change_fill(session: Session, sent: str, name: str) -> dict[Any, Any]:
@@ -232,7 +229,7 @@ def build(context: PageContext) -> Built:
     def refresh(session: Session) -> dict[Any, Any]:
         return {photo: _draw_canvas(get_subject(context, session)[1])}
 
-    return Built({photo: "", shown: draw_hint(_HINT), mask: ""}, refresh)
+    return Built({photo: "", **cleared}, refresh)
 
 
 def _draw_canvas(photo: Image.Image) -> str:

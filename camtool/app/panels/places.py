@@ -25,6 +25,7 @@ from camtool.explaining.explanation import Explanation
 from camtool.geometry.cell_centers import CellCenters
 from camtool.models import Loaded, resolve_labels
 from camtool.rendering import blend, draw_boxes
+from camtool.rendering.regions import Box
 from camtool.targets import get_class_label
 
 # Share of the strongest cell's evidence below which a place counts as silent. Bars this short can hardly be seen.
@@ -85,7 +86,7 @@ class Place:
 
     cell: tuple[int, int]
     grid: tuple[int, int]
-    box: tuple[float, float, float, float]
+    box: Box
     picture: Image.Image
     layer: str
     label: str
@@ -246,7 +247,7 @@ def _rank_classes(loaded: Loaded, explanations: Sequence[Explanation], cell: _Ce
     return [PlaceClass(index, get_class_label(index, labels), values[index]) for index in order]
 
 
-def _find_cell_box(shown: Explanation, cell: _CellEvidence) -> tuple[float, float, float, float]:
+def _find_cell_box(shown: Explanation, cell: _CellEvidence) -> Box:
     """Return the square of a cell on the photo, ``(x0, y0, x1, y1)`` in pixels."""
     geometry = shown.geometry
     assert geometry is not None  # the input was a photo
@@ -261,9 +262,7 @@ def _find_cell_box(shown: Explanation, cell: _CellEvidence) -> tuple[float, floa
     return max(x0, 0.0), max(y0, 0.0), min(x1, float(width)), min(y1, float(height))
 
 
-def _draw_channel(
-    shown: Explanation, cell: _CellEvidence, box: tuple[float, float, float, float], channel: int
-) -> PlaceChannel:
+def _draw_channel(shown: Explanation, cell: _CellEvidence, box: Box, channel: int) -> PlaceChannel:
     """Return a channel at the cell, with its activation on the photo."""
     values: NDArray[np.float32] = cell.activations[channel].float().cpu().numpy()
     heatmap = shown.view.place_map(values, cell.centers)
@@ -290,10 +289,8 @@ def build(context: PageContext) -> Built:
     @context.guard
     def look(session: Session, event: gr.EventData) -> dict[Any, Any]:
         request = session.request
-        # Half a pixel: a click on a pixel means its center.
-        place = look_at_place(
-            *get_subject(context, session), event.x + 0.5, event.y + 0.5, request.target, layer=request.layer
-        )
+        x, y = event.x + 0.5, event.y + 0.5  # a click on a pixel means its center
+        place = look_at_place(*get_subject(context, session), x, y, request.target, layer=request.layer)
         return {
             photo: draw_photo(place.picture, "the cell that was clicked on"),
             classes: _draw_classes(place),

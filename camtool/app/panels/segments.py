@@ -95,9 +95,8 @@ def find_segments(loaded: Loaded, image: Image.Image) -> Segments:
     rows = _find_cells(geometry.photo[0], top, bottom, height)
     columns = _find_cells(geometry.photo[1], left, right, width)
     # The number of the photo's rows and columns in each cell: labels are counted without being drawn one by one.
-    by_row, by_column = (
-        np.bincount(cells[cells >= 0], minlength=count) for cells, count in ((rows, height), (columns, width))
-    )
+    by_row = np.bincount(rows[rows >= 0], minlength=height)
+    by_column = np.bincount(columns[columns >= 0], minlength=width)
     areas = predicted @ by_column @ by_row
     planes = np.full((height, width), NOTHING)
     for index in np.argsort(-areas, kind="stable").tolist():  # the small ones last, as they may be inside of large ones

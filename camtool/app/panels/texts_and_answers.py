@@ -210,10 +210,11 @@ def build_answers(context: PageContext) -> Built:
     def answer(session: Session, question: str, name: str) -> Answer:
         loaded, image = get_subject(context, session)
         key = session.request.model, session.request.image, question, name
-        return kept.get(
-            key,
-            lambda: explain_answer(loaded, find_text_processor(loaded.model), image, question, method=_METHODS[name]),
-        )
+
+        def compute() -> Answer:
+            return explain_answer(loaded, find_text_processor(loaded.model), image, question, method=_METHODS[name])
+
+        return kept.get(key, compute)
 
     def show(reply: Answer, number: int) -> dict[Any, Any]:
         word = reply.words[number]

@@ -63,9 +63,8 @@ def iterate_curves(
     jobs = [(heat, name) for heat in maps for name in CURVES]
     for number, (heat, name) in enumerate(jobs):
         removal, insert = METRICS[name].options["removal"], CURVES[name]
-        for points in iterate_curve(
-            score, images, heat, steps=_STEPS, removal=removal, insert=insert, chunk=_POINTS_AT_ONCE
-        ):
+        curve = iterate_curve(score, images, heat, steps=_STEPS, removal=removal, insert=insert, chunk=_POINTS_AT_ONCE)
+        for points in curve:
             if not steps[name]:  # the map itself, not a random one
                 shown[name] = _draw_so_far(name, *points)
             progress = (number + points[1].shape[1] / (_STEPS + 1)) / len(jobs)
@@ -167,7 +166,6 @@ _WIDTH, _HEIGHT = 320, 190
 # Margins of a chart in units of the SVG: numbers at the left, the axis' name below.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34, 10, 12, 30
 
-_TITLES = {"deletion": "Deletion", "insertion": "Insertion"}
 _AXES = {"deletion": "hottest pixels removed", "insertion": "hottest pixels inserted"}
 
 
@@ -283,7 +281,7 @@ def _choose_range(values: Sequence[float], *, is_probability: bool) -> tuple[flo
 
 def _draw_curve(curve: Curve, low: float, high: float, score_name: str) -> str:
     """Return one chart with its title and the sentence below."""
-    title, sentence = _TITLES[curve.name], curve.describe()
+    title, sentence = curve.name.capitalize(), curve.describe()
     parts = [
         _draw_frame(low, high, _AXES[curve.name], score_name),
         _draw_line(curve.fractions[: len(curve.random)], curve.random, low, high, "ct-random"),

@@ -32,15 +32,9 @@ MODEL_HELP = (
 )
 
 WEIGHTS_HELP = "File of weights: .safetensors, .pt or .pth."
+_ENGINE_HELP = f"How the model runs: {', '.join(get_args(Engine))}. See docs/engines.md."
 BatchSize = Annotated[int, Option(metavar="N", min=1, help="Images in a batch.", rich_help_panel="Model")]
-EngineOption = Annotated[
-    Engine,
-    Option(
-        metavar="NAME",
-        help=f"How the model runs: {', '.join(get_args(Engine))}. See docs/engines.md.",
-        rich_help_panel="Model",
-    ),
-]
+EngineOption = Annotated[Engine, Option(metavar="NAME", help=_ENGINE_HELP, rich_help_panel="Model")]
 
 
 def build_file_option(**settings: Any) -> Any:

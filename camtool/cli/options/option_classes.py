@@ -174,16 +174,8 @@ def _apply_config(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-Config = Annotated[
-    Path | None,
-    Option(
-        "--config",
-        metavar="FILE",
-        callback=_apply_config,
-        is_eager=True,
-        help="YAML file with options by their names, e.g. 'batch-size: 16'. Those of the command line count more.",
-    ),
-]
+_HELP = "YAML file with options by their names, e.g. 'batch-size: 16'. Those of the command line count more."
+Config = Annotated[Path | None, Option("--config", metavar="FILE", callback=_apply_config, is_eager=True, help=_HELP)]
 
 
 # Headings of the options that ``--help`` leaves out and ``--help-all`` shows.

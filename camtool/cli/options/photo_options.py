@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from camtool.arguments.messages import suggest_names
 from camtool.cli.options.model_options import LabelOptions
-from camtool.errors import CamtoolError
+from camtool.errors import CamtoolError, RaiseAs
 from camtool.slides import SLIDE_SUFFIXES
 from camtool.videos import VIDEO_SUFFIXES
 
@@ -160,10 +160,9 @@ def _parse_numbers(option: str, text: str | None, example: str, kind: Callable[[
     """
     if text is None:
         return None
-    try:
+    message = f"{option} {text!r} is not a list of numbers; give e.g. {option} {example}."
+    with RaiseAs(lambda _: CamtoolError(message), ValueError):
         return tuple(kind(part) for part in text.split(","))
-    except ValueError as error:
-        raise CamtoolError(f"{option} {text!r} is not a list of numbers; give e.g. {option} {example}.") from error
 
 
 IMAGE_FOLDER = "imagefolder"

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 # Placement of a layer's grid on the model's input.
 Placement: TypeAlias = Literal["centers", "stretch"]
 
-_OPTION = Option(
-    metavar="NAME=VALUE",
-    help="Option of the method, e.g. samples=50; for a list: camtool methods NAME. Repeat it for several.",
-)
+_OPTION_HELP = "Option of the method, e.g. samples=50; for a list: camtool methods NAME. Repeat it for several."
+_OPTION = Option(metavar="NAME=VALUE", help=_OPTION_HELP)
 
 
 @dataclass(frozen=True)
@@ -210,6 +208,11 @@ class PictureOptions(DrawingOptions):
     max_side: Annotated[int | None, Option(metavar="PIXELS", min=1, show_default="as the photo")] = None
 
 
+_KINDS_HELP = f"Files to write, separated by commas: {', '.join(SAVE_KINDS)}."
+_FORMATS = ", ".join(get_args(Format))
+_FORMAT_HELP = f"File format of the images: {_FORMATS}; npz writes the arrays instead, as --save npz."
+
+
 @dataclass(frozen=True)
 class OutputOptions:
     """Options of the folder of a run, and of the files in it."""
@@ -217,17 +220,8 @@ class OutputOptions:
     panel: ClassVar[str] = "Output"
 
     out: Out = Path("out")
-    save: Annotated[
-        str, Option(metavar="KIND", help=f"Files to write, separated by commas: {', '.join(SAVE_KINDS)}.")
-    ] = "overlay"
-    format: Annotated[
-        Format,
-        Option(
-            metavar="FORMAT",
-            help=f"File format of the images: {', '.join(get_args(Format))}; npz writes the arrays instead, as --save "
-            "npz.",
-        ),
-    ] = "png"
+    save: Annotated[str, Option(metavar="KIND", help=_KINDS_HELP)] = "overlay"
+    format: Annotated[Format, Option(metavar="FORMAT", help=_FORMAT_HELP)] = "png"
     overwrite: Overwrite = False
 
 

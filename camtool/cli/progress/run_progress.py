@@ -11,28 +11,18 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeAlias
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich import progress
 from rich.text import Text
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.progress import format_duration
+from camtool.progress import PassCounter, Stage, format_duration, send_progress
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from typing_extensions import Self
 
-    from camtool.progress import PassCounter, Stage
     from camtool.runs.job_list import Job
 
 
@@ -301,31 +291,31 @@ class RunProgress(_Progress):
             terminal.print_line(text)
 
 
-class _DetailColumn(TextColumn):
+class _DetailColumn(progress.TextColumn):
     """The pass inside the current batch, and the time that is left."""
 
     def __init__(self, describe: Callable[[], str]) -> None:
         super().__init__("")
         self._describe = describe
 
-    def render(self, task: Task) -> Text:
+    def render(self, task: progress.Task) -> Text:
         """Return the text, which changes between two updates of the bar."""
         return Text(self._describe(), "dim")
 
 
-def build_bar(describe_detail: Callable[[], str]) -> Progress:
+def build_bar(describe_detail: Callable[[], str]) -> progress.Progress:
     """Return a bar for standard error, of one task whose description is the activity.
 
     Args:
         describe_detail: Returns what stands after the bar.
     """
     # Without the detail 50 columns, so that all of it fits into 80.
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=14),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+    return progress.Progress(
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(bar_width=14),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
         _DetailColumn(describe_detail),
         console=terminal.err,
         transient=True,
@@ -351,8 +341,6 @@ class FileProgress(_Progress):
         self._stage: _StageCounter | None = None
 
     def __enter__(self) -> Self:
-        from camtool.progress import send_progress
-
         self._stack.enter_context(send_progress(self))
         return super().__enter__()
 
@@ -416,11 +404,12 @@ class _StageCounter:
         return "" if is_early else self.estimate.take()
 
 
-def build_countdown(*, is_quiet: bool) -> Progress:
+def build_countdown(*, is_quiet: bool) -> progress.Progress:
     """Return a bar for standard error; it is hidden where there is no terminal.
 
     Args:
         is_quiet: Hide it on a terminal, too.
     """
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    return Progress(*columns, console=terminal.err, transient=True, disable=is_quiet or not terminal.err.is_terminal)
+    is_hidden, text = is_quiet or not terminal.err.is_terminal, progress.TextColumn("{task.description}")
+    columns = text, progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeRemainingColumn()
+    return progress.Progress(*columns, console=terminal.err, transient=True, disable=is_hidden)

@@ -107,12 +107,7 @@ class RunReport:
         self._sheets: list[Path] = []
 
     def follow_run(
-        self,
-        explainer: Explainer[Any],
-        targets: list[Any],
-        batch_size: int,
-        workers: int | None = None,
-        start: RunStart | None = None,
+        self, explainer: Explainer[Any], targets: list[Any], batch_size: int, workers: int | None, start: RunStart
     ) -> int:
         """Run the plan, show its progress, print the summary, and return the exit code."""
         from camtool.progress import send_progress
@@ -282,9 +277,8 @@ def print_accuracy(right: int, wrong: int, *, only_wrong: bool) -> None:
     """Print how many photos are classified right, and that they have no results if only the others have."""
     total = right + wrong
     if total:
-        print_line(
-            f"Accuracy [bold]{format_percent(right / total, 1)}[/]: {right:,} of {format_count(total, 'photo')} right."
-        )
+        photos = format_count(total, "photo")
+        print_line(f"Accuracy [bold]{format_percent(right / total, 1)}[/]: {right:,} of {photos} right.")
     else:
         print_line("Accuracy is unknown: the model predicts no class, or no photo has a label.")
     if only_wrong:

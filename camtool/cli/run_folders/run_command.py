@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from camtool.cli.options.result_options import PrintOptions
 from camtool.cli.progress import run_summary
 from camtool.cli.progress.run_progress import build_countdown
 from camtool.cli.run_folders import run_options, stored_run_commands
+from camtool.cli.run_folders.run_options import ClusterOptions, LocalOptions, RunOptions, RunRequest
 from camtool.cli.terminal import escape, print_line
 from camtool.runs import process_settings
 
@@ -35,7 +37,7 @@ _MAX_REASONS = 20
 
 
 @takes_options
-def run(context: typer.Context, options: run_options.RunOptions, local: run_options.LocalOptions) -> None:
+def run(context: typer.Context, options: RunOptions, local: LocalOptions) -> None:
     """Explain photos: write an overlay of each, and a line in explanations.jsonl.
 
     The same command again continues a run that was stopped.
@@ -46,9 +48,7 @@ def run(context: typer.Context, options: run_options.RunOptions, local: run_opti
 
 
 @takes_options
-def run_on_cluster(
-    context: typer.Context, options: run_options.RunOptions, cluster: run_options.ClusterOptions
-) -> None:
+def run_on_cluster(context: typer.Context, options: RunOptions, cluster: ClusterOptions) -> None:
     """Explain photos on a Ray cluster, or on the cores of this machine, and write Parquet. See docs/scale.md.
 
     PATH may also be a URI, or a .tar or .parquet file. The same command again continues a run that was stopped.
@@ -58,7 +58,7 @@ def run_on_cluster(
     raise typer.Exit(_run_there(context, request, cluster))
 
 
-def _run_here(context: typer.Context, request: run_options.RunRequest, local: run_options.LocalOptions) -> int:
+def _run_here(context: typer.Context, request: RunRequest, local: LocalOptions) -> int:
     """Explain the photos on this machine, print the progress and the summary, and return the exit code.
 
     Raises:
@@ -108,7 +108,7 @@ def _run_here(context: typer.Context, request: run_options.RunRequest, local: ru
     return code
 
 
-def _list_photos(request: run_options.RunRequest, local: run_options.LocalOptions) -> Plan:
+def _list_photos(request: RunRequest, local: LocalOptions) -> Plan:
     from camtool.runs.job_list import plan_run
 
     photos = request.options.photos
@@ -136,7 +136,7 @@ def _tell_series(plan: Plan, *, is_joined: bool) -> None:
 # ------------------------------------------------------------------------------------------------------- on a cluster
 
 
-def _run_there(context: typer.Context, request: run_options.RunRequest, cluster: run_options.ClusterOptions) -> int:
+def _run_there(context: typer.Context, request: RunRequest, cluster: ClusterOptions) -> int:
     """Plan a run on a cluster, follow it, print the summary, and return the exit code.
 
     Raises:
@@ -177,7 +177,7 @@ def _run_there(context: typer.Context, request: run_options.RunRequest, cluster:
     return _Follower(run, options.printed, notes, has_classes=true_classes.path is not None).follow()
 
 
-def _list_inputs(request: run_options.RunRequest, image_column: str | None) -> ClusterInputs:
+def _list_inputs(request: RunRequest, image_column: str | None) -> ClusterInputs:
     """List the photos; check that options which need their names get them."""
     from camtool.runs.cluster.plan import list_inputs
 
@@ -191,7 +191,7 @@ def _list_inputs(request: run_options.RunRequest, image_column: str | None) -> C
     return listed
 
 
-def _build_settings(request: run_options.RunRequest) -> dict[str, Any]:
+def _build_settings(request: RunRequest) -> dict[str, Any]:
     """Return the settings of the batch class on the workers. They run in other folders, so paths are absolute."""
     model, labels = request.options.model, request.options.truth.labels
     return {
@@ -219,60 +219,58 @@ def to_uri(path: Path) -> str:
     return f"{scheme[1]}://{'/' if scheme[1] == 'file' else ''}{text[scheme.end() :]}"
 
 
+# Numbers of a shard's outcome that are summed up.
+_COUNTED = ("photos", "rows", "failures", "right", "wrong")
+
+
 class _Follower:
     """Progress and summary of a run on a cluster."""
 
     def __init__(self, run: ClusterRun, printed: PrintOptions, notes: list[str], *, has_classes: bool) -> None:
         self._run, self._printed, self._notes, self._has_classes = run, printed, notes, has_classes
-        self._photos, self._rows, self._failures, self._earlier_failures = 0, 0, 0, 0
-        self._right, self._wrong = 0, 0
+        # Sums of the outcomes of this start, and of those of earlier ones.
+        self._now, self._before = Counter[str](), Counter[str]()
         self._reasons: list[str] = []
         self._unreported = {shard.name for shard in run.list_unfinished()}
         self._earlier = [shard.name for shard in run.plan.shards if shard.name not in self._unreported]
-        self._todo = len(self._unreported)
-        self._finished, self._last_line = 0, time.monotonic()
+        self._todo, self._last_line = len(self._unreported), time.monotonic()
 
     def follow(self) -> int:
         """Run, show the progress, print the summary, and return the exit code."""
         # Before the work, as one of them may be damaged.
         for outcome in self._run.read_outcomes(self._earlier):
-            self._earlier_failures += outcome.failures
-            self._count(outcome)
+            self._count(outcome, self._before)
         started = time.perf_counter()
         outcomes, bar = self._run.start(), build_countdown(is_quiet=self._printed.hides_progress)
         with terminal.catch_stop() as stop, closing(outcomes), bar as progress:
             task = progress.add_task("Starting Ray", total=self._todo)
             for outcome in outcomes:
                 self._add(outcome)
-                progress.update(task, advance=1, description=f"Explaining, {self._photos} photos done; shards")
+                progress.update(task, advance=1, description=f"Explaining, {self._now['photos']} photos done; shards")
         if stop.code:
             self._add_unreported()
         self._print_summary(time.perf_counter() - started, interrupted=stop.code > 0)
-        return stop.code or (1 if self._failures + self._earlier_failures else 0)
+        return stop.code or (1 if self._now["failures"] + self._before["failures"] else 0)
 
     def _add_unreported(self) -> None:
         """Count shards that workers wrote and the engine had not reported when the run was stopped."""
-        if self._run.overwrite and not self._finished:
+        if self._run.overwrite and not self._now["shards"]:
             return  # shards of the earlier run may still be there
         written = self._unreported & self._run.folder.list_files()
         for outcome in self._run.read_outcomes(sorted(written)):
             self._add(outcome)
 
     def _add(self, outcome: ShardOutcome) -> None:
-        self._finished += 1
         self._unreported.discard(outcome.name)
-        self._photos += outcome.photos
-        self._rows += outcome.rows
-        self._failures += outcome.failures
-        self._count(outcome)
+        self._count(outcome, self._now)
         is_silent = self._printed.hides_progress or terminal.err.is_terminal
         if not is_silent and time.monotonic() - self._last_line >= terminal.SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            terminal.err.print(f"{self._finished} of {format_count(self._todo, 'shard')}, {self._photos} photos")
+            done, photos = self._now["shards"], self._now["photos"]
+            terminal.err.print(f"{done} of {format_count(self._todo, 'shard')}, {photos} photos")
 
-    def _count(self, outcome: ShardOutcome) -> None:
-        self._right += outcome.right
-        self._wrong += outcome.wrong
+    def _count(self, outcome: ShardOutcome, counts: Counter[str]) -> None:
+        counts.update({name: getattr(outcome, name) for name in _COUNTED}, shards=1)
         self._reasons += outcome.reasons[: _MAX_REASONS - len(self._reasons)]
 
     def _print_summary(self, seconds: float, *, interrupted: bool) -> None:
@@ -281,41 +279,40 @@ class _Follower:
             return
         if not self._printed.quiet:
             self._print_results(seconds, interrupted=interrupted)
-        run_summary.print_failures(self._failures + self._earlier_failures, self._reasons)
-        if self._earlier_failures and not self._printed.quiet:
+        run_summary.print_failures(self._now["failures"] + self._before["failures"], self._reasons)
+        if self._before["failures"] and not self._printed.quiet:
             terminal.err.print("Those of earlier starts were not tried again; remove a shard to compute it again.")
 
     def _print_results(self, seconds: float, *, interrupted: bool) -> None:
         if interrupted:
-            run_summary.print_stopped(self._finished, self._todo, "shard")
+            run_summary.print_stopped(self._now["shards"], self._todo, "shard")
         self._print_explained(seconds)
         if self._has_classes:
-            run_summary.print_accuracy(self._right, self._wrong, only_wrong=self._run.only_wrong)
+            counts = self._now + self._before
+            run_summary.print_accuracy(counts["right"], counts["wrong"], only_wrong=self._run.only_wrong)
         run_summary.print_notes(self._notes)
         for skipped in self._run.plan.skipped[:_MAX_REASONS]:
             print_line(f"[yellow]Skipped:[/] {escape(str(skipped.path))} is {escape(skipped.reason)}")
 
     def _print_explained(self, seconds: float) -> None:
-        earlier = len(self._earlier)
-        explained = self._photos - self._failures
-        rate = f" ([bold]{self._photos / seconds:.1f}[/] a second)" if self._photos else ""
-        print_line(f"[bold green]{format_count(explained, 'photo')} explained[/] in {seconds:.1f} s{rate}.")
+        earlier, photos = len(self._earlier), self._now["photos"]
+        rate = f" ([bold]{photos / seconds:.1f}[/] a second)" if photos else ""
+        explained = format_count(photos - self._now["failures"], "photo")
+        print_line(f"[bold green]{explained} explained[/] in {seconds:.1f} s{rate}.")
         of_earlier = f" ({earlier} from an earlier start)" if earlier else ""
-        shards = format_count(earlier + self._finished, "shard")
+        shards = format_count(earlier + self._now["shards"], "shard")
         print_line(f"{shards} of Parquet{of_earlier} in [bold]{escape(self._run.folder.name)}[/]")
 
     def _build_json_summary(self, seconds: float, *, interrupted: bool) -> dict[str, Any]:
+        counts = self._now + self._before
         return {
             "out": self._run.folder.name,
-            "photos": self._photos,
-            "rows": self._rows,
-            "failures": self._failures,
-            "failures_of_earlier_starts": self._earlier_failures,
+            **{name: self._now[name] for name in ("photos", "rows", "failures")},
+            "failures_of_earlier_starts": self._before["failures"],
             "reasons": self._reasons,
-            "right": self._right if self._has_classes else None,
-            "wrong": self._wrong if self._has_classes else None,
+            **{name: counts[name] if self._has_classes else None for name in ("right", "wrong")},
             "notes": self._notes,
-            "shards": self._finished,
+            "shards": self._now["shards"],
             "shards_finished_earlier": len(self._earlier),
             "shards_in_all": len(self._run.plan.shards),
             "seconds": round(seconds, 2),

@@ -19,13 +19,10 @@ if TYPE_CHECKING:
     from camtool.runs.job_list import Plan
     from camtool.runs.true_labels import TrueClasses
 
+_ON_CLUSTER = ("address", "gpus_per_worker", "cpus_per_worker", "cluster_workers")
+_LOCAL = ("out", "workers", "quiet", "verbose", "as_json", "sheet", "overwrite", "retry_failed", "page", "config")
 # Options that change no result, so that they may differ when a run is continued. All others may not.
-WITHOUT_EFFECT = frozenset(
-    {
-        *("out", "workers", "quiet", "verbose", "as_json", "sheet", "overwrite", "retry_failed", "page", "config"),
-        *("address", "gpus_per_worker", "cpus_per_worker", "cluster_workers"),
-    }
-)
+WITHOUT_EFFECT = frozenset((*_LOCAL, *_ON_CLUSTER))
 
 # Settings of the explainer that are not options of a method.
 _SETTINGS = ("layer", "merge", "batch_size", "placement", "engine", "reading", "verify")
@@ -125,25 +122,12 @@ def read_request(context: typer.Context, options: RunOptions, local: LocalOption
         photo_options.check_no_other_command(paths)
         if not options.output.overwrite and not photo_records.is_interrupted(output.folder):
             description.check_unchanged(output.folder, description.describe_command(command))
-    settings: dict[str, Any] = {
-        "layer": options.map.layer,
-        "merge": options.map.merge,
-        "batch_size": options.batch_size,
-        "placement": options.map.placement,
-        "engine": options.engine,
-        "reading": options.pixels.parse(),
-        "verify": options.map.verify,
-    }
+    settings: dict[str, Any] = {name: getattr(options.map, name) for name in ("layer", "merge", "placement", "verify")}
+    settings |= {"batch_size": options.batch_size, "engine": options.engine, "reading": options.pixels.parse()}
     settings |= result_options.parse_method_options(options.map.option, _SETTINGS)
-    return RunRequest(
-        methods=result_options.find_methods(options.map.method, settings, _SETTINGS),
-        targets=result_options.parse_targets(options.map.target),
-        settings=settings,
-        preprocessing=preprocessing,
-        output=output,
-        command=command,
-        options=options,
-    )
+    methods = result_options.find_methods(options.map.method, settings, _SETTINGS)
+    targets = result_options.parse_targets(options.map.target)
+    return RunRequest(methods, targets, settings, preprocessing, output, command, options)
 
 
 def _read_output(context: typer.Context, options: RunOptions, local: LocalOptions | None) -> OutputSettings:

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from camtool.runs.run_folder.replay import Replayer
 
 
+_PHOTOS = Option(metavar="FOLDER", show_default="where the run found them", exists=True, file_okay=False)
+
+
 @takes_options
 def report(
     *,
     run: Annotated[Path, Argument(metavar="RUN")],
-    photos: Annotated[
-        Path | None,
-        Option(metavar="FOLDER", show_default="where the run found them", exists=True, file_okay=False),
-    ] = None,
+    photos: Annotated[Path | None, _PHOTOS] = None,
     copy_photos: Annotated[bool, Option("--copy-photos")] = False,
     bundle: Annotated[Path | None, Option(metavar="FILE.zip", show_default=False)] = None,
     printed: PrintOptions,
@@ -137,9 +137,8 @@ def replay(
     replayer = Replayer(run, image)
     _check_trusted(replayer, image, {"model": model, "transform": transform}, allow_code=allow_code)
     with TemporaryDirectory(prefix="camtool-replay-") as folder:
-        _repeat_run(
-            context, replayer, [f"--out={folder}", "--quiet"] if printed.hides_progress else [f"--out={folder}"]
-        )
+        quiet = ["--quiet"] if printed.hides_progress else []
+        _repeat_run(context, replayer, [f"--out={folder}", *quiet])
     if printed.as_json:
         terminal.print_json(_build_json(replayer))
     elif not printed.quiet or not replayer.is_identical:
@@ -147,9 +146,7 @@ def replay(
     raise typer.Exit(0 if replayer.is_identical else 1)
 
 
-def _check_trusted(
-    replayer: Replayer, image: str | None, repeated: Mapping[str, str | None], *, allow_code: bool
-) -> None:
+def _check_trusted(replayer: Replayer, image: str | None, repeated: dict[str, str | None], *, allow_code: bool) -> None:
     """Check that the user has named all code, models and URLs that the replay would run and load, or allows them.
 
     Raises:

@@ -209,21 +209,19 @@ class Conclusion:
         """Return the smallest share of answers that the images of a candidate could have shown; infinity for none."""
         if outcome.removal is None or not outcome.removal.groups:
             return math.inf
-        candidate = outcome.candidate
-        columns = COMPARED_IMAGES + 1 if candidate.compares_images else candidate.count_columns(self.run.controls)
+        controls = COMPARED_IMAGES if outcome.candidate.compares_images else self.run.controls
         level = self.run.level / max(1, tests * len(outcome.effects))
-        return max(statistics.compute_detectable_share(outcome.removal.groups, level, columns), ANSWER_FLOOR)
+        return max(statistics.compute_detectable_share(outcome.removal.groups, level, 1 + controls), ANSWER_FLOOR)
 
     def _list_facts(self, outcome: Outcome) -> tuple[str, ...]:
         """Return what is remarkable about a candidate."""
-        facts = outcome.candidate.list_facts()
-        if 0 < len(outcome.present) < _ALL * outcome.class_count:
-            facts.append("only in a part of the class")
-        if outcome.transplants is not None and outcome.transplants.is_large and outcome.transplants.p <= self.run.level:
-            facts.append("works on other classes")
-        if outcome.alone is not None and outcome.alone >= 0.5:
-            facts.append("works alone on a blank image")
-        return tuple(facts)
+        pasting = outcome.transplants
+        facts = {
+            "only in a part of the class": 0 < len(outcome.present) < _ALL * outcome.class_count,
+            "works on other classes": pasting is not None and pasting.is_large and pasting.p <= self.run.level,
+            "works alone on a blank image": outcome.alone is not None and outcome.alone >= 0.5,
+        }
+        return (*outcome.candidate.list_facts(), *(fact for fact, holds in facts.items() if holds))
 
     def _count_by_group(
         self, records: Sequence[ImageRecord], present: set[int]

@@ -23,12 +23,12 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from camtool.engines.comparison import ComparedOutput, run_by_engines
 from camtool.engines.observers import list_engines
-from camtool.errors import ImageError, MetricError
+from camtool.errors import ImageError, MetricError, RaiseAs
 from camtool.evaluation.annotations import Region, read_region
-from camtool.evaluation.audit.split import compute_perceptual_hash, read_capture_time
+from camtool.evaluation.audit.split import Record, compute_perceptual_hash
 from camtool.evaluation.leaderboard.measurement import hash_tensors
 from camtool.evaluation.photo_properties import PROPERTIES, measure_properties
-from camtool.evaluation.subject import Candidate, Subject, map_candidates
+from camtool.evaluation.subject import Candidate, Subject, map_batches
 from camtool.hooks.observation import Observation, Observe, observe, resume
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
@@ -106,26 +106,20 @@ class Head(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class ImageRecord:
-    """The numbers that are kept of an image.
+class ImageRecord(Record):
+    """The numbers that are kept of an image of an audit; ``target`` is its label, or the answer, or -1 for no label.
 
     Attributes:
-        index: Its place among the images of the user.
         answer: The class of the highest score. Of a model of several labels: ``target`` if it is among the answers,
             else -1.
-        target: The class that it counts for: its label, or the answer; -1 if it has none of several.
         heat: ``(GRID, GRID)``, the share of the heat for ``target`` in each cell of the input; zeros for no heat.
-        hash: The perceptual hash, bytes.
         properties: Numbers of the photo, see :mod:`camtool.evaluation.photo_properties`.
         answers: All classes with a logit above 0, of a model of several labels. There an image has a record for each
             of its labels.
     """
 
-    index: int
     answer: int
-    target: int
     heat: NDArray[np.float64]
-    hash: NDArray[np.uint8]
     properties: NDArray[np.float64]
     answers: tuple[int, ...] = ()
 
@@ -140,10 +134,8 @@ class ImageRecord:
         answer, target, *others = values
         ends = np.cumsum([GRID**2, 32, len(PROPERTIES)])
         heat, hashed, properties, answers = np.split(np.asarray(others), ends)
-        numbers = tuple(map(int, answers))
-        return cls(
-            index, int(answer), int(target), heat.reshape(GRID, GRID), hashed.astype(np.uint8), properties, numbers
-        )
+        shares, codes = heat.reshape(GRID, GRID), hashed.astype(np.uint8)
+        return cls(index, int(target), codes, int(answer), shares, properties, tuple(map(int, answers)))
 
 
 def pack_records(records: Sequence[ImageRecord]) -> list[float]:
@@ -226,30 +218,23 @@ class AuditImages:
             parents[path.name].add(path.parent)
         return parents
 
-    def read_capture_time(self, index: int) -> tuple[str, float] | None:
-        """Return the camera of an image, and when it was taken; None if that is unknown."""
-        return read_capture_time(self.sources[index])
-
     def prepare(self, index: int) -> PreparedInput:
         """Return an image as the model receives it."""
         return self._prepared.get(index, lambda: self.subject.preparer.prepare(self.sources[index]))
 
-    def hash_first_inputs(self) -> list[str]:
-        """Return a hash of the first images as the model receives them: they change if their transform does."""
-        hashes = []
-        for index in range(min(len(self), _HASHED)):
-            with suppress(ImageError):
-                hashes.append(hash_tensors([self.prepare(index).tensor]))
-        return hashes
+    def score_first_inputs(self) -> tuple[list[str], list[float]]:
+        """Return a hash of each of the first inputs, and the logits of all of them by the model as it is.
 
-    def score_first_inputs(self) -> list[float]:
-        """Return the logits of the first images by the model as it is: they change if its code does."""
-        logits = list[float]()
+        The hashes change if the transform of the images does, and the logits if the code of the model does.
+        """
+        hashes, logits = list[str](), list[float]()
         for index in range(min(len(self), _HASHED)):
             with suppress(ImageError):
-                labeled = next(self.subject.iterate_batches([self.prepare(index)], [None], 1))
-                logits += upcast(self.subject.score_classes(labeled.images)).flatten().tolist()
-        return logits
+                image = self.prepare(index)
+                hashes.append(hash_tensors([image.tensor]))
+                labeled = next(self.subject.iterate_batches([image], [None], 1))
+                logits += self.subject.score_classes(labeled.images).flatten().tolist()
+        return hashes, logits
 
     def read_mask(self, index: int, image: PreparedInput) -> Tensor | None:
         """Return the mask of an image in the model's input, ``(H, W)`` boolean; None if there is none.
@@ -289,10 +274,8 @@ class AuditImages:
         raise MetricError(f"images: none of {len(self)} can be read. {reason}")
 
     def _examine(self, item: PreparedInput) -> Head:
-        try:
+        with RaiseAs(lambda error: MetricError(f"{error} {_ADVICE}"), MetricError):
             labeled = next(self.subject.iterate_batches([item], [None], 1))
-        except MetricError as error:
-            raise MetricError(f"{error} {_ADVICE}") from error
         scores = self.subject.score_classes(labeled.images)
         count, link = scores.shape[1], labeled.link
         is_sum = link == "identity" and bool((scores.sum(1) - 1).abs().max() < _ROUNDING)
@@ -315,7 +298,7 @@ class AuditImages:
             CamtoolError: No layer has such a grid.
         """
         candidates = find_candidates(self.subject.model, self.prepare(index).tensor[None])
-        grids = {layer_info.name: layer_info.layout.grid for layer_info in candidates if layer_info.layout is not None}
+        grids = {candidate.name: candidate.layout.grid for candidate in candidates}
         sides = {name: min(grid) for name, grid in grids.items() if len(grid) == 2 and max(grid) <= most}
         finest = max(sides.values(), default=0)
         if finest < _LEAST_GRID:
@@ -434,17 +417,14 @@ class AuditImages:
             records = []
             for target in own or (-1,):
                 answer, all_answers = self._get_answer(answered, target)
-                records.append(ImageRecord(number, answer, target, heat.pop(0), hashed, properties, all_answers))
+                records.append(ImageRecord(number, target, hashed, answer, heat.pop(0), properties, all_answers))
             yield number, records
 
     def map_classes(self, items: Sequence[PreparedInput], targets: Sequence[int]) -> list[Tensor]:
         """Return the map of each image for its class, at the size of the input, on the CPU in float64."""
-        maps = list[Tensor]()
-        for part in group_into_batches(items, self.batch_size):
-            batch, classes = InputBatch.from_prepared(part), targets[len(maps) : len(maps) + len(part)]
-            (mapped,) = map_candidates(self.subject.explainer, [Candidate(self.method)], batch, classes)
-            maps += mapped.maps.detach().cpu().double().unbind()
-        return maps
+        batches = map(InputBatch.from_prepared, group_into_batches(items, self.batch_size))
+        maps = map_batches(self.subject.explainer, Candidate(self.method), batches, targets)
+        return [one for part in maps for one in part.detach().cpu().double()]
 
     def _list_answers(self, logits: Tensor) -> tuple[int, ...]:
         """Return the class of the highest logit, or all with a logit above 0 if classes do not exclude one another."""
@@ -487,10 +467,11 @@ class AuditImages:
         The margin is the logit of the class minus the highest one of the others; of a model of several labels it is the
         logit itself.
         """
+        margins = logits[:, target]
         if self.head.is_independent:
-            margins = logits[:, target]
             return margins, margins.sigmoid(), (margins > 0).double()
-        return measure_margins(logits, target)
+        margins = margins - logits.index_fill(1, torch.tensor(target), -torch.inf).amax(1)
+        return margins, logits.softmax(1)[:, target], (margins > 0).double()
 
     def list_margins(self, logits: Tensor, target: int, fills: int) -> list[float]:
         """Return the margins, then the probabilities, of an unchanged image and its variants, for each fill.
@@ -513,14 +494,3 @@ def share_heat(maps: Tensor) -> Tensor:
 
 def _count_bytes(image: PreparedInput) -> int:
     return int(image.tensor.nbytes) + image.photo.nbytes
-
-
-def measure_margins(logits: Tensor, target: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return margin, probability and answer for a class: ``(N,)`` each.
-
-    The margin is the logit of the class minus the highest one of the others. The answer is 1 where it is above 0.
-    """
-    others = logits.clone()
-    others[:, target] = -torch.inf
-    margins = logits[:, target] - others.amax(1)
-    return margins, logits.softmax(1)[:, target], (margins > 0).double()

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from camtool.arguments.checks import check_choice
 from camtool.arguments.messages import format_count, format_ends, suggest_names
 from camtool.arguments.regular_files import read_regular
-from camtool.errors import MetricError, raise_interrupt
+from camtool.errors import MetricError, RaiseAs
 from camtool.evaluation.audit.cues.candidates import DECOYS, CueCandidate
 from camtool.evaluation.audit.cues.stored import CUES_NAME, AuditSettings, encode_cues, read_cues
 from camtool.evaluation.audit.report import page
@@ -338,10 +338,9 @@ def read_verdicts(path: Path | None, *, is_required: bool = False) -> dict[str, 
         return {}
     if not path.exists():
         raise MetricError(f"verdicts: {path} does not exist; give a verdicts.json that an audit wrote.")
-    try:
+    advice = "give a file that an audit wrote"
+    with RaiseAs(lambda error: MetricError(f"verdicts: {path} cannot be read: {error}; {advice}."), ValueError):
         content = parse_object(read_regular(path))
-    except ValueError as error:
-        raise MetricError(f"verdicts: {path} cannot be read: {error}; give a file that an audit wrote.") from error
     return check_verdicts(content, f"verdicts: {path}")
 
 
@@ -366,7 +365,9 @@ def read_audit(path: str | os.PathLike[str]) -> Audit:
     path = path / JSON_NAME if path.is_dir() else path
     if not path.exists():
         raise MetricError(f"audit: {path} does not exist; give the folder of an audit, or its audit.json.")
-    try:
+    advice = "give an audit.json that an audit wrote"
+    kinds = (OSError, ValueError, KeyError, TypeError, AttributeError)
+    with RaiseAs(lambda error: MetricError(f"audit: {path} cannot be read: {error}; {advice}."), *kinds):
         content = parse_object(read_regular(path))
         names = [each.name for each in fields(Audit) if each.name not in _NOT_IN_JSON]
         values: dict[str, Any] = {name: content[name] for name in names}
@@ -375,9 +376,6 @@ def read_audit(path: str | os.PathLike[str]) -> Audit:
             values[kind] = tuple(map(_read_finding, values[kind]))
         audit = Audit(**_to_tuples(values))
         audit.to_markdown()  # fails where a value has another type
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise_interrupt(error)
-        raise MetricError(f"audit: {path} cannot be read: {error}; give an audit.json that an audit wrote.") from error
     verdicts = read_verdicts(path.parent / VERDICTS_NAME)
     findings = tuple(replace(each, verdict=verdicts.get(each.key, each.verdict)) for each in audit.findings)
     return replace(audit, findings=findings, folder=path.parent, settings=settings, cues=cues)
@@ -422,23 +420,17 @@ def rank_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def _list_details(finding: Finding) -> list[str]:
-    details = []
-    if finding.suspicions:
-        details.append(f"Suspicious: {', '.join(finding.suspicions)}.")
-    if finding.facts:
-        details.append(f"Observed: {', '.join(finding.facts)}.")
-    if finding.outside is not None:
-        details.append(f"Of it {format_percent(finding.outside)} is outside of the given masks.")
-    if finding.also:
-        details.append(f"The same images were also found by: {'; '.join(finding.also)}.")
-    details += _list_accuracies(finding)
-    if finding.images:
-        details.append(f"Examples: {', '.join(finding.images[:5])}.")
-    if finding.without:
-        details.append(f"Without it: {', '.join(finding.without[:5])}.")
-    if finding.verdict is not None:
-        details.append(f"Verdict: {finding.verdict}.")
-    return [f"   * {detail}" for detail in details]
+    details = {
+        f"Suspicious: {', '.join(finding.suspicions)}.": finding.suspicions,
+        f"Observed: {', '.join(finding.facts)}.": finding.facts,
+        f"Of it {format_percent(finding.outside)} is outside of the given masks.": finding.outside is not None,
+        f"The same images were also found by: {'; '.join(finding.also)}.": finding.also,
+        **dict.fromkeys(_list_accuracies(finding), True),
+        f"Examples: {', '.join(finding.images[:5])}.": finding.images,
+        f"Without it: {', '.join(finding.without[:5])}.": finding.without,
+        f"Verdict: {finding.verdict}.": finding.verdict,
+    }
+    return [f"   * {detail}" for detail, is_known in details.items() if is_known]
 
 
 def _list_accuracies(finding: Finding) -> Iterator[str]:

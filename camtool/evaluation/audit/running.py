@@ -23,7 +23,7 @@ from camtool.evaluation.audit.findings import OUT_OF_BUDGET, Conclusion
 from camtool.evaluation.audit.images import PASSES_PER_MAP
 from camtool.evaluation.audit.report.page import check_results
 from camtool.evaluation.audit.result import NAMES, VERDICTS_NAME, Audit, Verdict, read_verdicts
-from camtool.evaluation.audit.setup import MOST_IMAGES, AuditRun, View, read_inputs
+from camtool.evaluation.audit.setup import MOST_IMAGES, AuditRun, View, prepare_run
 from camtool.evaluation.audit.state import State, check_options, hold_folder
 from camtool.evaluation.audit.trials import CueTester, Outcome, PassProgress, name_strengths
 from camtool.evaluation.subject import Subject, check_image_list
@@ -101,15 +101,15 @@ def audit(
     folder = check_results(out, NAMES)
     settings = AuditSettings(controls, method, seed, batch_size, engine, group)
     subject = Subject(model, transform, class_names, device)
-    inputs = read_inputs(subject, images, labels, metadata, settings, masks)
+    run = prepare_run(subject, images, labels, metadata, settings, masks, passes=most_passes, level=level)
     chosen = choose_kinds(kinds)
     default = None if folder is None else folder / VERDICTS_NAME
     user_verdicts = read_verdicts(default if verdicts is None else Path(verdicts), is_required=verdicts is not None)
     with hold_folder(folder):
-        run = inputs.start_run(folder, passes=most_passes, level=level)
+        run.open_state(folder)
         result = AuditTests(run, chosen).find_and_test(folder, user_verdicts)
         if engine != "eager":
-            result = _note_engines(result, run.state, inputs.images.used_engines)
+            result = _note_engines(result, run.state, run.images.used_engines)
         if folder is not None:
             result.save(folder)
     return result

@@ -35,58 +35,18 @@ class View(NamedTuple):
     tested: Half[ImageRecord]
 
 
-class AuditInputs(NamedTuple):
-    """The images of the user with their classes and columns, as an audit and a repair read them.
-
-    Attributes:
-        images: The images with the model.
-        names: The names of the classes.
-        columns: The metadata.
-        settings: The settings, with the column of groups that is used.
-        notes: Notes for the user about groups.
-    """
-
-    images: AuditImages
-    names: Sequence[str] | None
-    columns: Mapping[str, Sequence[Any]]
-    settings: AuditSettings
-    notes: Sequence[str]
-
-    def start_run(self, folder: Path | None, *, passes: int, level: float) -> AuditRun:
-        """Return an audit that has not run yet, see :class:`AuditRun`."""
-        run = AuditRun(
-            state=self.open_state(folder),
-            images=self.images,
-            names=self.names,
-            passes=passes,
-            level=level,
-            controls=self.settings.controls,
-            seed=self.settings.seed,
-            has_labels=self.images.labels is not None,
-            columns=self.columns,
-            settings=self.settings,
-        )
-        run.notes += self.notes
-        return run
-
-    def open_state(self, folder: Path | None) -> State:
-        """Return the numbers that were computed before with the same model, images and settings."""
-        images, settings = self.images, self.settings
-        grouping, inputs = settings.group and self.columns[settings.group], images.hash_first_inputs()
-        parts = settings.controls, settings.method, settings.seed, settings.batch_size, settings.engine
-        key = *parts, images.labels, images.has_sets, grouping, inputs
-        return State(images.subject, images.sources, key, folder, images.score_first_inputs())
-
-
-def read_inputs(
+def prepare_run(
     subject: Subject,
     images: Sequence[Any] | Tensor,
     labels: Sequence[int | str | Sequence[int | str]] | None,
     metadata: Mapping[str, Sequence[Any]] | None,
     settings: AuditSettings,
     masks: Region | Sequence[Region | None] | None = None,
-) -> AuditInputs:
-    """Return what the user gave, checked, see :func:`audit`.
+    *,
+    passes: int,
+    level: float,
+) -> AuditRun:
+    """Return an audit of what the user gave, which is checked, see :func:`audit`. Its state is not open yet.
 
     Raises:
         MetricError: An argument does not fit, or the model is no classifier.
@@ -99,7 +59,19 @@ def read_inputs(
     method, batch_size, engine = settings.method, settings.batch_size, settings.engine
     probe = AuditImages(subject, [*images], targets, method, batch_size, regions, has_sets=has_sets, engine=engine)
     check_targets(targets, probe.head.class_count)
-    return AuditInputs(probe, names, columns, replace(settings, group=group), notes)
+    run = AuditRun(
+        images=probe,
+        names=names,
+        passes=passes,
+        level=level,
+        controls=settings.controls,
+        seed=settings.seed,
+        has_labels=targets is not None,
+        columns=columns,
+        settings=replace(settings, group=group),
+    )
+    run.notes += notes
+    return run
 
 
 def _name_both_answers(labels: Sequence[str] | None) -> Sequence[str] | None:
@@ -150,6 +122,11 @@ class AuditRun(Run):
     def group(self) -> str | None:
         """The column of what belongs together; None if each image is on its own."""
         return self.settings.group
+
+    def open_state(self, folder: Path | None) -> None:
+        """Read the numbers in a folder that were computed before with the same model, images and settings."""
+        grouping = None if self.group is None else self.columns[self.group]
+        self.state = State([self.images], (self.settings, self.images.labels, self.images.has_sets, grouping), folder)
 
     def record_and_split(self) -> tuple[list[ImageRecord], list[Half[ImageRecord]]]:
         """Return the records of all images, and the discovery and the confirmation half."""
@@ -204,10 +181,8 @@ class AuditRun(Run):
             if least >= LEAST_GROUPS:
                 views.append(view)
             else:
-                self.not_tested.append(
-                    f"'{self.name_class(target)}': {self.units} without it in a half: {least}; "
-                    f"{LEAST_GROUPS} are needed."
-                )
+                text = f"{self.units} without it in a half: {least}; {LEAST_GROUPS} are needed."
+                self.not_tested.append(f"'{self.name_class(target)}': {text}")
         return views
 
     def _select_label(self, half: Half[ImageRecord], target: int) -> Half[ImageRecord]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,20 +39,19 @@ _CHUNK = 1024
 _DATE_TAG, _EXIF_BLOCK, _CAMERA_TAGS = 36867, 34665, (271, 272)
 
 
-class Record(Protocol):
-    """Properties of an image that the split into halves depends on."""
+@dataclass(frozen=True, eq=False)
+class Record:
+    """The numbers that are kept of an image; the split into halves depends on these.
 
-    @property
-    def index(self) -> int:
-        """The index among all images."""
+    Attributes:
+        index: Its place among the images of the user.
+        target: The class.
+        hash: ``(32,)``, the perceptual hash, bytes.
+    """
 
-    @property
-    def target(self) -> int:
-        """The class."""
-
-    @property
-    def hash(self) -> NDArray[np.uint8]:
-        """The perceptual hash."""
+    index: int
+    target: int
+    hash: NDArray[np.uint8]
 
 
 _R = TypeVar("_R", bound=Record)
@@ -141,19 +140,15 @@ def _list_bursts(times: Sequence[tuple[str, float] | None]) -> list[tuple[int, i
     ]
 
 
-def _find_near_pairs(hashes: NDArray[np.uint8]) -> list[tuple[int, int]]:
+def _find_near_pairs(hashes: NDArray[np.uint8]) -> list[list[int]]:
     """Return the pairs of images whose hashes differ in few bits, also of those that are set in one of the two."""
     bits = np.unpackbits(hashes, axis=1).astype(np.float32)
     pairs, counts = [], bits.sum(1)
     for start in range(0, len(bits), _CHUNK):
         both = bits[start : start + _CHUNK] @ bits[start:].T
         either = counts[start : start + _CHUNK, None] + counts[start:] - both
-        rows, columns = np.nonzero(either - both <= np.minimum(_NEAR, _NEAR_SHARE * either))
-        pairs += [
-            (start + row, start + column)
-            for row, column in zip(rows.tolist(), columns.tolist(), strict=True)
-            if row < column
-        ]
+        is_near = either - both <= np.minimum(_NEAR, _NEAR_SHARE * either)
+        pairs += (start + np.argwhere(np.triu(is_near, 1))).tolist()
     return pairs
 
 

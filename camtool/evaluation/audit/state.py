@@ -21,10 +21,9 @@ from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.messages import format_count
 from camtool.errors import ImageError, MetricError
 from camtool.evaluation.audit.images import AuditImages
-from camtool.evaluation.audit.split import Half, Record, group_images, split_in_halves
+from camtool.evaluation.audit.split import Half, Record, group_images, read_capture_time, split_in_halves
 from camtool.evaluation.audit.trials import LEAST_GROUPS
-from camtool.evaluation.leaderboard.measurement import Checkpoint, hash_tensors, hash_weights, replace_checkpoint
-from camtool.evaluation.subject import Subject
+from camtool.evaluation.leaderboard.measurement import Checkpoint, hash_model, hash_tensors, replace_checkpoint
 from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.image_files import read_image
 from camtool.progress import Stage, follow_loop
@@ -53,11 +52,11 @@ def check_options(passes: int | str, controls: int, batch_size: int, level: floa
     Raises:
         MetricError: One is too small or too large.
     """
-    for name, value in (("passes", passes), ("controls", controls), ("batch_size", batch_size)):
-        if value != "all" or name != "passes":
-            check_count(name, value, error=MetricError)
+    most_passes = sys.maxsize if passes == "all" else passes
+    for name, value in (("passes", most_passes), ("controls", controls), ("batch_size", batch_size)):
+        check_count(name, value, error=MetricError)
     check_number("level", level, above=0, below=1, error=MetricError)
-    return sys.maxsize if passes == "all" else int(passes)
+    return int(most_passes)
 
 
 def shorten_list(names: Sequence[str]) -> str:
@@ -109,44 +108,34 @@ class State:
     """Numbers that were computed under a key, in memory and in a file of the folder; those of other settings are kept.
 
     Args:
-        subject: The model.
-        sources: The images.
-        settings: All that numbers depend on.
+        images: The images, with each model.
+        settings: All else that numbers depend on.
         folder: The folder; None keeps them in memory only.
-        logits: Some logits of the model: they tell of code that neither weights nor settings show, e.g. another
-            activation function. Those of the last bits count as the same.
     """
 
-    def __init__(
-        self,
-        subject: Subject,
-        sources: Sequence[Any],
-        settings: object,
-        folder: Path | None,
-        logits: Sequence[float] = (),
-    ) -> None:
-        stamps, model = [_stamp(source) for source in sources], subject.model
-        tensors = [*model.parameters(), *model.buffers()]
-        inputs_of_all = repr(model), hash_weights(model), camtool.__version__, settings, stamps
+    def __init__(self, images: Sequence[AuditImages], settings: object, folder: Path | None) -> None:
+        models, stamps = [hash_model(one.subject.model) for one in images], [*map(_stamp, images[0].sources)]
+        hashes, parts = zip(*(one.score_first_inputs() for one in images), strict=True)
+        # They tell of code that neither weights nor settings show, e.g. another activation function.
+        logits = [*chain.from_iterable(parts)]
+        inputs_of_all = models, camtool.__version__, settings, stamps, hashes
         if folder is not None:
             check_inside(folder, Path(_STATE_NAME))
         self._store = Checkpoint(None if folder is None else folder / _STATE_NAME)
         self._unwritten = dict[str, dict[str, Any]]()
         for variant in count():
-            self._prefix = hash_tensors(tensors, *inputs_of_all, variant)
+            self._prefix = hash_tensors([], *inputs_of_all, variant)
             before = self.get("logits")
             if not isinstance(before, list):
-                self._unwritten = {f"{self._prefix} logits": {"values": [*logits]}}
+                self._unwritten = {f"{self._prefix} logits": {"values": logits}}
                 break
+            # Those that differ in the last bits count as the same.
             if len(before) == len(logits) and np.allclose(before, logits, _ROUNDING, _ROUNDING, equal_nan=True):
                 break
 
     def get(self, key: str) -> list[float] | str | None:
         """Return the numbers under a key, or the text; None if there are none."""
-        name = f"{self._prefix} {key}"
-        if name not in self._store:
-            return None
-        entry = self._store[name]
+        entry = self._store.get(f"{self._prefix} {key}", {"values": None})
         return entry["values"] if "values" in entry else str(entry["error"])
 
     def add(self, key: str, value: list[float] | str) -> None:
@@ -188,7 +177,6 @@ class Run:
     """An audit or a comparison on its way.
 
     Attributes:
-        state: The numbers that were computed before.
         images: The images with the model, of a comparison with the old one.
         names: The names of the classes.
         passes: Most forward passes.
@@ -196,12 +184,12 @@ class Run:
         controls: Control regions in each image.
         seed: The seed.
         has_labels: True if the user gave the classes.
+        state: The numbers that were computed before, which are read as soon as the folder is held.
         not_tested: The parts that were left out, and why.
         notes: Notes for the user about images and groups.
         unread: Images that could not be read.
     """
 
-    state: State
     images: AuditImages
     names: Sequence[str] | None
     passes: int
@@ -209,6 +197,7 @@ class Run:
     controls: int
     seed: int
     has_labels: bool
+    state: State = field(init=False)
     not_tested: list[str] = field(default_factory=list, init=False)
     notes: list[str] = field(default_factory=list, init=False)
     unread: int = field(default=0, init=False)
@@ -271,7 +260,7 @@ class Run:
             column: See :func:`camtool.evaluation.audit.split.group_images`.
         """
         hashes = np.stack([record.hash for record in records])
-        times = [self.images.read_capture_time(record.index) for record in records]
+        times = [read_capture_time(self.images.sources[record.index]) for record in records]
         groups = group_images(hashes, times, column)
         independent, images = len({*groups}), len({record.index for record in records})
         if independent < images:

@@ -67,8 +67,7 @@ def average_units(
 
 def subtract_controls(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the first column minus the mean of the others, ``(N,)``."""
-    beyond: NDArray[np.float64] = values[:, 0] - values[:, 1:].mean(1)
-    return beyond
+    return np.asarray(values[:, 0] - values[:, 1:].mean(1))
 
 
 def run_sign_flip_test(

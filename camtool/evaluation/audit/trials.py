@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from camtool.evaluation.audit import statistics
 from camtool.evaluation.audit.cues.candidates import COMPARED_IMAGES, Change, CueCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
+from camtool.evaluation.audit.split import Record
 from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean
 from camtool.progress import PassCounter, Stage, follow_loop
 
@@ -28,6 +29,8 @@ PROBABILITY_FLOOR, ANSWER_FLOOR = 0.1, 0.2
 
 # Images whose cue is shown alone on a blank image.
 _ALONE = 10
+
+_R = TypeVar("_R", bound=Record)
 
 # ``remember(key, compute)``: the numbers that were computed under a key before, or else are computed now.
 Remember = Callable[[str, Callable[[], list[float]]], list[float]]
@@ -205,32 +208,46 @@ def name_strengths(candidate: CueCandidate) -> str:
     return f"{candidate.key} strengths"
 
 
-@dataclass(eq=False)
-class CueTester:
-    """Tests candidates on the images of the confirmation half.
+@dataclass(eq=False, kw_only=True)
+class Tester(Generic[_R]):
+    """Tests of an audit or a comparison on the images of the confirmation half.
 
     Attributes:
-        images: All images.
-        records: Those of the confirmation half.
+        records: The images of the confirmation half.
         groups: The group of each of these.
         controls: Control regions in each image.
-        most_images: Images for each test of a candidate.
+        most_images: Images for each test.
         seed: The seed.
         remember: Keeps what was computed.
-        permutations: Arrangements in each test.
         passes: Forward passes of all tests so far, also of those that were remembered.
-        counter: Receives the progress; None for nobody.
     """
 
-    images: AuditImages
-    records: Sequence[ImageRecord]
+    records: Sequence[_R]
     groups: Sequence[int]
     controls: int
     most_images: int
     seed: int
     remember: Remember
-    permutations: int = statistics.PERMUTATIONS
     passes: int = 0
+
+    def draw(self, rows: Iterable[int], *key: str, most: int | None = None) -> list[int]:
+        """Return at most the number of images for a test, drawn by a hash of its key and the image."""
+        order = sorted(rows, key=lambda row: hash_parts(self.seed, *key, self.records[row].index))
+        return sorted(order[: self.most_images if most is None else most])
+
+
+@dataclass(eq=False, kw_only=True)
+class CueTester(Tester[ImageRecord]):
+    """Tests candidates on the images of the confirmation half.
+
+    Attributes:
+        images: All images.
+        permutations: Arrangements in each test.
+        counter: Receives the progress; None for nobody.
+    """
+
+    images: AuditImages
+    permutations: int = statistics.PERMUTATIONS
     counter: PassProgress | None = None
     _choices: dict[str, _Choice] = field(default_factory=dict, init=False, repr=False)
 
@@ -280,15 +297,16 @@ class CueTester:
             return 2 * (1 + COMPARED_IMAGES)
         if candidate.compares_classes and not is_removal:
             return 2
-        return (len(candidate.fills) if is_removal else 1) * (candidate.count_columns(self.controls) + 1)
+        # The unchanged image, the candidate and its controls, with each fill.
+        return (len(candidate.fills) if is_removal else 1) * (2 + self.controls)
 
     def measure_strengths(self, candidate: CueCandidate) -> NDArray[np.float64]:
         """Return how strongly each image has a candidate, ``(N,)``."""
-        return np.array(
-            self.remember(
-                name_strengths(candidate), lambda: [candidate.measure(self.images, record) for record in self.records]
-            )
-        )
+
+        def measure() -> list[float]:
+            return [candidate.measure(self.images, record) for record in self.records]
+
+        return np.array(self.remember(name_strengths(candidate), measure))
 
     def find_present(self, candidate: CueCandidate) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return True for the records of the class, and for those that have the candidate, ``(N,)`` each."""
@@ -304,8 +322,8 @@ class CueTester:
         is_answer = np.array([record.answer == candidate.target for record in self.records])
         present = np.flatnonzero(is_class & has_it)
         others = np.flatnonzero(~is_class & ~is_answer & ~has_it)
-        used = self._draw(present[is_answer[present]], candidate, "removal")
-        recipients = self._draw(others, candidate, "transplant", len(used))
+        used = self.draw(present[is_answer[present]].tolist(), candidate.key, "removal")
+        recipients = self.draw(others.tolist(), candidate.key, "transplant", most=len(used))
         presence_p = self._test_presence(strengths, is_class)
         choice = self._choices[candidate.key] = _Choice(is_class, present, others, used, recipients, presence_p)
         return choice
@@ -341,13 +359,6 @@ class CueTester:
         units, of_class = statistics.average_units(strengths[:, None], self.groups, is_class)
         return float(statistics.run_maximum_test(units, of_class, permutations=self.permutations, seed=self.seed).p[0])
 
-    def _draw(self, rows: NDArray[np.int_], candidate: CueCandidate, test: str, most: int | None = None) -> list[int]:
-        """Return at most the number of images for a test, drawn by a hash of candidate and image."""
-        order = sorted(
-            rows.tolist(), key=lambda row: hash_parts(self.seed, candidate.key, test, self.records[row].index)
-        )
-        return sorted(order[: self.most_images if most is None else most])
-
     def _try(
         self, candidate: CueCandidate, rows: Sequence[int], partners: NDArray[np.int_], *, is_removal: bool
     ) -> tuple[Effect, ...]:
@@ -379,11 +390,8 @@ class CueTester:
                 groups.append(self.groups[row])
         if len({*groups}) < LEAST_GROUPS:
             return ()
-        stacked = np.stack(results, 2)  # (margin or probability, fill, image, unchanged and columns)
-        return tuple(
-            self._summarize(margins, probabilities, groups, is_removal=is_removal)
-            for margins, probabilities in zip(stacked[0], stacked[1], strict=True)
-        )
+        by_fill = np.stack(results, 2).swapaxes(0, 1)
+        return tuple(self._summarize(values, groups, is_removal=is_removal) for values in by_fill)
 
     def _score(self, candidate: CueCandidate, index: int, variants: Tensor) -> list[float]:
         """Return margins, then probabilities, of the unchanged image and its variants, for each fill."""
@@ -439,15 +447,9 @@ class CueTester:
         first, changes = values[0][:, :1], torch.stack([value[:, 1] - value[:, 0] for value in values], 1)
         return [float(value) for value in torch.cat([first, first + changes], 1).flatten()]
 
-    def _summarize(
-        self,
-        margins: NDArray[np.float64],
-        probabilities: NDArray[np.float64],
-        groups: Sequence[int],
-        *,
-        is_removal: bool,
-    ) -> Effect:
-        sign = -1 if is_removal else 1
+    def _summarize(self, values: NDArray[np.float64], groups: Sequence[int], *, is_removal: bool) -> Effect:
+        """Return the effect with a fill, from ``(margin or probability, image, unchanged and columns)``."""
+        (margins, probabilities), sign = values, -1 if is_removal else 1
         effects = sign * (margins[:, 1:] - margins[:, :1])
         changed = statistics.average_groups(((sign * margins[:, 1:]) > 0).astype(float), groups)
         shifts = statistics.average_groups(sign * (probabilities[:, 1:] - probabilities[:, :1]), groups)

@@ -105,21 +105,19 @@ def _list_measurements(measurements: Sequence[Mapping[str, Any]]) -> Iterator[st
     if not measurements:
         yield "Nothing was measured: `--truth` gives the accuracy, `camtool evaluate` compares maps with chance."
         return
-    rows = [
-        (
-            *(_name_source(one), _format(one["mean"]), _format_ends(one)),
-            *(f"{one['photos']:,}", _format(one["chance"]), one["chance_text"]),
-        )
-        for one in measurements
-    ]
-    yield from _format_table(("measure", "mean", "95 % interval", "photos", "chance", "chance is"), rows)
+    header = ("measure", "mean", "95 % interval", "photos", "chance", "chance is")
+    yield from _format_table(header, map(_list_cells, measurements))
     if any(one["file"] for one in measurements):
         yield ""
         yield "Files of evaluations name no model: that they are about this one is the word of who wrote the bundle."
 
 
-def _name_source(measurement: Mapping[str, Any]) -> str:
-    return f"{measurement['name']} ({measurement['file']})" if measurement["file"] else str(measurement["name"])
+def _list_cells(measurement: Mapping[str, Any]) -> list[str]:
+    """Return the cells of a row: the measure, its mean with its interval, and what chance gives."""
+    name = f"{measurement['name']} ({measurement['file']})" if measurement["file"] else measurement["name"]
+    mean, low, high, chance = (_format(measurement[key]) for key in ("mean", "low", "high", "chance"))
+    interval = low if low == "-" else f"{low} to {high}"
+    return [name, mean, interval, f"{measurement['photos']:,}", chance, measurement["chance_text"]]
 
 
 def _list_audits(audits: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -161,11 +159,6 @@ def _format_table(header: Sequence[str], rows: Any) -> Iterator[str]:
 def _escape(text: str) -> str:
     """Return text on one line that Markdown shows as it is."""
     return _MARKUP.sub(r"\\\1", escape_hidden(text))
-
-
-def _format_ends(measurement: Mapping[str, Any]) -> str:
-    low, high = _format(measurement["low"]), _format(measurement["high"])
-    return low if low == "-" else f"{low} to {high}"
 
 
 def _format(number: float | None) -> str:

@@ -12,7 +12,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import starmap
+from itertools import chain, starmap
 from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo, is_zipfile
@@ -20,7 +20,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo, is_zipfile
 import numpy as np
 
 from camtool.arguments.regular_files import hash_stream, open_regular, read_regular
-from camtool.errors import CamtoolError, MethodError
+from camtool.errors import CamtoolError, MethodError, RaiseAs
 from camtool.evaluation.audit.result import JSON_NAME, MARKDOWN_NAME, VERDICTS_NAME, read_audit
 from camtool.evaluation.audit.statistics import compute_share
 from camtool.evaluation.bundle.card import write_card
@@ -65,6 +65,7 @@ def gather_evidence(folder: Path) -> dict[str, Any]:
     transform, regions = str(model.get("transform")), command.get("region") or []
     if not build_check(list[str])(regions):
         raise CamtoolError(f"{folder / DESCRIPTION} is damaged: 'region' of its 'command' is no list of texts.")
+    leaderboards = (_read_leaderboard(folder, path) for path in find_beside(folder, LEADERBOARD))
     return {
         "format": FORMAT,
         "camtool": description["camtool"],
@@ -83,9 +84,9 @@ def gather_evidence(folder: Path) -> dict[str, Any]:
         "layers": sorted(counts.layers),
         **{name: description.get(name) for name in ("engine", "device", "drawing", "seeds", "versions", "machine")},
         "replay": _describe_replay(folder, description.get("directory", "")),
-        "explanations": sum(counts.explanations.values()),
+        "explanations": counts.explanations,
         "warnings": list(starmap(_describe_warning, sorted(counts.warnings.items()))),
-        "measurements": [*_measure(counts, regions), *_read_leaderboards(folder)],
+        "measurements": [*_measure(counts, regions), *chain.from_iterable(leaderboards)],
         "audits": [_describe_audit(folder, path) for path in find_beside(folder, JSON_NAME)],
     }
 
@@ -93,9 +94,8 @@ def gather_evidence(folder: Path) -> dict[str, Any]:
 def _select_preprocessing(command: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that change the model's input."""
     given = {name: command.get(name) for name in _PREPROCESSING}
-    return {
-        name: value for name, value in given.items() if value is not None and value is not False
-    }  # a frame may be 0
+    # A frame may be 0.
+    return {name: value for name, value in given.items() if value is not None and value is not False}
 
 
 def _describe_replay(folder: Path, directory: str) -> list[str]:
@@ -131,7 +131,7 @@ class _Counts:
 
     Attributes:
         data: Number, bytes and hash of the photos, and how many failed.
-        explanations: Method → number of explanations.
+        explanations: The number of explanations.
         layers: The layers.
         warnings: Code → number of explanations with it.
         correct: For each photo with a known class, whether the model's top class is the true one.
@@ -140,7 +140,7 @@ class _Counts:
     """
 
     data: dict[str, Any] = field(default_factory=dict)
-    explanations: Counter[str] = field(default_factory=Counter)
+    explanations: int = 0
     layers: set[str] = field(default_factory=set)
     warnings: Counter[str] = field(default_factory=Counter)
     correct: list[bool] = field(default_factory=list)
@@ -168,16 +168,15 @@ def _count(records: Iterable[PhotoRecord]) -> _Counts:
 def _count_rows(counts: _Counts, rows: Sequence[Mapping[str, Any]]) -> None:
     """Add the explanations of one photo."""
     shares: dict[tuple[str, str], list[float]] = defaultdict(list)
+    counts.explanations += len(rows)
     for row in rows:
-        method = row["method"]
-        counts.explanations[method] += 1
         counts.layers.add(row["layer"])
         counts.warnings.update({*(row.get("warning_codes") or ())})
         values = {f"heat in {name}": share for name, share in (row.get("heat_in") or {}).items()}
         values["sufficient part"] = row.get("sufficient")
         for name, value in values.items():
             if value is not None:
-                shares[name, method].append(value)
+                shares[name, row["method"]].append(value)
     for key, own in shares.items():  # several targets of a photo are one observation
         counts.shares[key].append(sum(own) / len(own))
     if rows and rows[0].get("correct") is not None:
@@ -249,21 +248,17 @@ class _Measurement(NamedTuple):
     chance_text: str
 
 
-def _read_leaderboards(folder: Path) -> list[dict[str, Any]]:
-    """Return the metrics of the evaluations beside a run.
+def _read_leaderboard(folder: Path, path: Path) -> list[dict[str, Any]]:
+    """Return the metrics of an evaluation beside a run.
 
     Raises:
-        CamtoolError: One is damaged.
+        CamtoolError: It is damaged.
     """
-    measurements = list[dict[str, Any]]()
-    for path in find_beside(folder, LEADERBOARD):
-        try:
-            measurements += _list_measurements(parse_object(read_regular(folder / path)), path.as_posix())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:  # noqa: PERF203  any file may be damaged
-            raise CamtoolError(
-                f"{folder / path} cannot be read: {error}; write it again with camtool evaluate."
-            ) from error
-    return measurements
+    with RaiseAs(
+        lambda error: CamtoolError(f"{folder / path} cannot be read: {error}; write it again with camtool evaluate."),
+        *(ValueError, KeyError, TypeError, AttributeError),
+    ):
+        return [*_list_measurements(parse_object(read_regular(folder / path)), path.as_posix())]
 
 
 def _list_measurements(table: Mapping[str, Any], file: str) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ preprocessing. This part is divided into 10 x 10 cells.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from typing import TypeAlias
 
@@ -19,12 +19,11 @@ from torch import Tensor
 
 from camtool.errors import ImageError, MetricError
 from camtool.evaluation.audit.cues.candidates import draw_shifts
-from camtool.evaluation.audit.images import GRID, PASSES_PER_MAP, AuditImages
-from camtool.evaluation.audit.split import compute_perceptual_hash
-from camtool.evaluation.subject import Subject
+from camtool.evaluation.audit.images import GRID, PASSES_PER_MAP, AuditImages, share_heat
+from camtool.evaluation.audit.split import Record, compute_perceptual_hash
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.inputs.prepared_inputs import PreparedInput, group_into_batches
-from camtool.rendering.views import Photo
+from camtool.rendering.views import Photo, View
 from camtool.trust.metrics.removal import impute_linear
 
 # Top, left, bottom, right as shares of the photo.
@@ -44,34 +43,29 @@ _PICTURE = 360
 
 
 @dataclass(frozen=True, eq=False)
-class PairRecord:
-    """The numbers that are kept of an image. Pairs are of the old model and the new one.
+class PairRecord(Record):
+    """The numbers that are kept of an image in a comparison. Pairs are of the old model and the new one.
+
+    ``target`` is the label, or the class of the highest mean probability of both models.
 
     Attributes:
-        index: Its place among the images of the user.
-        target: The class that is compared: the label, or the class of the highest mean probability of both models.
         answers: ``(2,)``, the classes of the highest scores.
         probabilities: ``(2,)``, of ``target``.
         deviations: ``(2,)``, the standard deviation of the logits over classes.
         correlation: The correlation of the two maps; 1 if neither has any heat.
         heat: ``(2, GRID, GRID)``, the share of the heat for ``target`` in each cell; zeros for no heat.
-        hash: The perceptual hash, bytes.
     """
 
-    index: int
-    target: int
     answers: NDArray[np.int_]
     probabilities: NDArray[np.float64]
     deviations: NDArray[np.float64]
     correlation: float
     heat: NDArray[np.float64]
-    hash: NDArray[np.uint8]
 
     @property
     def difference(self) -> NDArray[np.float64]:
         """``(GRID, GRID)``, the share of the heat of the new model minus that of the old one."""
-        difference: NDArray[np.float64] = self.heat[1] - self.heat[0]
-        return difference
+        return np.asarray(self.heat[1] - self.heat[0])
 
     @property
     def moved(self) -> float:
@@ -87,37 +81,29 @@ class PairRecord:
     def from_list(cls, index: int, values: Sequence[float]) -> PairRecord:
         """Return the record with these values."""
         pairs, heat, hashed = np.split(np.asarray(values[1:]), [7, 7 + 2 * GRID**2])
-        shares = heat.reshape(2, GRID, GRID)
-        codes = hashed.astype(np.uint8)
-        return cls(index, int(values[0]), pairs[:2].astype(int), pairs[2:4], pairs[4:6], float(pairs[6]), shares, codes)
+        target, codes, shares = int(values[0]), hashed.astype(np.uint8), heat.reshape(2, GRID, GRID)
+        return cls(index, target, codes, pairs[:2].astype(int), pairs[2:4], pairs[4:6], float(pairs[6]), shares)
 
 
+@dataclass(eq=False)
 class PairedImages:
     """The images, and the two models.
 
-    Args:
-        subjects: The old model and the new one.
-        sources: Images as :func:`camtool.explain` takes them, one each.
+    Attributes:
+        old: The images with the old model.
+        new: The same images with the new one.
         labels: The class of each image; None for the classes of the highest mean probability of both models.
-        method: The method of the maps.
-        batch_size: Images in a forward pass.
     """
 
-    def __init__(
-        self,
-        subjects: tuple[Subject, Subject],
-        sources: Sequence[object],
-        labels: Sequence[int] | None,
-        method: str,
-        batch_size: int,
-    ) -> None:
-        self.old, self.new = (AuditImages(subject, sources, None, method, batch_size) for subject in subjects)
-        self.sides = self.old, self.new
-        self._labels, self._batch_size = labels, batch_size
-        self._is_checked = False
+    old: AuditImages
+    new: AuditImages
+    labels: Sequence[int] | None
+    _is_checked: bool = field(default=False, init=False)
 
-    def __len__(self) -> int:
-        return len(self.old)
+    @property
+    def sides(self) -> tuple[AuditImages, AuditImages]:
+        """The images with each model."""
+        return self.old, self.new
 
     def iterate_records(self, indices: Sequence[int]) -> Iterator[tuple[int, PairRecord | str]]:
         """Yield the number of each image with its record, or with why it cannot be compared.
@@ -146,27 +132,18 @@ class PairedImages:
         if not self._is_checked:
             self._check(*inputs)
         logits = torch.stack([self._score(side, items) for side, items in zip(self.sides, inputs, strict=True)])
-        answers = logits.argmax(2)
-        shares = logits.softmax(2)
+        answers, deviations, shares = logits.argmax(2).numpy(), logits.std(2).numpy(), logits.softmax(2)
         # The old model's answers would be classes that the old model, and not the new one, was selected to be sure of.
-        targets = shares.mean(0).argmax(1).tolist() if self._labels is None else [self._labels[row] for row in pairs]
+        targets = shares.mean(0).argmax(1).tolist() if self.labels is None else [self.labels[row] for row in pairs]
         maps = [side.map_classes(items, targets) for side, items in zip(self.sides, inputs, strict=True)]
-        probabilities = shares[:, torch.arange(len(pairs)), torch.tensor(targets)]
+        probabilities = shares[:, torch.arange(len(pairs)), torch.tensor(targets)].numpy()
         for row, (index, images) in enumerate(pairs.items()):
             before, after = images[0].geometry, images[1].geometry
             box = find_common_box(before, after)
             old, new = place_in_box(maps[0][row], before, box), place_in_box(maps[1][row], after, box)
-            record = PairRecord(
-                index=index,
-                target=targets[row],
-                answers=answers[:, row].numpy(),
-                probabilities=probabilities[:, row].numpy(),
-                deviations=logits[:, row].std(1).numpy(),
-                correlation=_correlate(old, new),
-                heat=np.stack([_share_heat(old), _share_heat(new)]),
-                hash=compute_perceptual_hash(images[0].photo),
-            )
-            yield index, record
+            heat, codes = share_heat(torch.from_numpy(np.stack([old, new]))), compute_perceptual_hash(images[0].photo)
+            numbers = answers[:, row], probabilities[:, row], deviations[:, row]
+            yield index, PairRecord(index, targets[row], codes, *numbers, _correlate(old, new), heat.numpy())
 
     def _check(self, *inputs: list[PreparedInput]) -> None:
         """Check that both models answer with one of the same classes.
@@ -176,7 +153,7 @@ class PairedImages:
         """
         counts = []
         for name, side, items in zip(("old", "new"), self.sides, inputs, strict=True):
-            batch = next(group_into_batches(items, self._batch_size))
+            batch = next(group_into_batches(items, side.batch_size))
             link = next(side.subject.iterate_batches(batch, [None] * len(batch), len(batch))).link
             if link != "softmax":
                 raise MetricError(
@@ -186,12 +163,12 @@ class PairedImages:
             counts.append(side.score(batch[0].tensor[None]).shape[1])
         if counts[0] != counts[1]:
             raise MetricError(f"new has {counts[1]} classes and old has {counts[0]}; give models of the same classes.")
-        if max(self._labels or (0,)) >= counts[0]:
-            raise MetricError(f"labels: {max(self._labels or ())} is no class of the models, which have {counts[0]}.")
+        if max(self.labels or (0,)) >= counts[0]:
+            raise MetricError(f"labels: {max(self.labels or ())} is no class of the models, which have {counts[0]}.")
         self._is_checked = True
 
     def _score(self, side: AuditImages, items: list[PreparedInput]) -> Tensor:
-        batches = group_into_batches(items, self._batch_size)
+        batches = group_into_batches(items, side.batch_size)
         return torch.cat([side.score(torch.stack([item.tensor for item in batch])) for batch in batches])
 
     def score_covered(
@@ -244,11 +221,8 @@ class PairedImages:
             top, left, bottom, right = image.geometry.box
             box = top * down, left * across, bottom * down, right * across
             small = Geometry((height, width), image.geometry.size, box)
-            view = Photo(np.asarray(photo.resize((width, height), Image.Resampling.LANCZOS)), small)
-            if scale == 1:
-                enlarged = view.enlarge()
-                assert isinstance(enlarged, Photo)
-                view = enlarged
+            view: View = Photo(np.asarray(photo.resize((width, height), Image.Resampling.LANCZOS)), small)
+            view = view.enlarge() if scale == 1 else view
             stream = BytesIO()
             pixels = view.draw_overlay(view.place_map(heat.numpy().astype(np.float32)))
             Image.fromarray(pixels).save(stream, "JPEG", quality=85)
@@ -280,13 +254,10 @@ def find_common_box(old: Geometry, new: Geometry) -> Box:
     Raises:
         ImageError: There is none.
     """
-    edges = []
-    for geometry in (old, new):
-        top, left, bottom, right = geometry.box
-        height, width = geometry.photo
-        edges.append([*(sorted((top / height, bottom / height))), *sorted((left / width, right / width))])
-    top, left = (max(0.0, *(side[side_index] for side in edges)) for side_index in (0, 2))
-    bottom, right = (min(1.0, *(side[side_index] for side in edges)) for side_index in (1, 3))
+    shares = [np.divide(geometry.box, geometry.photo * 2) for geometry in (old, new)]
+    corners = np.sort(np.reshape(shares, (2, 2, 2)), 1)  # of each input: top and left, then bottom and right
+    top, left = corners[:, 0].max(0).clip(min=0).tolist()
+    bottom, right = corners[:, 1].min(0).clip(max=1).tolist()
     if bottom <= top or right <= left:
         raise ImageError("the two models see no common part of this image; give them transforms that overlap.")
     return top, left, bottom, right
@@ -304,12 +275,6 @@ def _move_to_box(geometry: Geometry, box: Box) -> Geometry:
     top, bottom = (_FINE * (edge - box[0] * height) / lengths[0] for edge in edges[::2])
     left, right = (_FINE * (edge - box[1] * width) / lengths[1] for edge in edges[1::2])
     return Geometry((_FINE, _FINE), geometry.size, (top, left, bottom, right))
-
-
-def _share_heat(heat: NDArray[np.float64]) -> NDArray[np.float64]:
-    cells = heat.reshape(GRID, _FINE // GRID, GRID, _FINE // GRID).mean((1, 3))
-    shares: NDArray[np.float64] = cells / max(float(cells.sum()), 1e-12)
-    return shares
 
 
 def _correlate(old: NDArray[np.float64], new: NDArray[np.float64]) -> float:

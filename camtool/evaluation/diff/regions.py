@@ -12,7 +12,7 @@ from camtool.evaluation.audit import statistics
 from camtool.evaluation.audit.cues.candidates import describe_place
 from camtool.evaluation.audit.cues.place import find_regions, grow
 from camtool.evaluation.audit.images import GRID
-from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, PROBABILITY_FLOOR, Effect, Remember, hash_parts
+from camtool.evaluation.audit.trials import ANSWER_FLOOR, LEAST_GROUPS, PROBABILITY_FLOOR, Effect, Tester, hash_parts
 from camtool.evaluation.diff.pairs import PairedImages, PairRecord
 from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean
 
@@ -170,29 +170,15 @@ def _find_places(
     return found
 
 
-@dataclass(eq=False)
-class RegionTester:
+@dataclass(eq=False, kw_only=True)
+class RegionTester(Tester[PairRecord]):
     """Tests regions on the images of the confirmation half.
 
     Attributes:
         images: All images, and the models.
-        records: Those of the confirmation half.
-        groups: The group of each of these.
-        controls: Control regions in each image.
-        most_images: Images for each test.
-        seed: The seed.
-        remember: Keeps what was computed.
-        passes: Forward passes of all tests so far, also of those that were remembered.
     """
 
     images: PairedImages
-    records: Sequence[PairRecord]
-    groups: Sequence[int]
-    controls: int
-    most_images: int
-    seed: int
-    remember: Remember
-    passes: int = 0
 
     def test(self, region: MovedRegion) -> RegionOutcome:
         """Cover a region in both models."""
@@ -210,28 +196,23 @@ class RegionTester:
 
     def _measure_heat(self, region: MovedRegion, rows: Sequence[int]) -> tuple[float, float]:
         """Return the mean share of the heat in a region, of the old and the new model."""
-        if not rows:
-            return 0, 0
         records = [self.records[row] for row in rows]
-        inside = [[float(side[region.locate(record)].sum()) for side in record.heat] for record in records]
-        return float(np.mean([old for old, _ in inside])), float(np.mean([new for _, new in inside]))
+        inside = [record.heat[:, region.locate(record)].sum(1) for record in records]
+        old, new = np.mean(inside, 0).tolist() if inside else (0.0, 0.0)
+        return old, new
 
     def _cover(self, outcome: RegionOutcome, rows: Sequence[int]) -> RegionOutcome:
         region, results, groups = outcome.region, list[NDArray[np.float64]](), list[int]()
-        order = sorted(rows, key=lambda row: hash_parts(self.seed, region.key, self.records[row].index))
         partners = [record.index for record in self.records if record.target != region.target]
-        for row in sorted(order[: self.most_images]):
+        for row in self.draw(rows, region.key):
             values = self._score_covered(region, self.records[row], partners)
             self.passes += len(values) // 2
             if values:
                 results.append(np.asarray(values).reshape(2, 2, -1, self.controls + 2))
                 groups.append(self.groups[row])
         if len({*groups}) < LEAST_GROUPS:
-            return replace(
-                outcome,
-                reason=f"independent images in the confirmation half that have it: {len({*groups})}; {LEAST_GROUPS} "
-                "are needed",
-            )
+            count = f"independent images in the confirmation half that have it: {len({*groups})}"
+            return replace(outcome, reason=f"{count}; {LEAST_GROUPS} are needed")
         return self._compare_fills(outcome, results, groups)
 
     def _score_covered(self, region: MovedRegion, record: PairRecord, partners: Sequence[int]) -> list[float]:
@@ -252,22 +233,16 @@ class RegionTester:
         fills = min(result.shape[2] for result in results)
         # (old or new, margin or probability, fill, image, unchanged and columns)
         stacked = np.stack([result[:, :, :fills] for result in results], 3)
-        deviations = np.mean([record.deviations for record in self.records], 0)
-        outcomes = [self._compare(outcome, stacked[:, :, fill], groups, deviations) for fill in range(fills)]
+        outcomes = [self._compare(outcome, stacked[:, :, fill], groups) for fill in range(fills)]
         return max(outcomes, key=lambda each: (each.p, -abs(each.difference.mean) if each.difference else 0))
 
-    def _compare(
-        self,
-        outcome: RegionOutcome,
-        values: NDArray[np.float64],
-        groups: Sequence[int],
-        deviations: NDArray[np.float64],
-    ) -> RegionOutcome:
+    def _compare(self, outcome: RegionOutcome, values: NDArray[np.float64], groups: Sequence[int]) -> RegionOutcome:
         """Return the outcome with the effects of covering with a fill.
 
         Margins count in standard deviations of a model's logits, so a model of higher temperature is no other model.
         """
         sign, drops = outcome.region.sign, values[..., :1] - values[..., 1:]
+        deviations = np.mean([record.deviations for record in self.records], 0)
         margins = sign * (drops[1, 0] / deviations[1] - drops[0, 0] / deviations[0])
         contrast = statistics.average_groups(margins, groups)
         beyond = statistics.subtract_controls(contrast)
@@ -277,16 +252,9 @@ class RegionTester:
         lost, shifts = (
             np.stack([statistics.average_groups(part, groups) for part in both]) for both in (is_lost, drops[:, 1])
         )
-        old, new = (
-            Effect.summarize(
-                len(margins),
-                lost[side],
-                shifts[side],
-                statistics.run_control_test(drops[side, 0], groups, seed=self.seed),
-                self.seed,
-            )
-            for side in (0, 1)
-        )
+        p_values = [statistics.run_control_test(drop, groups, seed=self.seed) for drop in drops[:, 0]]
+        sides = zip(lost, shifts, p_values, strict=True)
+        old, new = (Effect.summarize(len(margins), *side, self.seed) for side in sides)
         apart = [part[1] - part[0] for part in (lost, shifts)]
         intervals = [bootstrap_mean(statistics.subtract_controls(part), self.seed) for part in apart]
         p = max(outcome.moved_p, place_p, swap_p)

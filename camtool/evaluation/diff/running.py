@@ -15,13 +15,13 @@ from camtool.arguments.checks import check_count
 from camtool.arguments.explain_arguments import read_by_position
 from camtool.errors import MetricError
 from camtool.evaluation.annotations import find_targets
+from camtool.evaluation.audit.images import AuditImages
 from camtool.evaluation.audit.report.page import check_results
 from camtool.evaluation.audit.state import SHOWN, Run, State, check_options, hold_folder
 from camtool.evaluation.audit.statistics import compute_q_values, compute_share
 from camtool.evaluation.diff.pairs import PASSES_PER_PAIR, PASSES_PER_PICTURE, PairedImages, PairRecord
 from camtool.evaluation.diff.regions import MovedRegion, RegionOutcome, RegionTester, find_moved_regions
 from camtool.evaluation.diff.result import GENERATOR, JSON_NAME, MARKDOWN_NAME, CamDiff, ImageChange, MovedHeat
-from camtool.evaluation.leaderboard.measurement import hash_weights
 from camtool.evaluation.subject import Subject, check_image_list, check_single_labels
 from camtool.explaining.types import Model
 from camtool.models import Transform, to_loaded
@@ -96,30 +96,26 @@ def diff(
     folder = check_results(out, (JSON_NAME, MARKDOWN_NAME), GENERATOR)
     before, after = to_loaded(old), to_loaded(new)
     names = _find_common_labels(before.labels, after.labels, class_names)
-    subjects = (
-        Subject(before, transform, names, device),
-        Subject(after, transform or after.transform or before.transform, names, device),
-    )
+    new_transform = transform or after.transform or before.transform
+    subjects = Subject(before, transform, names, device), Subject(after, new_transform, names, device)
     sets, _ = find_targets(labels, names, len(images))
     targets, sources = None if sets is None else [target for (target,) in sets], [*images]
-    pairs = PairedImages(subjects, sources, targets, method, batch_size)
-    hashes, inputs = [*map(hash_weights, (before.model, after.model))], [one.hash_first_inputs() for one in pairs.sides]
-    settings = "diff", repr(after.model), hashes, controls, method, seed, batch_size, targets, inputs
+    old_images, new_images = (AuditImages(subject, sources, None, method, batch_size) for subject in subjects)
+    pairs = PairedImages(old_images, new_images, targets)
+    comparison = _Comparison(
+        images=pairs.old,
+        names=names,
+        passes=most_passes,
+        level=level,
+        controls=controls,
+        seed=seed,
+        has_labels=targets is not None,
+        pairs=pairs,
+        titles=(before.name or "old", after.name or "new"),
+        pictures=pictures,
+    )
     with hold_folder(folder):
-        logits = pairs.old.score_first_inputs() + pairs.new.score_first_inputs()
-        comparison = _Comparison(
-            state=State(subjects[0], sources, settings, folder, logits),
-            images=pairs.old,
-            names=names,
-            passes=most_passes,
-            level=level,
-            controls=controls,
-            seed=seed,
-            has_labels=targets is not None,
-            pairs=pairs,
-            titles=(before.name or "old", after.name or "new"),
-            pictures=pictures,
-        )
+        comparison.state = State(pairs.sides, (controls, method, seed, batch_size, targets), folder)
         result = comparison.run()
         if folder is not None:
             result.save(folder)

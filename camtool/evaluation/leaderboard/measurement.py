@@ -119,8 +119,7 @@ def evaluate(
     total = len(candidates) * (count * bool(others) + len(spread))
     weights, texts = "", dict[str, str]()
     if checkpoint is not None:  # within a call they are the same everywhere, so only a file has to tell them apart
-        tensors = [*subject.model.parameters(), *subject.model.buffers()]
-        weights = hash_tensors(tensors, repr(subject.model), hash_weights(subject.model))
+        weights = hash_model(subject.model)
         texts = {name: _describe_options(name, options) for name, options in chosen.items()}
     store = Checkpoint(None if checkpoint is None else Path(checkpoint))
     with closing(follow_loop(total, Stage("Evaluating", "map"))) as counter:
@@ -185,13 +184,9 @@ class _Run:
         self, batches: Iterable[LabeledBatch], truth: Sequence[Any] | None, metrics: Mapping[str, Mapping[str, Any]]
     ) -> None:
         """Measure all candidates on all images, and try other inputs."""
-        done = 0
         for labeled in batches:
-            items = labeled.batch.items
-            placed = None if truth is None else place_truth(truth, items, range(done, done + len(items)))
-            self.measure(labeled, placed, metrics)
+            self.measure(labeled, place_truth(truth, labeled.batch.items, labeled.rows), metrics)
             self.try_other_inputs(labeled)
-            done += len(items)
 
     def measure(
         self, labeled: LabeledBatch, truth: InputTruth | None, metrics: Mapping[str, Mapping[str, Any]]
@@ -315,8 +310,8 @@ def _describe_options(metric: str, options: Mapping[str, Any]) -> str:
     return "".join(f" {name}={describe(value)}" for name, value in sorted(options.items()))
 
 
-class Checkpoint:
-    """A file with one result per line, as JSON: ``{"key": ..., "value": ...}``. A line that was cut off is ignored.
+class Checkpoint(dict[str, Any]):
+    """Results by key, in a file with one per line, ``{"key": ..., "value": ...}``. A line that was cut off is ignored.
 
     Args:
         path: The file; it is made with the first result. ``None`` keeps the results in memory only.
@@ -326,18 +321,12 @@ class Checkpoint:
     """
 
     def __init__(self, path: Path | None) -> None:
+        super().__init__({} if path is None or not path.exists() else _read(path))
         self._path = path
-        self._known: dict[str, Any] = {} if path is None or not path.exists() else _read(path)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._known
-
-    def __getitem__(self, key: str) -> Any:
-        return self._known[key]
 
     def add(self, results: Mapping[str, Any]) -> None:
         """Keep results, and write them to the file."""
-        self._known.update(results)
+        self.update(results)
         if self._path is None or not results:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -384,11 +373,15 @@ def hash_tensors(tensors: Sequence[Tensor], *settings: object) -> str:
     return digest.hexdigest()
 
 
-def hash_weights(model: nn.Module) -> str:
-    """Return a hash of the file that the weights make: those of quantized layers are no parameters."""
+def hash_model(model: nn.Module) -> str:
+    """Return a hash of the modules and the weights, also of the file that these make.
+
+    Those of quantized layers are no parameters, and not all buffers are in the file.
+    """
     stream = BytesIO()
     torch.save(model.state_dict(), stream)
-    return hashlib.blake2b(stream.getbuffer(), digest_size=10).hexdigest()
+    file_hash = hashlib.blake2b(stream.getbuffer(), digest_size=10).hexdigest()
+    return hash_tensors([*model.parameters(), *model.buffers()], repr(model), file_hash)
 
 
 _CHECKS = {"layer": build_check(str), "ms": build_check(float)}

@@ -216,8 +216,7 @@ class Evaluation:
         reasons = "".join(f"{metric}: no value for {reason}\n" for metric, reason in self.failed.items())
         return self.to_markdown() + (f"\n{reasons}" if reasons else "")
 
-    def _repr_markdown_(self) -> str:
-        return self.to_markdown()
+    _repr_markdown_ = to_markdown
 
     @property
     def _caption(self) -> str:

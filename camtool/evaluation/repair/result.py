@@ -13,13 +13,7 @@ from torch import nn
 
 from camtool.arguments.explain_arguments import get_module
 from camtool.arguments.messages import format_count, format_ends, format_points
-from camtool.evaluation.audit.report.page import (
-    PAGE_NAME,
-    check_results,
-    describe_effect,
-    escape_texts,
-    format_percent,
-)
+from camtool.evaluation.audit.report.page import PAGE_NAME, check_results, describe_effect, escape_texts, format_percent
 from camtool.evaluation.audit.result import WorstGroup, list_sections, write_files
 from camtool.evaluation.audit.trials import Effect
 from camtool.evaluation.leaderboard.table import Interval, encode_json, to_record
@@ -267,14 +261,8 @@ class Repair:
         better = sum(answer.is_better for answer in self.changed)
         changed = f"layer {self.head!r}" if self.layers == "last" else f"layer {self.head!r} and the norm layers"
         halves = f"Learned from {format_count(self.learned, 'image')}; all numbers are of the other {self.tested}."
-        lines = [
-            "# Repair" if self.is_better else "# No repair",
-            "",
-            self.verdict,
-            "",
-            f"Changed: {changed}. {halves}",
-            "",
-        ]
+        title = "# Repair" if self.is_better else "# No repair"
+        lines = [title, "", self.verdict, "", f"Changed: {changed}. {halves}", ""]
         lines += [f"{number}. {cue.sentence}" for number, cue in enumerate(self.cues, 1)]
         lines += ["", "| right answers | images | before | after | change |", "| --- | --- | --- | --- | --- |"]
         lines += [f"| {name} | {each.images} | {' | '.join(each.cells)} |" for name, each in self.accuracies.items()]
@@ -305,11 +293,8 @@ class Repair:
         """Return the page as HTML. It holds its pictures, and loads nothing."""
         shown = escape_texts(content)
         pictures = [b64encode(answer.picture).decode() for answer in self.changed]
-        changed = [
-            {**answer, "picture": picture}
-            for answer, picture in zip(shown["changed"], pictures, strict=True)
-            if picture
-        ]
+        answers = zip(shown["changed"], pictures, strict=True)
+        changed = [{**answer, "picture": picture} for answer, picture in answers if picture]
         page: str = render_template(
             "repair.html",
             ("dom.js", "theme.js"),

@@ -16,25 +16,19 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_choice
 from camtool.arguments.messages import format_count
-from camtool.errors import MetricError, raise_interrupt
+from camtool.errors import MetricError, RaiseAs
 from camtool.evaluation.audit.cues.candidates import CueCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.report.page import check_results
 from camtool.evaluation.audit.result import Audit, Finding, read_audit
-from camtool.evaluation.audit.setup import AuditRun, read_inputs
+from camtool.evaluation.audit.setup import AuditRun, prepare_run
 from camtool.evaluation.audit.split import Half
 from camtool.evaluation.audit.state import hold_folder, shorten_list
 from camtool.evaluation.audit.statistics import compute_share
 from camtool.evaluation.repair.head import Examples, ScoreHead, find_score_head, refit, train_norms
 from camtool.evaluation.repair.measuring import list_answers, measure
 from camtool.evaluation.repair.result import GENERATOR, NAMES, Repair
-from camtool.evaluation.repair.variants import (
-    Cue,
-    MendedImages,
-    ReadVariants,
-    Variant,
-    iterate_batches,
-)
+from camtool.evaluation.repair.variants import Cue, MendedImages, ReadVariants, Variant, iterate_batches
 from camtool.evaluation.subject import Subject, check_image_list
 from camtool.explaining.types import Model
 from camtool.models import Loaded, Transform, to_loaded
@@ -99,9 +93,9 @@ def repair(
         raise MetricError("audit: it is of an earlier version, without cues.json; run it again.")
     loaded = to_loaded(model)
     subject = Subject(loaded, transform, class_names, device)
-    inputs = read_inputs(subject, images, labels, metadata, audited.settings)
+    run = prepare_run(subject, images, labels, metadata, audited.settings, passes=1, level=audited.level)
     with hold_folder(audited.folder):
-        run = inputs.start_run(audited.folder, passes=1, level=audited.level)
+        run.open_state(audited.folder)
         mended = Subject(replace(loaded, model=_copy(loaded)), transform, class_names, device)
         result = RepairRun.start(run, chosen, audited).run_on(mended, uses_norms=layers == "norms")
     returned = replace(model, model=mended.model) if isinstance(model, Loaded) else mended.model
@@ -138,11 +132,10 @@ def choose_cues(audit: Audit) -> tuple[list[tuple[Finding, CueCandidate]], list[
 
 
 def _copy(loaded: Loaded) -> nn.Module:
-    try:
+    text = "model: it cannot be copied ({}); give one that copy.deepcopy copies."
+    # A module of the user may hold anything.
+    with RaiseAs(lambda error: MetricError(text.format(error)), Exception, unless=(MemoryError,)):
         return copy.deepcopy(loaded.model)
-    except Exception as error:  # a module of the user may hold anything
-        raise_interrupt(error, MemoryError)
-        raise MetricError(f"model: it cannot be copied ({error}); give one that copy.deepcopy copies.") from error
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
+from itertools import compress, groupby, islice
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -141,18 +141,10 @@ class Variant(NamedTuple):
 
 def iterate_batches(images: AuditImages, variants: Iterable[Variant]) -> Iterator[tuple[Tensor, list[Variant]]]:
     """Yield inputs of one size ``(N, C, H, W)``, and the variant of each; what cannot be made is left out."""
-    inputs, kept = list[Tensor](), list[Variant]()
-    for variant in variants:
-        tensor = variant.make(images)
-        if tensor is None:
-            continue
-        if inputs and (len(inputs) == images.batch_size or tensor.shape != inputs[0].shape):
-            yield torch.stack(inputs), kept
-            inputs, kept = [], []
-        inputs.append(tensor)
-        kept.append(variant)
-    if inputs:
-        yield torch.stack(inputs), kept
+    made = ((tensor, variant) for variant in variants if (tensor := variant.make(images)) is not None)
+    for _, alike in groupby(made, key=lambda pair: pair[0].shape):
+        while batch := [*islice(alike, images.batch_size)]:
+            yield torch.stack([tensor for tensor, _ in batch]), [variant for _, variant in batch]
 
 
 class ReadVariants(NamedTuple):

@@ -11,6 +11,7 @@ product of e-values would need looks that are independent, which looks at one pr
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -204,11 +205,8 @@ class Probe:
     @property
     def tested(self) -> list[int]:
         """The classes with enough images for an alarm: permuting labels can give p <= ``LEAST_P``."""
-        count = len(self.targets)
-        counts = {target: self.targets.count(target) for target in self.classes}
-        return [
-            target for target, inside in counts.items() if self.has_labels and compute_least_p(count, inside) < LEAST_P
-        ]
+        counts = Counter(sorted(self.targets)) if self.has_labels else {}
+        return [target for target, inside in counts.items() if compute_least_p(len(self.targets), inside) < LEAST_P]
 
     def name_class(self, target: int) -> str:
         """Return the name of a class, or its number."""
@@ -216,8 +214,7 @@ class Probe:
 
     def is_of(self, target: int) -> NDArray[np.bool_]:
         """Return which images are of a class, ``(N,)``."""
-        is_of: NDArray[np.bool_] = np.asarray(self.targets) == target
-        return is_of
+        return np.equal(self.targets, target)
 
     def look(self) -> Look:
         """Explain all images for all classes of the probe set, from one forward pass, and return maps and scalars."""

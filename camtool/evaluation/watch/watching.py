@@ -262,8 +262,8 @@ class Watch:
         self.not_tested: list[str] = []
         self._evidence: dict[int, float] = {}
         self._writers: list[Writer] = []
-        self._last_due = self._epoch = 0
-        self._has_epoch = self._is_waiting = False
+        self._last_due, self._is_waiting = 0, False
+        self._epoch: int | None = None
         self._quickest, self._resumed_at = 0.0, time.perf_counter()
         self._probe = probe
         if probe is not None:
@@ -335,8 +335,7 @@ class Watch:
             epoch: The epoch, for the log and the alarm.
         """
         self.steps = self.steps + 1 if step is None else step
-        if epoch is not None:
-            self._epoch, self._has_epoch = epoch, True
+        self._epoch = self._epoch if epoch is None else epoch
         if self._probe is None or not (self._is_waiting or self.steps - self._last_due >= self._every):
             return
         if not self._is_waiting:
@@ -398,7 +397,7 @@ class Watch:
                     raised.append(self._make_alarm(probe, target, place))
             scalars[f"evidence/{target}"] = self._evidence[target] / self._needed
         self.alarms += raised
-        epoch = {"epoch": float(self._epoch)} if self._has_epoch else {}
+        epoch = {} if self._epoch is None else {"epoch": float(self._epoch)}
         scalars |= {"look": self.looks, "share_of_time": self.share_of_time, "postponed": self.postponed} | epoch
         written = WrittenLook(self.steps, scalars, probe.draw(look), [alarm.sentence for alarm in raised])
         for write in self._writers:
@@ -411,7 +410,7 @@ class Watch:
         return len(self._evidence) / self._level
 
     def _make_alarm(self, probe: Probe, target: int, place: Place) -> Alarm:
-        epoch, name = (self._epoch if self._has_epoch else None), probe.name_class(target)
+        epoch, name = self._epoch, probe.name_class(target)
         when = f"Step {self.steps}" if epoch is None else f"Epoch {epoch}, step {self.steps}"
         count, shares = format_count(int(probe.is_of(target).sum()), "image"), place.shares
         sentence = (

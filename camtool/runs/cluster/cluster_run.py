@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -135,7 +135,9 @@ class ClusterRun:
             OSError: The folder cannot be written.
         """
         self.folder.create()
-        with _lock_folder(self.folder):
+        path = self.folder.local_path
+        # Other runs on this machine are kept out of a local folder. Elsewhere they would compute the same shards twice.
+        with nullcontext() if path is None else lock_folder(path / _LOCK, self.folder.name):
             unfinished = self.list_unfinished()
             explain = self._build_explainer()
             description = self._describe(explain.loaded)
@@ -185,16 +187,6 @@ def _check_request(explain: ExplainBatch, shards: list[Shard]) -> None:
     next((shown for _, shown in explain.explain_photos(photos, strict=True) if not isinstance(shown, str)), None)
 
 
-@contextmanager
-def _lock_folder(folder: OutputFolder) -> Iterator[None]:
-    """Keep other runs on this machine out of a local folder. Elsewhere they would compute the same shards twice."""
-    if folder.local_path is None:
-        yield
-        return
-    with lock_folder(folder.local_path / _LOCK, folder.name):
-        yield
-
-
 def run_on_ray(run: ClusterRun, shards: Sequence[Shard], description: Mapping[str, Any]) -> Iterator[ShardOutcome]:
     """Compute shards on the workers of a Ray cluster, and yield the outcome of each as soon as it is written.
 
@@ -223,15 +215,14 @@ def run_on_ray(run: ClusterRun, shards: Sequence[Shard], description: Mapping[st
             "only_wrong": run.only_wrong,
             "expected": select_expected(description),
         }
-        try:
+        fault, text = ray.exceptions.RayError, "Ray ended the run"
+        with RaiseAs(lambda error: CamtoolError(f"{text}: {str(error).strip().splitlines()[-1]}"), fault):
             for row in _build_dataset(data, shards, resolved, worker).iter_rows():
                 outcome = ShardOutcome(**{**row, "reasons": [*row["reasons"]]})
                 if outcome.error:
                     raise CamtoolError(outcome.error)
                 missing.discard(outcome.name)
                 yield outcome
-        except ray.exceptions.RayError as error:
-            raise CamtoolError(f"Ray ended the run: {str(error).strip().splitlines()[-1]}") from error
     if missing:
         raise CamtoolError(f"{len(missing)} shards were not computed, e.g. {min(missing)}; start the run again.")
 

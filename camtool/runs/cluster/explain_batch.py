@@ -20,7 +20,7 @@ import torch
 
 from camtool.arguments.checks import check_count
 from camtool.arguments.explain_arguments import to_list
-from camtool.errors import CamtoolError, raise_interrupt
+from camtool.errors import CamtoolError, RaiseAs, raise_interrupt
 from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation
 from camtool.inputs.prepared_inputs import PreparedInput
@@ -326,22 +326,18 @@ def read_outcome(folder: OutputFolder, name: str) -> ShardOutcome | None:
     file = folder.open_file(name)
     if file is None:
         return None
-    try:
-        with file:
-            opened = parquet.ParquetFile(file)
-            facts = {key: int(opened.schema_arrow.metadata[f"camtool.{key}".encode()]) for key in _FACTS}
-            failures = opened.read(["failure"])["failure"].to_pylist() if facts["failures"] else ()
-            rows_in_file = opened.metadata.num_rows
-    except (arrow.ArrowException, KeyError, TypeError, ValueError) as error:  # also no metadata at all
-        raise CamtoolError(
-            f"{folder.name}/{name} is damaged, or no shard of camtool: {error}. Remove it to compute it again."
-        ) from error
+    text, advice = f"{folder.name}/{name} is damaged, or no shard of camtool", "Remove it to compute it again."
+    faults = (arrow.ArrowException, KeyError, TypeError, ValueError)  # also no metadata at all
+    with RaiseAs(lambda error: CamtoolError(f"{text}: {error}. {advice}"), *faults), file:
+        opened = parquet.ParquetFile(file)
+        facts = {key: int(opened.schema_arrow.metadata[f"camtool.{key}".encode()]) for key in _FACTS}
+        failures = opened.read(["failure"])["failure"].to_pylist() if facts["failures"] else ()
+        rows_in_file = opened.metadata.num_rows
     return _build_outcome(name, rows_in_file, [failure for failure in failures if failure is not None], facts)
 
 
-def _build_outcome(name: str, row_count: int, reasons: Sequence[str], facts: Mapping[str, int]) -> ShardOutcome:
-    photos, failures, right, wrong = (facts[key] for key in _FACTS)
-    return ShardOutcome(name, photos, row_count, failures, right, wrong, reasons[:_MAX_REASONS])
+def _build_outcome(name: str, row_count: int, reasons: Sequence[str], facts: Mapping[str, Any]) -> ShardOutcome:
+    return ShardOutcome(name, rows=row_count, reasons=reasons[:_MAX_REASONS], **facts)
 
 
 def _describe_deaths(shard: Shard) -> str:

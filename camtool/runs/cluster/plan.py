@@ -17,7 +17,7 @@ from functools import partial
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from camtool.errors import CamtoolError, ImageError, RaiseAs, raise_interrupt
 from camtool.inputs.image_files import IMAGE_SUFFIXES
@@ -69,19 +69,6 @@ _ROWS_AT_ONCE = 64
 
 # What reading a damaged archive raises.
 _TAR_FAULTS = (tarfile.TarError, OSError, EOFError, zlib.error, ValueError)
-
-
-class Source(Protocol):
-    """Part of the input. It is picklable, and a worker reads it."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """What the source consists of, in words that are equal in every run over the same input."""
-        ...
-
-    def iterate_photos(self) -> Iterator[Photo]:
-        """Yield the photos, in a fixed order. What cannot be read is a photo with a failure."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -185,6 +172,12 @@ class ParquetRows:
         name = values[self.name_column] if self.name_column else own_name
         path = f"{self.file.name}/{row}" if name is None else str(name)
         return Photo(path, failure=f"{path}: the row holds no image.") if data is None else Photo(path, bytes(data))
+
+
+# Part of the input. It is picklable, and a worker reads it. Its ``names`` say what it consists of, in words that are
+# equal in every run over the same input; ``iterate_photos`` yields the photos in a fixed order, and what cannot be read
+# is a photo with a failure.
+Source: TypeAlias = FileList | TarArchive | ParquetRows
 
 
 _IMAGE_COLUMNS = ("bytes", "image", "img", "jpg", "png", "content")

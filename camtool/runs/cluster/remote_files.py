@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from camtool.arguments import libraries
-from camtool.errors import CamtoolError, ImageError, RaiseAs, raise_interrupt
+from camtool.errors import CamtoolError, ImageError, RaiseAs
 from camtool.rendering.image_writing import open_atomically
 from camtool.runs.run_folder.description import DESCRIPTION, check_same, is_cluster_run, parse_description
 
@@ -83,16 +84,16 @@ def locate(uri: str) -> RemoteFile:
     """
     arrow, fs = import_library("pyarrow"), import_library("pyarrow.fs")
     scheme = urlsplit(uri).scheme
-    try:
+
+    def build_error(error: Exception) -> CamtoolError:
+        return CamtoolError(f"{scheme}://... cannot be opened: {error}.")
+
+    unknown = arrow.ArrowInvalid, NotImplementedError  # a scheme that pyarrow does not know
+    with RaiseAs(build_error, OSError), suppress(*unknown):
         filesystem, path = fs.FileSystem.from_uri(uri)
         return RemoteFile(filesystem, path, _name_path(scheme, path))
-    except (arrow.ArrowInvalid, NotImplementedError):
-        pass  # a scheme that pyarrow does not know
-    except OSError as error:
-        raise_interrupt(error)
-        raise CamtoolError(f"{scheme}://... cannot be opened: {error}.") from error
     fsspec = import_library("fsspec")
-    with RaiseAs(lambda error: CamtoolError(f"{scheme}://... cannot be opened: {error}."), ImportError, ValueError):
+    with RaiseAs(build_error, ImportError, ValueError):
         inner, path = fsspec.core.url_to_fs(uri)
     return RemoteFile(fs.PyFileSystem(fs.FSSpecHandler(inner)), path, _name_path(scheme, path))
 

@@ -143,8 +143,7 @@ def to_table(columns: Mapping[str, Any]) -> Any:
     Raises:
         CamtoolError: pyarrow is not installed.
     """
-    schema = get_schema()
-    return import_library("pyarrow").table({name: list(columns[name]) for name in COLUMNS}, schema=schema)
+    return import_library("pyarrow").table({name: list(columns[name]) for name in COLUMNS}, schema=get_schema())
 
 
 def encode_parquet(columns: Mapping[str, Any], facts: Mapping[str, int]) -> bytes:

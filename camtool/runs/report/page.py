@@ -25,10 +25,12 @@ from camtool.arguments.messages import add_article, format_count, format_percent
 from camtool.errors import CamtoolError, ColormapError
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
 from camtool.rendering.image_writing import open_atomically
+from camtool.runs.file_names import make_distinct
 from camtool.runs.report import run_folders
 from camtool.runs.report.columns import Column, ReportContents, ReportRow, RowWarning, list_columns
 from camtool.runs.report.pictures import PictureSettings, Progress, RowPictures, prepare_pictures
 from camtool.runs.run_folder.description import flatten
+from camtool.runs.run_folder.hashes import hash_text
 from camtool.runs.run_folder.photo_records import FAILURES
 from camtool.runs.stored_files import MANIFEST
 from camtool.runs.text_escapes import escape_hidden
@@ -123,9 +125,7 @@ def build_payload(contents: ReportContents, pictures: Sequence[RowPictures], sum
         "groups": _encode_texts([row.image for row in rows])["codes"],
         **_encode_warnings(rows, summary),
         **_encode_pictures(pictures),
-        "failures": [
-            {name: escape_hidden(text) for name, text in asdict(failure).items()} for failure in contents.failures
-        ],
+        "failures": [{name: escape_hidden(text) for name, text in asdict(item).items()} for item in contents.failures],
     }
 
 
@@ -149,14 +149,8 @@ def _number(values: Iterable[Any]) -> dict[Any, int]:
 
 def _identify(rows: Sequence[ReportRow]) -> list[str]:
     """Return a short name of each row for links, the same in every report of the run."""
-    taken: Counter[str] = Counter()
-    names = []
-    for row in rows:
-        text = "\0".join((row.image, row.method, row.layer, row.label, str(row.index)))
-        name = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:10]
-        taken[name] += 1
-        names.append(name if taken[name] == 1 else f"{name}-{taken[name]}")
-    return names
+    texts = ("\0".join((row.image, row.method, row.layer, row.label, str(row.index))) for row in rows)
+    return make_distinct([hash_text(text)[:10] for text in texts])
 
 
 # ------------------------------------------------------------------------------------------------------ warnings
@@ -226,9 +220,7 @@ _SCRIPTS = ("dom.js", "theme.js", "data.js", "filters.js", "sidebar.js", "grid.j
 _MAX_TEXT = 300
 
 
-def render_page(
-    payload: Mapping[str, Any], summary: RunSummary, run: Mapping[str, Any], notices: tuple[str, ...] = ()
-) -> str:
+def render_page(payload: Mapping[str, Any], summary: RunSummary, run: Mapping[str, Any], notices: Sequence[str]) -> str:
     """Return the page as HTML.
 
     Args:
@@ -309,12 +301,9 @@ def _find_title(run: Mapping[str, Any]) -> str:
 
 
 def _get_environment() -> Environment:
+    loader = FunctionLoader(read_template)
     environment = Environment(
-        loader=FunctionLoader(read_template),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(count=format_count, percent=format_percent)
     return environment
@@ -402,13 +391,12 @@ def write_report(
     page = target / PAGE
     contents = _read_contents(source, max_rows)
     check_page(page, GENERATOR)
-    directory = contents.run.get("directory")
-    settings = PictureSettings(
-        target, Path(directory) if isinstance(directory, str) else None, photos, copy_photos, is_quick
-    )
+    named = contents.run.get("directory")
+    directory = Path(named) if isinstance(named, str) else None
+    settings = PictureSettings(target, directory, photos, copy_photos, is_quick)
     pictures = prepare_pictures(contents.rows, settings, progress)
     summary = summarize(contents)
-    html = render_page(build_payload(contents, pictures, summary), summary, contents.run, tuple(contents.notices))
+    html = render_page(build_payload(contents, pictures, summary), summary, contents.run, contents.notices)
     with open_atomically(page) as stream:
         stream.write(html.encode())
     return WrittenReport(page, len(contents.rows), len(contents.failures), tuple(contents.notices))

@@ -11,6 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -268,11 +269,10 @@ def _read_cells(heatmap: StoredHeatmap) -> NDArray[np.uint8] | None:
     cells = heatmap.height * heatmap.width
     if min(heatmap.height, heatmap.width) < 1 or cells > _MAX_CELLS:
         return None
-    try:
+    with suppress(zlib.error):
         values = zlib.decompressobj().decompress(heatmap.data, cells + 1)
-    except zlib.error:
-        return None
-    return np.frombuffer(values, np.uint8).reshape(heatmap.height, heatmap.width) if len(values) == cells else None
+        return np.frombuffer(values, np.uint8).reshape(heatmap.height, heatmap.width) if len(values) == cells else None
+    return None
 
 
 def _draw_overlay(settings: PictureSettings, heatmap: StoredHeatmap, photo: Path) -> Path | None:

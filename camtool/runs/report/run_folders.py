@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -73,23 +73,21 @@ def build_row(fields: Mapping[str, Any], folder: Path) -> ReportRow | None:
     if not (fields.get("image") and fields.get("method")):
         return None
     index, correct = fields.get("index"), fields.get("correct")
+    numbers: Any = {name: read_number(fields.get(name)) for name in ("score", "probability", "sufficient")}
+    texts: Any = {name: _read_text(fields, name) for name in ("predicted_label", "true_label", "sufficient_text")}
     return ReportRow(
         image=str(fields["image"]),
         method=str(fields["method"]),
         layer=_read_text(fields, "layer") or "",
         label=_read_text(fields, "label") or "",
         index=index if isinstance(index, int) else None,
-        score=read_number(fields.get("score")),
-        probability=read_number(fields.get("probability")),
-        predicted_label=_read_text(fields, "predicted_label"),
-        true_label=_read_text(fields, "true_label"),
         correct=correct if isinstance(correct, bool) else None,
         warnings=_read_warnings(fields),
         box=_read_numbers(fields, "box", 4),
         pictures=_find_pictures(fields.get("files"), folder),
         heat_in=_read_shares(fields.get("heat_in")),
-        sufficient=read_number(fields.get("sufficient")),
-        sufficient_text=_read_text(fields, "sufficient_text"),
+        **numbers,
+        **texts,
     )
 
 
@@ -118,10 +116,9 @@ def _read_lines(
 
 def _parse_object(text: bytes) -> dict[str, Any] | None:
     """Return a JSON object; None if the text is something else."""
-    try:
+    with suppress(ValueError):
         return parse_object(text, is_finite=False)
-    except ValueError:
-        return None
+    return None
 
 
 def _build_failure(fields: dict[str, Any]) -> ReportFailure | None:

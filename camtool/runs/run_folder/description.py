@@ -188,11 +188,9 @@ def read_description(folder: Path) -> dict[str, Any] | None:
         CamtoolError: It is damaged, or camtool did not write it.
     """
     path = folder / DESCRIPTION
-    try:
-        content = read_regular(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return parse_description(content, str(path))
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return parse_description(read_regular(path), str(path))
+    return None
 
 
 def parse_description(content: bytes, name: str) -> dict[str, Any]:

@@ -15,14 +15,7 @@ from camtool.explaining.explainer import Explainer
 from camtool.models.loading import is_offline
 from camtool.rendering.written_files import resolve
 from camtool.runs.job_list import Job, parse_source
-from camtool.runs.run_folder import photo_records
-from camtool.runs.run_folder.description import (
-    DESCRIPTION,
-    check_directory,
-    find_changes,
-    is_cluster_run,
-    read_description,
-)
+from camtool.runs.run_folder import description, photo_records
 from camtool.runs.run_folder.hashes import hash_photo
 from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, PhotoRecord
 from camtool.runs.run_folder.run_folder import RunStart
@@ -69,12 +62,13 @@ class Replayer:
     explanations: list[ReplayedExplanation] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        description = read_description(self.folder)
-        if description is None or "command" not in description:
-            raise CamtoolError(f"run {str(self.folder)!r} holds no {DESCRIPTION}, so it cannot be replayed.")
-        _check_shape(description, self.folder / DESCRIPTION)
-        check_directory(description)
-        self.description: dict[str, Any] = description
+        described = description.read_description(self.folder)
+        if described is None or "command" not in described:
+            name = description.DESCRIPTION
+            raise CamtoolError(f"run {str(self.folder)!r} holds no {name}, so it cannot be replayed.")
+        _check_shape(described, self.folder / description.DESCRIPTION)
+        description.check_directory(described)
+        self.description: dict[str, Any] = described
         done = [record.image for record in self._read_stored() if record.is_done]
         if not done:
             raise CamtoolError(f"run {str(self.folder)!r} has explained no photo yet; start it again with camtool run.")
@@ -103,12 +97,7 @@ class Replayer:
         return not any(explanation.differences for explanation in self.explanations)
 
     def replay(
-        self,
-        explainer: Explainer[Any],
-        targets: Any,
-        output: OutputSettings,
-        batch_size: int,
-        description: Mapping[str, Any],
+        self, explainer: Explainer[Any], targets: Any, output: OutputSettings, batch_size: int, now: Mapping[str, Any]
     ) -> None:
         """Explain the photos again, and compare.
 
@@ -117,24 +106,22 @@ class Replayer:
             targets: The targets of the run.
             output: The settings of the run, with an empty folder for the new results.
             batch_size: The batch size of the run.
-            description: The description of this replay.
+            now: The description of this replay.
         """
         from camtool.runs.executor import run_jobs
 
         stored = [record for record in self._select_batches() if record.is_done]
         plan = [record.without_results() for record in self._select_batches()]
         jobs = [Job(parse_source(record.image), Path(record.stem)) for record in plan]
-        start = RunStart(description, plan=plan)
+        start = RunStart(now, plan=plan)
         with closing(run_jobs(explainer, jobs, targets, output, batch_size=batch_size, start=start)) as outcomes:
             for _ in outcomes:
                 pass
-        self.changes = find_changes({**self.description, "command": {}}, {**description, "command": {}})
+        self.changes = description.find_changes({**self.description, "command": {}}, {**now, "command": {}})
         made = {record.image: record for record in photo_records.read_records(output.folder / PHOTOS)}
         self.explanations = [*self._compare_photos(stored, made)]
 
-    def _compare_photos(
-        self, stored: Sequence[PhotoRecord], made: Mapping[str, PhotoRecord]
-    ) -> Iterator[ReplayedExplanation]:
+    def _compare_photos(self, stored: list[PhotoRecord], made: dict[str, PhotoRecord]) -> Iterator[ReplayedExplanation]:
         changed = {record.image for record in stored if made[record.image].sha256 != record.sha256}
         for record in stored:
             if self.image in (None, record.image):
@@ -159,15 +146,15 @@ class Replayer:
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
-def _check_shape(description: Mapping[str, Any], path: Path) -> None:
+def _check_shape(described: Mapping[str, Any], path: Path) -> None:
     """Check the parts of a description that a replay uses.
 
     Raises:
         CamtoolError: One is of another type.
     """
-    if is_cluster_run(description):
+    if description.is_cluster_run(described):
         raise CamtoolError(f"{path} is of camtool cluster, whose runs cannot be replayed.")
-    paths, model, weights = (description["command"].get(name) for name in ("paths", "model", "weights"))
+    paths, model, weights = (described["command"].get(name) for name in ("paths", "model", "weights"))
     are_paths = isinstance(paths, list) and all(isinstance(entry, str) for entry in paths)
     if not are_paths or not isinstance(model, str) or not isinstance(weights, str | None):
         raise CamtoolError(f"{path} is damaged: its command names no valid paths, model or weights.")

@@ -183,9 +183,7 @@ class RunFolder:
     def __init__(
         self, folder: Path, batches: Sequence[Batch], state: FolderState, discard_old_run: Callable[[], None]
     ) -> None:
-        self.batches = batches
-        self._folder, self._state = folder, state
-        self._discard_old_run = discard_old_run
+        self.batches, self._folder, self._state, self._discard_old_run = batches, folder, state, discard_old_run
         self._journal = _open_journal(folder) if any(not batch.is_complete for batch in batches) else None
         self._old = photo_records.iterate_batches(photo_records.read_records(folder / PHOTOS))
         self._begun: dict[str, PhotoRecord] = {}

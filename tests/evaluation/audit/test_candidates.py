@@ -42,7 +42,7 @@ class Images:
 
 def make_record(index, target, heat=None):
     heat = np.ones((GRID, GRID)) if heat is None else heat
-    return ImageRecord(index, target, target, heat / heat.sum(), np.zeros(32, np.uint8), np.zeros(6))
+    return ImageRecord(index, target, np.zeros(32, np.uint8), target, heat / heat.sum(), np.zeros(6))
 
 
 def make_discovery(tensors, records):

@@ -28,7 +28,7 @@ def draw_classes(levels, change):
 def find(levels, change):
     photos, classes = draw_classes(levels, change)
     records = [
-        ImageRecord(index, target, target, np.zeros((GRID, GRID)), np.zeros(32), measure_properties(photo))
+        ImageRecord(index, target, np.zeros(32), target, np.zeros((GRID, GRID)), measure_properties(photo))
         for index, (photo, target) in enumerate(zip(photos, classes, strict=True))
     ]
     images = SimpleNamespace(prepare=lambda index: SimpleNamespace(photo=photos[index]))

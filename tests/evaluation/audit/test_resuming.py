@@ -149,10 +149,14 @@ def test_the_key_tells_quantized_weights_and_not_the_last_bits(tmp_path):
         net[0].bias.data.zero_()
         return Subject(torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, dtype=torch.qint8))
 
-    def read(factor, logits):
-        return State(quantize(factor), [], (), tmp_path, logits).get("a")
+    def open_state(factor, logits):
+        images = SimpleNamespace(subject=quantize(factor), sources=[], score_first_inputs=lambda: ([], logits))
+        return State([images], (), tmp_path)
 
-    State(quantize(1), [], (), tmp_path, [1.0, 20.0]).add("a", [3.0])
+    def read(factor, logits):
+        return open_state(factor, logits).get("a")
+
+    open_state(1, [1.0, 20.0]).add("a", [3.0])
     assert read(1, [1.00001, 20.0002]) == [3.0]
     assert read(1, [1.01, 20.0]) is read(1, [1.0]) is read(2, [1.0, 20.0]) is None
 

@@ -25,6 +25,7 @@ from torchvision.transforms import v2
 import camtool
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import CamtoolError, ImageError, MetricError
+from camtool.evaluation.audit.images import AuditImages
 from camtool.evaluation.audit.state import hold_folder
 from camtool.evaluation.audit.statistics import run_sign_flip_test, run_swap_test
 from camtool.evaluation.diff.pairs import PairedImages, PairRecord, find_common_box, place_in_box
@@ -220,6 +221,10 @@ def test_another_transform_is_another_comparison(tmp_path):
     assert kept[1].to_json() == alone.to_json() != kept[0].to_json()
 
 
+def pair_images(subjects, photos, labels, batch_size):
+    return PairedImages(*(AuditImages(one, photos, None, "gradcam", batch_size) for one in subjects), labels)
+
+
 class BatchReader(nn.Module):
     """A network whose answers depend on the batch, as the last bits of any network do."""
 
@@ -234,7 +239,7 @@ class BatchReader(nn.Module):
 def test_a_record_is_the_same_if_the_others_of_its_batch_are_known():
     photos, labels = draw_photos(5)
     subjects = [Subject(replace(load(OBJECT), model=BatchReader().eval())) for _ in range(2)]
-    pairs = PairedImages(subjects, photos, [NAMES.index(label) for label in labels], "gradcam", 2)
+    pairs = pair_images(subjects, photos, [NAMES.index(label) for label in labels], batch_size=2)
     records = dict(pairs.iterate_records(range(5)))
     again = dict(pairs.iterate_records([1, 4]))
     assert [*again] == [1, 4]
@@ -278,7 +283,7 @@ def count_passes(photo_count, picture_count):
     counter = Counter()
     net = nn.Sequential(*[*build_net(OBJECT)][:3], counter, *[*build_net(OBJECT)][3:]).eval()
     subjects = [Subject(replace(load(OBJECT), model=net)) for _ in range(2)]
-    pairs = PairedImages(subjects, photos, [NAMES.index(label) for label in labels], "gradcam", 16)
+    pairs = pair_images(subjects, photos, [NAMES.index(label) for label in labels], batch_size=16)
     for _ in range(2):
         before = counter.forward_passes + counter.backward_passes
         records = dict(pairs.iterate_records(range(photo_count)))
@@ -330,7 +335,7 @@ def test_without_labels_no_model_is_favored():
     """The two models are exchangeable: of each photo they read another color, and colors are drawn alike."""
     weights = 3 * torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
     photos = np.random.default_rng(0).integers(0, 256, (1600, 4, 4, 3), dtype=np.uint8)
-    pairs = PairedImages([read_color(color, weights) for color in (RED, GREEN)], [*photos], None, "gradcam", 400)
+    pairs = pair_images([read_color(color, weights) for color in (RED, GREEN)], [*photos], None, batch_size=400)
     records = [record for _, record in pairs.iterate_records(range(1600))]
     values = (photos[..., :2].astype(float) / 255).reshape(1600, 16, 2)
     scores = np.exp(np.einsum("kp,npc->cnk", weights.double().numpy(), values))
@@ -374,7 +379,7 @@ def test_covered_images_that_two_models_share_are_of_the_type_of_each(dtypes):
 
     def score(*dtypes):
         subjects = [Subject(replace(load(OBJECT), model=build_net(OBJECT).to(dtype))) for dtype in dtypes]
-        pairs = PairedImages(subjects, photos, [0, 1], "gradcam", 2)
+        pairs = pair_images(subjects, photos, [0, 1], batch_size=2)
         (_, record), _ = pairs.iterate_records([0, 1])
         return pairs.score_covered(record, 1, cells, 2, np.random.default_rng(0))
 
@@ -494,7 +499,7 @@ def test_the_cheat_is_told_from_the_honest_model():
 def make_record(index, old, new):
     shares = np.stack([old / old.sum(), new / new.sum()])
     ones = np.ones(2)
-    return PairRecord(index, 0, np.zeros(2, int), ones, ones, 0.0, shares, np.zeros(32, np.uint8))
+    return PairRecord(index, 0, np.zeros(32, np.uint8), np.zeros(2, int), ones, ones, 0.0, shares)
 
 
 def find_places(draw_new, count=12):

@@ -117,8 +117,7 @@ class Discovery:
 
     def draw_other(self, target: int, random: np.random.Generator) -> NDArray[np.bool_]:
         """Return True for the records of another class, which is drawn at random."""
-        is_drawn: NDArray[np.bool_] = self.classes == random.choice(np.unique(self.classes[self.classes != target]))
-        return is_drawn
+        return np.asarray(self.classes == random.choice(np.unique(self.classes[self.classes != target])))
 
 
 class Change(NamedTuple):
@@ -151,16 +150,14 @@ class CueCandidate(ABC):
 
     kind: ClassVar[str]
     fills: ClassVar[tuple[str, ...]]
+    # An image has it if it has it more strongly than this share of the images of other classes.
     present: ClassVar[float] = 0.95
-    """An image has it if it has it more strongly than this share of the images of other classes."""
-
+    # True if the controls of removing it are other images, see :meth:`compare_moves`.
     compares_images: ClassVar[bool] = False
-    """True if the controls of removing it are other images, see :meth:`compare_moves`."""
+    # True if giving it to an image is compared between classes, as the same change may raise any of them.
     compares_classes: ClassVar[bool] = False
-    """True if giving it to an image is compared between classes, as the same change may raise any of them."""
-
+    # Property that all images of the class share, e.g. the place.
     likeness: ClassVar[str] = ""
-    """Property that all images of the class share, e.g. the place."""
 
     target: int
     name: str
@@ -194,10 +191,6 @@ class CueCandidate(ABC):
     def changed_layer(self) -> str | None:
         """The layer whose activations ``remove`` and ``transplant`` return changed; None for the model's input."""
         return None
-
-    @abstractmethod
-    def count_columns(self, controls: int) -> int:
-        """Return the number of changes that are compared: the candidate's and those of its controls."""
 
     @abstractmethod
     def measure(self, images: AuditImages, record: ImageRecord) -> float:
@@ -283,10 +276,6 @@ class RegionCandidate(CueCandidate):
     def locate_change(self, images: AuditImages, image: PreparedInput) -> Tensor:
         """Return the region that is covered and pasted, ``(H, W)`` boolean."""
         return self.locate(images, image)
-
-    def count_columns(self, controls: int) -> int:
-        """Return one more than the number of controls."""
-        return controls + 1
 
     def remove(self, change: Change) -> Tensor | None:
         """Cover the region, and regions of its shape elsewhere, by inpainting and by an image of another class."""
@@ -380,8 +369,7 @@ def _measure_overlaps(region: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the share of a region ``(H, W)`` that lies in it when it is rolled by each shift, ``(H, W)``."""
     # The autocorrelation, which takes one transform for all shifts. It counts pixels, so rounding makes it exact.
     counts = np.fft.irfft2(np.abs(np.fft.rfft2(region)) ** 2, region.shape)
-    overlaps: NDArray[np.float64] = np.rint(counts) / region.sum()
-    return overlaps
+    return np.asarray(np.rint(counts) / region.sum())
 
 
 def _name_third(share: float, first: str, last: str) -> str:

@@ -235,12 +235,7 @@ def _choose_images(discovery: Discovery) -> list[int]:
 def _choose_layers(discovery: Discovery) -> dict[str, int]:
     """Return layers with a grid and few negative activations, evenly spaced, the earliest first → their channels."""
     index = discovery.records[0].index
-    grids = {
-        name: activations
-        for name, activations in discovery.images.read_grids(index).items()
-        if min(activations.shape[1:]) >= _LEAST_GRID and max(activations.shape[1:]) <= _MOST_GRID
-    }
-    names = [name for name, activations in grids.items() if _measure_negative_share(activations) <= _MOST_NEGATIVE]
+    names = [name for name, activations in discovery.images.read_grids(index).items() if _is_usable(activations)]
     chosen = np.linspace(0, len(names) - 1, min(_LAYERS, len(names))).round().astype(int)
     layers, tensor = dict[str, int](), discovery.images.prepare(index).tensor[None]
     for name in (names[at] for at in chosen):
@@ -249,9 +244,12 @@ def _choose_layers(discovery: Discovery) -> dict[str, int]:
     return layers
 
 
-def _measure_negative_share(activations: Tensor) -> float:
+def _is_usable(activations: Tensor) -> bool:
+    """Return True for activations ``(C, h, w)`` on a grid of a fitting size, few of which are negative."""
+    if min(activations.shape[1:]) < _LEAST_GRID or max(activations.shape[1:]) > _MOST_GRID:
+        return False
     squares = activations.float().square()
-    return float(squares[activations < 0].sum() / squares.sum().clamp_min(1e-12))
+    return float(squares[activations < 0].sum() / squares.sum().clamp_min(1e-12)) <= _MOST_NEGATIVE
 
 
 def _sample(discovery: Discovery, layers: Mapping[str, int]) -> dict[str, Tensor]:

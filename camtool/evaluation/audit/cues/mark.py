@@ -90,8 +90,7 @@ def find_marks(discovery: Discovery) -> list[MarkCandidate]:
 
 def _share_cells(pixels: Tensor) -> NDArray[np.float64]:
     """Return the share of each cell ``(GRID * GRID,)`` that is True in an input ``(H, W)``."""
-    shares: NDArray[np.float64] = adaptive_avg_pool2d(pixels[None].double(), GRID).flatten().cpu().numpy()
-    return shares
+    return np.asarray(adaptive_avg_pool2d(pixels[None].double(), GRID).flatten().cpu())
 
 
 def _to_pixels(cells: NDArray[np.bool_], image: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
 import numpy as np
@@ -140,33 +141,26 @@ def find_patches(discovery: Discovery) -> list[PatchCandidate]:
     except CamtoolError:  # e.g. a model whose layers have no grid
         return []
     records, windows = _cut_all(discovery, layer, max(2, round(_SIDE * grid)))
-    targets = np.array([record.target for record in records])
-    candidates = list[PatchCandidate]()
-    for target in discovery.targets:
-        is_class = targets == target
-        if is_class.any() and not is_class.all():
-            candidates += _find_patches_of(target, is_class, records, windows, discovery, (layer, grid))
-    return candidates
+    of_each = (_find_patches_of(discovery, target, records, windows, layer, grid) for target in discovery.targets)
+    return [*chain.from_iterable(of_each)]
 
 
 def _find_patches_of(
-    target: int,
-    is_class: NDArray[np.bool_],
-    records: Sequence[ImageRecord],
-    windows: Sequence[Tensor],
-    discovery: Discovery,
-    source: tuple[str, int],
+    discovery: Discovery, target: int, records: Sequence[ImageRecord], windows: Sequence[Tensor], layer: str, grid: int
 ) -> Iterator[PatchCandidate]:
     """Yield the patches of a class.
 
     Args:
+        discovery: The discovery half.
         target: The class.
-        is_class: ``(N,)``, True for its images.
         records: All images with hot parts.
         windows: The hot parts of each.
-        discovery: The discovery half.
-        source: The layer, and the side of its grid.
+        layer: The layer.
+        grid: The side of its grid.
     """
+    is_class = np.array([record.target == target for record in records])
+    if not is_class.any() or is_class.all():
+        return
     rows = np.flatnonzero(is_class)[:_MOST_IMAGES].tolist()
     owners = np.repeat(rows, _PEAKS)
     templates = torch.cat([_normalize(windows[row]) for row in rows])
@@ -177,7 +171,6 @@ def _find_patches_of(
         is_matched = is_class & (values[:, 0] > np.quantile(values[~is_class], 1 - _STRAY))
         place = _describe_usual_place([records[row] for row in np.flatnonzero(is_matched).tolist()])
         name = f"a patch as in {discovery.images.shorten_name(records[int(owners[template])].index)}, {place}"
-        layer, grid = source
         yield PatchCandidate(target, name, z, layer, templates[template], grid, place)
 
 
@@ -247,8 +240,7 @@ def _normalize(parts: Tensor) -> Tensor:
     """Return the middle of parts with a margin as templates of norm 1, ``(P, C, k, k)``."""
     inner = parts[..., _SHIFT:-_SHIFT, _SHIFT:-_SHIFT]
     norms = torch.linalg.vector_norm(inner, dim=(-3, -2, -1), keepdim=True)
-    templates: Tensor = inner / norms.clamp_min(1e-6)
-    return templates
+    return inner.div(norms.clamp_min(1e-6))
 
 
 def _match(templates: Tensor, parts: Tensor) -> NDArray[np.float64]:

@@ -133,10 +133,6 @@ class PositionCandidate(CueCandidate):
         """Return the center."""
         return self.center.tobytes()
 
-    def count_columns(self, controls: int) -> int:
-        """Return one more than the number of controls."""
-        return controls + 1
-
     def measure(self, images: AuditImages, record: ImageRecord) -> float:
         """Return minus the distance of the center of the heat from that of the class."""
         return -float(np.linalg.norm(self._find_center(record.heat) - self.center))
@@ -173,9 +169,8 @@ class PositionCandidate(CueCandidate):
         """Return an input ``(C, H, W)`` with its content moved, but for what stands still in the class."""
         height, width = image.shape[-2:]
         moving = torch.where(self.usual.find_still(image), image.mean((1, 2), keepdim=True), image)
-        return self.usual.keep_still(
-            image, torch.roll(moving, (round(step[0] * height), round(step[1] * width)), (1, 2))
-        )
+        moved = torch.roll(moving, (round(step[0] * height), round(step[1] * width)), (1, 2))
+        return self.usual.keep_still(image, moved)
 
     def _find_center(self, heat: NDArray[np.float64]) -> NDArray[np.float64]:
         return compute_center(np.where(find_still_cells(self.usual), 0, heat))
@@ -217,8 +212,7 @@ def find_still_cells(usual: UsualImage) -> NDArray[np.bool_]:
     Their heat says nothing about the position of what moves.
     """
     still = max_pool2d(adaptive_max_pool2d(usual.still[None].float(), GRID), 3, 1, 1)[0] > 0
-    cells: NDArray[np.bool_] = still.cpu().numpy()
-    return cells
+    return np.asarray(still.cpu())
 
 
 def find_positions(discovery: Discovery) -> list[PositionCandidate]:
@@ -257,8 +251,8 @@ class FrameCandidate(RegionCandidate):
 
     kind: ClassVar[str] = "border"
     suspicion: ClassVar[str] = "a frame is no part of an object"
-    present: ClassVar[float] = 0.5
     # A frame is there or not, and many photos of other classes may have one.
+    present: ClassVar[float] = 0.5
 
     widths: NDArray[np.int_]
 
@@ -341,5 +335,4 @@ def grow(seed: tuple[np.intp, ...], allowed: NDArray[np.bool_]) -> NDArray[np.bo
 
     allowed = allowed.copy()
     allowed[seed] = True
-    region: NDArray[np.bool_] = flood(allowed, seed)  # type: ignore[no-untyped-call]
-    return region
+    return np.asarray(flood(allowed, seed))  # type: ignore[no-untyped-call]

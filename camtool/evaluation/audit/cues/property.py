@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 
-from camtool.evaluation.audit.cues.candidates import COMPARED_IMAGES, Change, CueCandidate, Discovery, RegionCandidate
+from camtool.evaluation.audit.cues.candidates import Change, CueCandidate, Discovery, RegionCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import ALPHA
 from camtool.evaluation.photo_properties import PROPERTIES, measure_parts
@@ -78,8 +78,8 @@ class PropertyCandidate(CueCandidate):
     fills: ClassVar[tuple[str, ...]] = ("a shift to the mean of the other classes",)
     compares_images: ClassVar[bool] = True
     compares_classes: ClassVar[bool] = True
-    present: ClassVar[float] = 0.5
     # Photos differ in brightness or tint for many reasons, so few of a class are beyond nearly all others.
+    present: ClassVar[float] = 0.5
 
     number: int
     sign: int
@@ -101,10 +101,6 @@ class PropertyCandidate(CueCandidate):
     def leave_region(self, other: CueCandidate) -> PropertyCandidate | None:
         """Return the same property of all but the region of another candidate; None if that has none."""
         return replace(self, kept=other) if isinstance(other, RegionCandidate) else None
-
-    def count_columns(self, controls: int) -> int:
-        """Return one more than the number of images that are changed alike."""
-        return COMPARED_IMAGES + 1
 
     def measure(self, images: AuditImages, record: ImageRecord) -> float:
         """Return the property, positive in the direction of the class."""
@@ -135,9 +131,8 @@ class PropertyCandidate(CueCandidate):
     def edit(self, change: Change, *, gives: bool, turn: int) -> Tensor | None:
         """Return the photo with the property of its partner: means of a class alone would leave what else tinted it."""
         photo, partner = (change.images.prepare(index).photo for index in (change.image, change.partner))
-        return self._replace(
-            change.images, change.image, PROPERTIES[self.number].imitate(photo, partner, change.random)
-        )
+        changed = PROPERTIES[self.number].imitate(photo, partner, change.random)
+        return self._replace(change.images, change.image, changed)
 
     def _shift(self, images: AuditImages, index: int, step: float) -> Tensor | None:
         """Return the input for a photo with more or less of the property, ``(C, H, W)``; None if impossible."""
@@ -236,8 +231,8 @@ class ColorCandidate(RegionCandidate):
 
     kind: ClassVar[str] = "color"
     likeness: ClassVar[str] = "one color in all images"
-    present: ClassVar[float] = 0.8
     # Objects of other classes may have the color as well.
+    present: ClassVar[float] = 0.8
 
     number: int
     share: float

@@ -25,19 +25,9 @@ from camtool.runs.stored_files import parse_object
 CUES_NAME = "cues.json"
 
 # Candidates that change activations are not stored: they hold a part of the model.
-_STORED: Mapping[str, type[Any]] = {
-    stored.__name__: stored
-    for stored in (
-        PlaceCandidate,
-        FrameCandidate,
-        PositionCandidate,
-        MarkCandidate,
-        PatchCandidate,
-        PropertyCandidate,
-        ColorCandidate,
-        UsualImage,
-    )
-}
+_REGIONS = (PlaceCandidate, FrameCandidate, MarkCandidate, PatchCandidate, ColorCandidate)
+_OTHERS = (PositionCandidate, PropertyCandidate, UsualImage)
+_STORED: Mapping[str, type[Any]] = {stored.__name__: stored for stored in (*_REGIONS, *_OTHERS)}
 
 
 @dataclass(frozen=True)
