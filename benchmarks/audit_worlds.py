@@ -261,7 +261,8 @@ def summarize(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     used = [entry for entry in entries if entry["cue"] and entry["used"]]
     summary = {"honest networks with an alarm": _share(honest)}
     summary |= {f"used cues that are {name}": _share([entry[name] for entry in used]) for name in ("found", "named")}
-    return summary | {"other alarms beside a cue": round(float(np.mean([entry["beside"] for entry in used])), 2)}
+    beside = sum(entry["beside"] for entry in used)
+    return summary | {"other alarms beside a cue": round(beside / len(used), 2) if used else None}
 
 
 def _share(outcomes: Sequence[bool]) -> str:
