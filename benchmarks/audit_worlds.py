@@ -1,9 +1,9 @@
 """Audits of networks in small worlds: ``python -m benchmarks audit_worlds``.
 
-What tells a shortcut from a part of the object was chosen in seven worlds, and is reported on two others
-(``benchmarks/audit_worlds_scenes.py``). In each world networks of three architectures learn classes from 1,200 images:
-honest ones, and ones in which 90 or 100 % of one class has a cue, and no other image. ``camtool.audit`` then looks at
-250 new images of each network with its default options.
+What tells a shortcut from a part of the object was chosen in seven worlds, is reported on two others, and checked on
+one that was drawn after them (``benchmarks/audit_worlds_scenes.py``). In each world networks of three architectures
+learn classes from 1,200 images: honest ones, and ones in which 90 or 100 % of one class has a cue, and no other image.
+``camtool.audit`` then looks at 250 new images of each network with its default options.
 
 * An *alarm* is a suspicious finding, of any class.
 * Whether a cue is *used* is measured on 300 new images that are drawn without and with it: ``removal`` is the share of
@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import camtool
-from benchmarks.audit_worlds_scenes import CHOSEN_ON, CUES, FIXED, REPORTED_ON, SIZE, WORLDS, Mask
+from benchmarks.audit_worlds_scenes import CHECKED_ON, CHOSEN_ON, CUES, FIXED, REPORTED_ON, SIZE, WORLDS, Mask
 from benchmarks.paired import describe_machine
 from camtool.evaluation.audit import Finding
 from camtool.evaluation.audit.statistics import compute_share
@@ -261,7 +261,8 @@ def summarize(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     used = [entry for entry in entries if entry["cue"] and entry["used"]]
     summary = {"honest networks with an alarm": _share(honest)}
     summary |= {f"used cues that are {name}": _share([entry[name] for entry in used]) for name in ("found", "named")}
-    return summary | {"other alarms beside a cue": round(float(np.mean([entry["beside"] for entry in used])), 2)}
+    beside = sum(entry["beside"] for entry in used)
+    return summary | {"other alarms beside a cue": round(beside / len(used), 2) if used else None}
 
 
 def _share(outcomes: Sequence[bool]) -> str:
@@ -290,7 +291,7 @@ def main(
         if (network.world, network.number) in done:
             continue
         entries.append(audit_network(network, cache))
-        sets = {"chosen on": CHOSEN_ON, "reported on": REPORTED_ON}
+        sets = {"chosen on": CHOSEN_ON, "reported on": REPORTED_ON, "checked on": CHECKED_ON}
         parts = {name: [entry for entry in entries if entry["world"] in worlds] for name, worlds in sets.items()}
         summary = {name: summarize(part) for name, part in parts.items() if part}
         result = {"machine": describe_machine(1), "summary": summary, "networks": entries}

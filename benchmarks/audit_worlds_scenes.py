@@ -1,9 +1,9 @@
 """Small worlds for audits: classes of 64-pixel images that differ in what objects and backgrounds are, and cues.
 
-Nine worlds: drawn shapes; shapes on photos; digits on textures; crops of photos by class; gray images like those of
-radiology; drawn faces; fabrics; landscapes; leaves. In each world an object varies in size, place, direction and color
-as far as objects of that world do. A cue is drawn over the image: a mark at a fixed corner, a stamp at any place, a
-frame, a tint, or a tag of digits at an edge that differ from image to image.
+Ten worlds: drawn shapes; shapes on photos; digits on textures; crops of photos by class; gray images like those of
+radiology; drawn faces; fabrics; landscapes; leaves; blood cells. In each world an object varies in size, place,
+direction and color as far as objects of that world do. A cue is drawn over the image: a mark at a fixed corner, a stamp
+at any place, a frame, a tint, or a tag of digits at an edge that differ from image to image.
 """
 
 from __future__ import annotations
@@ -306,6 +306,33 @@ def _draw_leaf(label: int, random: Random) -> Floats:
     return np.where(outlines[label][..., None], leaf, np.where(stalk[..., None], 0.7 * color, image))
 
 
+def _draw_cells(label: int, random: Random) -> Floats:
+    """Return some cells under a microscope: without a nucleus, with a round one, two, a crescent, or with grains."""
+    y, x = np.mgrid[:SIZE, :SIZE]
+    stain = random.uniform(0.75, 0.95, 3)
+    image = stain + 0.02 * gaussian_filter(random.normal(size=(SIZE, SIZE, 3)), (3, 3, 0)) * 6
+    cytoplasm = stain * np.array([random.uniform(0.8, 0.95), random.uniform(0.55, 0.75), random.uniform(0.7, 0.9)])
+    nucleus = stain * np.array([random.uniform(0.35, 0.6), random.uniform(0.15, 0.4), random.uniform(0.5, 0.8)])
+    for _ in range(int(random.integers(2, 6))):
+        radius, angle = random.uniform(9, 13), random.uniform(0, 2 * np.pi)
+        row, column = random.uniform(0, SIZE, 2)
+        across = ((x - column) * np.cos(angle) + (y - row) * np.sin(angle)) / radius
+        down = ((y - row) * np.cos(angle) - (x - column) * np.sin(angle)) / radius
+        distance = np.hypot(across, down)
+        grains = gaussian_filter(random.normal(size=(SIZE, SIZE)), 0.9)
+        nuclei = (
+            np.zeros((SIZE, SIZE), bool),
+            np.hypot(across - 0.1, down) < 0.5,
+            np.minimum(np.hypot(across - 0.38, down), np.hypot(across + 0.38, down)) < 0.32,
+            (distance < 0.7) & (np.hypot(across - 0.35, down) > 0.55),
+            (distance < 0.85) & (grains > 0.25),
+        )
+        for mask, color in ((distance < 1, cytoplasm), (nuclei[label], nucleus)):
+            weight = gaussian_filter(mask.astype(float), 0.6)[..., None]
+            image = image * (1 - weight) + color * weight
+    return image + random.normal(0, 0.015, (SIZE, SIZE, 3))
+
+
 SHAPES = ("disc", "square", "triangle", "ring", "cross")
 # Name → world.
 WORLDS = {
@@ -318,10 +345,12 @@ WORLDS = {
     "fabrics": World(("stripes", "checks", "dots", "waves", "grid"), _draw_fabric),
     "landscapes": World(("sea", "mountains", "city", "forest", "desert"), _draw_landscape),
     "leaves": World(("round", "lobed", "needle", "teeth", "three parts"), _draw_leaf),
+    "cells": World(("empty", "round", "two", "crescent", "grains"), _draw_cells),
 }
-# Worlds on which rules were chosen, and those on which they are reported.
+# Worlds on which rules were chosen, those on which they are reported, and one that checks these, drawn after all rules.
 CHOSEN_ON = ["shapes", "digits on textures", "crops of photos", "chests", "faces", "landscapes", "leaves"]
 REPORTED_ON = ["shapes on photos", "fabrics"]
+CHECKED_ON = ["cells"]
 
 
 # ------------------------------------------------------------------------------------------------------------- cues
