@@ -230,7 +230,7 @@ class BatchExplainer:
     def find_labels(self, forward_pass: ForwardPass) -> list[Sequence[str] | None]:
         """Return the names of the classes for each image; those of an open vocabulary are the phrases of its text."""
         detections = [prediction for prediction in forward_pass.predictions if isinstance(prediction, Detections)]
-        phrases = [of_image.phrases for of_image in detections if of_image.phrases]
+        phrases = [*filter(None, (of_image.phrases for of_image in detections))]
         if phrases:
             return [resolve_phrases(self.model, self.labels, of_image) for of_image in phrases]
         return [resolve_labels(self.model, self.labels, forward_pass.class_count)] * len(forward_pass.predictions)
