@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -127,11 +128,21 @@ def test_a_file_gives_the_model_that_was_saved(make: Any, tmp_path: Any) -> None
     assert found.probability == pytest.approx(expected.probability)
 
 
-def test_the_command_line_explains_with_a_file(saved: Any, tmp_path: Any) -> None:
+RUN_ONCE = """import os, runpy
+try:
+    runpy.run_module("camtool", run_name="__main__")
+except SystemExit as end:
+    assert not end.code
+assert os.environ["KERAS_BACKEND"] == "jax"
+"""
+
+
+def test_the_command_line_explains_with_a_file_where_another_backend_is_usual(saved: Any, tmp_path: Any) -> None:
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (40, 30), "red").save(tmp_path / "photos" / "red.png")
-    command = [sys.executable, "-m", "camtool", "photos", "--model", str(saved), "--out", "run"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    command = [sys.executable, "-c", RUN_ONCE, "photos", "--model", str(saved), "--out", "run"]
+    settings: dict[str, Any] = {"cwd": tmp_path, "env": {**os.environ, "KERAS_BACKEND": "jax"}, "timeout": 300}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **settings)
     assert done.returncode == 0, done.stderr
     assert [*(tmp_path / "run").rglob("*.png")] or [*(tmp_path / "run").rglob("*.jpg")]
 

@@ -24,6 +24,7 @@ from camtool.arguments.regular_files import open_regular
 from camtool.models.sources.keras.model import OTHER_BACKEND, KerasModel
 
 _CONFIG, _VERSION, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
+_BACKEND = "KERAS_BACKEND"
 
 # Most bytes of each file in an archive. The configuration of the largest network of keras.applications has 2 MB.
 _MAX_BYTES = {_CONFIG: 2**26, _VERSION: 2**16, _WEIGHTS: 2**35}
@@ -72,15 +73,19 @@ def load_keras_file(path: str) -> KerasModel:
 
 
 def _import_keras() -> Any:
-    """Return Keras on its torch backend, which is chosen for this process if Keras was not imported yet.
+    """Return Keras on its torch backend, whatever the environment says, if Keras was not imported yet.
 
     Raises:
         ValueError: It is too old, or was imported with another backend.
         ImportError: It is not installed.
     """
-    if "keras" not in sys.modules:
-        os.environ["KERAS_BACKEND"] = "torch"
-    import keras
+    chosen = os.environ.get(_BACKEND)
+    os.environ[_BACKEND] = "torch"
+    try:
+        import keras
+    finally:  # other programs that this one starts may want another
+        os.environ.pop(_BACKEND)
+        os.environ |= {} if chosen is None else {_BACKEND: chosen}
 
     # From this release on, the known ways to run code from a file are closed.
     if Version(keras.__version__) < Version("3.12"):
