@@ -27,7 +27,7 @@ _TILE = 32
 # Places of the largest grid; a slide of 100,000 pixels a side has 152,000 tiles of 256.
 _MOST_PLACES = 2**24
 
-_ROUNDING = 1e-4
+_ASYMMETRY = 1e-4
 
 
 @explain_foreign_arguments
@@ -72,7 +72,7 @@ def bag_attention(
     axis = 1 if bag.shape[:1] == (1,) and tiles != 1 else 0
     spots = _check_places(bag, axis, np.asarray(places))
     weights, mirrored = (_find_weights(module, given, tiles, index) for given in (bag, bag.flip(axis)))
-    if not torch.allclose(weights, mirrored.flip(1), rtol=_ROUNDING, atol=_ROUNDING * float(weights.max())):
+    if not torch.allclose(weights, mirrored.flip(1), rtol=_ASYMMETRY, atol=_ASYMMETRY * float(weights.max())):
         raise LayerError(
             f"{type(module).__name__}: the weights depend on the order of the tiles, so it is not certain which weight "
             "is of which tile."

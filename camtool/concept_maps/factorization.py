@@ -8,7 +8,7 @@ from torch import Tensor
 from camtool.errors import MethodError
 
 # A start ends after this number of rounds, or when a round reduces the error by less than the tolerance.
-_MAX_ROUNDS, _TOLERANCE = 500, 1e-6
+_MAX_ROUNDS, _LEAST_GAIN = 500, 1e-6
 
 # After the first rounds most starts are dropped, to save time.
 _STARTS, _FIRST_ROUNDS = 8, 25
@@ -106,7 +106,7 @@ class _Attempt:
             _improve_columns(self.H, products, gram)
             before = self.error
             self.error = float(1 - ((2 * products - self.H @ gram) * self.H).sum() / self._total)
-            self._has_converged = before - self.error < _TOLERANCE
+            self._has_converged = before - self.error < _LEAST_GAIN
 
 
 def _choose_starts(points: Tensor, n: int, seed: int) -> list[Tensor]:

@@ -52,7 +52,7 @@ _RUNTIMES = {".onnx": "onnxruntime", ".xml": "openvino", ".pt2": None}
 # Largest difference between the file's results and the model's, of the largest logit and of the map's peak. A wrong
 # graph differs by far more. Usual ones differ by 1e-5; deep models with random weights by 1e-4, as they do from
 # themselves in float64.
-_TOLERANCE = 1e-3
+_LARGEST_GAP = 1e-3
 
 
 class ExportWarning(UserWarning):
@@ -429,6 +429,6 @@ def _check_results(results: Sequence[Tensor], expected: Sequence[Tensor], where:
     """
     for position, (ours, theirs) in enumerate(zip(results, expected, strict=True)):
         gap, peak = float((ours - theirs).abs().max()), float(theirs.abs().max())
-        if not gap <= _TOLERANCE * peak:
+        if not gap <= _LARGEST_GAP * peak:
             name = "maps" if position else "logits"
             raise NotCompilableError(f"the {name} differ by {gap:.2g} in {where}, where the largest is {peak:.2g}")

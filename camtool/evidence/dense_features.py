@@ -30,7 +30,7 @@ _OTHER_METHODS = "use method='gradeclip', 'chefer' or 'gradcam', which need no f
 
 # Largest difference between what the head should return and what it does, relative to the norm: above the rounding of
 # half precision, below the difference between the features of two tokens.
-_TOLERANCE = 0.05
+_HEAD_ERROR = 0.05
 
 
 def capture_dense_features(evidence: Evidence) -> DenseFeatures:
@@ -107,7 +107,7 @@ class DenseFeatures:
         call = self._calls[layer]
         logits, scale = upcast(call.logits()), 1 / math.sqrt(call.queries.shape[-1])
         products = upcast(call.queries) @ upcast(call.keys).mT * scale
-        if float((logits - products).norm()) > _TOLERANCE * float(logits.norm()):
+        if float((logits - products).norm()) > _HEAD_ERROR * float(logits.norm()):
             raise MethodError(
                 f"the attention {call.name!r} does not scale the products of queries and keys by 1 / sqrt(D) alone: it "
                 "has a bias or a mask, or scales the queries before. Use method='maskclip', which needs no products, "
@@ -266,4 +266,4 @@ def _build_checks(tokens: Tensor, layout: Layout, patches: Tensor) -> tuple[Tens
 
 
 def _is_any_close(candidates: Sequence[Tensor], expected: Tensor) -> bool:
-    return any(float((candidate - expected).norm()) <= _TOLERANCE * float(expected.norm()) for candidate in candidates)
+    return any(float((candidate - expected).norm()) <= _HEAD_ERROR * float(expected.norm()) for candidate in candidates)

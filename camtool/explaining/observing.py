@@ -62,7 +62,7 @@ _RECORDED_NEEDS = frozenset(
 )
 
 # Outputs that differ by less, relative to the largest, differ by rounding; dropout changes them by tenths.
-_ROUNDING = 1e-4
+_OUTPUT_ERROR = 1e-4
 
 _NO_GRAPH = (
     "the forward pass recorded none: {reason}. {remedy}, use a method of activations, e.g. method='eigencam', or call "
@@ -523,7 +523,7 @@ def _are_close(given: Any, expected: Any) -> bool:
     first, second = find_main_tensor(given), find_main_tensor(expected)
     if first is None or second is None or first.shape != second.shape:
         return False
-    return torch.allclose(first, second.detach(), rtol=_ROUNDING, atol=_ROUNDING * float(first.abs().max()))
+    return torch.allclose(first, second.detach(), rtol=_OUTPUT_ERROR, atol=_OUTPUT_ERROR * float(first.abs().max()))
 
 
 def _copy(tensor: Tensor) -> Tensor:

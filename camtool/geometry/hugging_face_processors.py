@@ -41,11 +41,11 @@ def guess_geometries(whole: Geometry, processor: Any) -> list[Geometry]:
 
 def are_close(guess: Geometry, probed: Geometry) -> bool:
     """Check that two geometries of one photo differ by no more than the error of a measurement."""
-    return guess.size == probed.size and np.allclose(guess.box, probed.box, rtol=0, atol=_TOLERANCE)
+    return guess.size == probed.size and np.allclose(guess.box, probed.box, rtol=0, atol=_LARGEST_BOX_ERROR)
 
 
 # Largest error of a measured box, in photo pixels: half a pixel of resampling, and a margin.
-_TOLERANCE = 0.75
+_LARGEST_BOX_ERROR = 0.75
 
 
 def apply_processor(geometry: Geometry, processor: Any) -> Geometry:

@@ -45,7 +45,7 @@ _LARGEST_SIDE = 4096
 _SMALLEST = 1e-30
 
 # Largest difference in units of the input, where a gray level is 0.004 or more.
-_TOLERANCE = 1e-4
+_INPUT_ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _equals(plain: PlainTransform, transform: Transform) -> bool:
         photo = Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8))
         output: Any = unwrap_image(transform(photo))
         values, expected = np.asarray(output, np.float32), plain(photo).numpy()
-        if values.shape != expected.shape or not np.abs(values - expected).max() <= _TOLERANCE:
+        if values.shape != expected.shape or not np.abs(values - expected).max() <= _INPUT_ROUNDING:
             return False
     return True
 

@@ -24,7 +24,7 @@ Floats: TypeAlias = NDArray[np.floating[Any]]
 DRAWING = "cells cover half a stride beyond their centers"
 
 # Rounding of places, in distances between centers: cells that tile the input end at its edges.
-_ROUNDING = 1e-6
+_PLACE_ROUNDING = 1e-6
 
 
 def weigh_cells(positions: Floats, cells: int, edges: tuple[float, float], *, holds: bool = False) -> Floats:
@@ -49,7 +49,7 @@ def weigh_cells(positions: Floats, cells: int, edges: tuple[float, float], *, ho
     inside = np.clip(positions, 0, cells - 1)
     weights: Floats = np.clip(1 - np.abs(inside[:, None] - np.arange(cells)), 0, None)
     for beyond, space in ((-positions, -first), (positions - (cells - 1), last - (cells - 1))):
-        if not holds and space > 0.5 + _ROUNDING:
+        if not holds and space > 0.5 + _PLACE_ROUNDING:
             end = min(space, 1.0)
             # From 1 - end to end the value falls to 0, so that it covers half a stride in all.
             weights *= np.clip((end - beyond) / (2 * end - 1), 0, 1)[:, None]

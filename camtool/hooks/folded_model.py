@@ -27,7 +27,7 @@ from camtool.hooks.tracing import TracedCall, trace
 # The largest difference between the outputs of copy and model, relative to the largest magnitude of the output. The
 # first leaves room for rounding in single precision alone. TF32 convolutions round their factors to 10 bits, so there
 # the model itself is no more exact than the second.
-_TOLERANCE = 1e-5
+_TOLERANCE_IN_FLOAT32 = 1e-5
 _TOLERANCE_IN_TF32 = 5e-3
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -188,7 +188,7 @@ def _is_equal(first: Tensor, second: Tensor) -> bool:
         return False
     if not second.is_floating_point():
         return torch.equal(first, second)
-    tolerance = _TOLERANCE_IN_TF32 if rounds_to_tf32(second) else _TOLERANCE
+    tolerance = _TOLERANCE_IN_TF32 if rounds_to_tf32(second) else _TOLERANCE_IN_FLOAT32
     return bool((first - second).abs().amax() <= tolerance * second.abs().amax())
 
 

@@ -28,7 +28,7 @@ from camtool.layers.selection import depends_on_image, find_layers
 from camtool.outputs.class_scores import UserScore, find_logits
 
 # Scores of an image alone and in a batch differ by less, relative to the largest, also in half precision.
-_ROUNDING = 1e-2
+_BATCH_ERROR = 1e-2
 
 # The position or the name of an argument.
 Key: TypeAlias = int | str
@@ -211,7 +211,7 @@ def _score(model: nn.Module, inputs: nested_tensors.ModelInputs) -> Tensor | Non
 def _is_close(alone: Tensor | None, row: Tensor) -> bool:
     if alone is None or alone.shape != row.shape:
         return False
-    return torch.allclose(alone.float(), row.float(), rtol=_ROUNDING, atol=_ROUNDING * float(row.abs().max()))
+    return torch.allclose(alone.float(), row.float(), rtol=_BATCH_ERROR, atol=_BATCH_ERROR * float(row.abs().max()))
 
 
 def select_image_input(

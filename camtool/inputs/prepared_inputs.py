@@ -171,7 +171,7 @@ _DARK_LIMIT = -3
 _BYTE_LIMIT = 255
 
 # The precision of float16 near 1.
-_ROUNDING = 1e-3
+_FLOAT16_ROUNDING = 1e-3
 
 _CONSTANT = "The input is the same everywhere, so there is nothing that the model could have looked at; check the file."
 
@@ -211,9 +211,9 @@ class ValueRange:
             # Reducing each plane by itself takes a sixth of the time of torch.aminmax over all of them.
             low, high = np.array(planes.amin(1).tolist()), np.array(planes.amax(1).tolist())
         lowest, highest, is_constant = float(low.min()), float(high.max()), bool((low == high).all())
-        is_unit = lowest >= -_ROUNDING and highest <= 1 + _ROUNDING
+        is_unit = lowest >= -_FLOAT16_ROUNDING and highest <= 1 + _FLOAT16_ROUNDING
         bright = _BRIGHT if len(planes) == 3 else _BRIGHT_GRAY
-        is_byte = lowest >= -_ROUNDING and bright < highest <= 255 + _ROUNDING
+        is_byte = lowest >= -_FLOAT16_ROUNDING and bright < highest <= 255 + _FLOAT16_ROUNDING
         is_large = max(-lowest, highest) > _NORMALIZED_LIMIT
         return cls(len(planes), lowest, highest, is_constant, is_unit, is_byte, is_large)
 
@@ -277,7 +277,7 @@ def find_range_warnings(value_range: ValueRange, black: Tensor | None, white: Te
         )
     # Bytes minus a mean, as Caffe's models take them, lie between the two limits.
     elif value_range.channels == 3 and (
-        size > _BYTE_LIMIT + _ROUNDING or (lowest < _DARK_LIMIT and _NORMALIZED_LIMIT < size <= _BRIGHT)
+        size > _BYTE_LIMIT + _FLOAT16_ROUNDING or (lowest < _DARK_LIMIT and _NORMALIZED_LIMIT < size <= _BRIGHT)
     ):
         question = "Were they normalized twice, or normalized without a division by 255 before?"
         yield MapWarning(f"{text}. {question}", "unusual-range")

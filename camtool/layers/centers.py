@@ -483,7 +483,7 @@ def _find_central_taps(weight: Tensor) -> list[float]:
         line = energy.movedim(axis + 1, -1).flatten(1, -2).sum(1) if energy.ndim > 2 else energy
         centroids = (line * torch.arange(line.shape[1], device="cpu").to(line)).sum(1) / line.sum(1)
         shift, error = float(centroids.mean()) - middle, float(centroids.std()) / len(energy) ** 0.5
-        if abs(shift) > max(_STANDARD_ERRORS * error, _ROUNDING):
+        if abs(shift) > max(_STANDARD_ERRORS * error, _SHIFT_ROUNDING):
             taps[axis] += shift * (1 - (error / shift) ** 2)
     return taps
 
@@ -498,7 +498,7 @@ _FEWEST_FILTERS = 8
 _STANDARD_ERRORS = 2.5
 
 # A smaller shift, in taps, is rounding.
-_ROUNDING = 1e-4
+_SHIFT_ROUNDING = 1e-4
 
 
 def _pool(node: Node, grid: _Grid, shape: Sizes) -> _Grid | None:

@@ -40,7 +40,7 @@ _ALIKE = 0.9
 _CLEARLY = 0.1
 
 # Largest error of coordinates in float64 that a model has interpolated.
-_ROUNDING = 1e-6
+_COORDINATE_ROUNDING = 1e-6
 
 
 class UnknownTilesError(Exception):
@@ -364,15 +364,15 @@ def _read_coordinates(cells: Tensor) -> tuple[tuple[int, int, int, int], Grid]:
     Raises:
         UnknownTilesError: They form no regular grid, row by row.
     """
-    width = int((cells[:, 0] - cells[0, 0]).abs().le(_ROUNDING).sum())
+    width = int((cells[:, 0] - cells[0, 0]).abs().le(_COORDINATE_ROUNDING).sum())
     shape = (len(cells) // max(width, 1), width)
     if math.prod(shape) != len(cells) or min(shape) < 2:
         raise UnknownTilesError("the model makes no grid of them")
     (top, bottom, rows), (left, right, columns) = map(_read_axis, (cells[::width, 0], cells[:width, 1]))
     expected = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).reshape(-1, 2)
     edges = top, left, bottom, right
-    is_exact = all(abs(edge - round(edge)) <= _ROUNDING * 100 for edge in edges)
-    if not is_exact or float((cells - expected).abs().max()) > _ROUNDING:
+    is_exact = all(abs(edge - round(edge)) <= _COORDINATE_ROUNDING * 100 for edge in edges)
+    if not is_exact or float((cells - expected).abs().max()) > _COORDINATE_ROUNDING:
         raise UnknownTilesError("the model makes no regular grid of them")
     return (round(top), round(left), round(bottom), round(right)), shape
 

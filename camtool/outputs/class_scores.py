@@ -44,11 +44,11 @@ _MAX_NAMED = 4
 
 # Rounding errors of probabilities, and of the sum of those of a thousand classes. In single precision (steps of 6e-8),
 # sigmoids and softmax stay well below; the sums of logits miss 1 by far more.
-_ROUNDING = 1e-5
+_PROBABILITY_ROUNDING = 1e-5
 
 # Largest difference from 1 of the sum of probabilities of classes that exclude one another. Half precision (steps of
 # 8e-3 in bfloat16) stays below, also after a cast; independent labels miss 1 by far more at some position.
-_SUM_ROUNDING = 1e-2
+_PLANE_SUM_ROUNDING = 1e-2
 
 # Names of Hugging Face's outputs whose logits are those of a language model.
 _IS_TEXT = re.compile("CausalLM|Seq2SeqLM|ConditionalGeneration")
@@ -307,7 +307,7 @@ def _is_embedding(model: nn.Module, output: Any) -> bool:
 def _sum_to_one(scores: Tensor) -> bool:
     """Return True if positive scores ``(N, K, *size)`` sum to 1 in each image and position."""
     sums = scores.detach().float().sum(1)
-    rounding = max(_ROUNDING, 2 * torch.finfo(scores.dtype).eps)  # half precision has steps of 1e-3
+    rounding = max(_PROBABILITY_ROUNDING, 2 * torch.finfo(scores.dtype).eps)  # half precision has steps of 1e-3
     return scores.shape[1] > 1 and bool((sums - 1).abs().amax() <= rounding)
 
 
@@ -352,7 +352,7 @@ def find_predicted(planes: Tensor, link: Link | None) -> Tensor:
     """
     if link == "sigmoid":
         return planes > 0
-    if link == "identity" and bool(((planes.detach().float().sum(0) - 1).abs() > _SUM_ROUNDING).any()):
+    if link == "identity" and bool(((planes.detach().float().sum(0) - 1).abs() > _PLANE_SUM_ROUNDING).any()):
         return planes > 0.5
     classes = torch.arange(len(planes), device=planes.device)
     return planes.argmax(0) == classes.reshape(-1, *[1] * (planes.ndim - 1))
@@ -364,9 +364,9 @@ def is_between_zero_and_one(values: Tensor) -> bool:
         return False
     if values.device.type == "cpu":
         own = upcast(values.detach()).numpy()  # an array is read several times faster than a tensor
-        return bool(own.min() >= 0) and bool(own.max() <= 1 + _ROUNDING)
+        return bool(own.min() >= 0) and bool(own.max() <= 1 + _PROBABILITY_ROUNDING)
     lowest, highest = values.detach().aminmax()  # one pass over the values, and two numbers to transfer
-    return bool(lowest >= 0) and bool(highest <= 1 + _ROUNDING)
+    return bool(lowest >= 0) and bool(highest <= 1 + _PROBABILITY_ROUNDING)
 
 
 def weigh_chosen_class(logits: Tensor, classes: Tensor) -> Tensor:

@@ -26,14 +26,14 @@ Points: TypeAlias = NDArray[np.float32]
 Color: TypeAlias = tuple[int, int, int]
 
 # Resizing in float32 changes values by about this much. It makes no value invalid, and no map less constant.
-_ROUNDING = 1e-6
+_PIXEL_ROUNDING = 1e-6
 
 
 def is_constant_heat(heat: NDArray[Any], seen: Bools | None = None) -> bool:
     """Check that a heatmap has one value everywhere, or everywhere in ``seen``."""
     where: Any = True if seen is None else seen
     low, high = float(np.min(heat, where=where, initial=1)), float(np.max(heat, where=where, initial=0))
-    return high - low <= _ROUNDING
+    return high - low <= _PIXEL_ROUNDING
 
 
 def check_layers(
@@ -67,7 +67,7 @@ def check_heatmap(heatmap: NDArray[Any]) -> Heat:
     if not fits or not np.issubdtype(heatmap.dtype, np.floating):
         raise OverlayError(f"heatmap must be a (H, W) float array in [0, 1], got {describe_value(heatmap)}.")
     low, high = float(heatmap.min()), float(heatmap.max())
-    if not (low >= -_ROUNDING and high <= 1 + _ROUNDING):  # NaN compares false with everything
+    if not (low >= -_PIXEL_ROUNDING and high <= 1 + _PIXEL_ROUNDING):  # NaN compares false with everything
         found = "NaN" if np.isnan(low) else f"values from {low:g} to {high:g}"
         raise OverlayError(f"heatmap must lie in [0, 1] but holds {found}; normalize it first.")
     return heatmap

@@ -41,7 +41,7 @@ Classes: TypeAlias = str | int | Sequence[str | int]
 _MAX_NAMED = 3
 
 # Largest difference of a sum of probabilities from 1, in half precision.
-_ROUNDING = 1e-3
+_SUM_ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class GroupScore(Target):
         values = context.probabilities
         if values is None:
             return None
-        excludes = context.link == "softmax" or bool(abs(values.sum(0) - 1).max() <= _ROUNDING)
+        excludes = context.link == "softmax" or bool(abs(values.sum(0) - 1).max() <= _SUM_ROUNDING)
         if len(self.members) > 1 and (context.link == "sigmoid" or not excludes):
             return None
         joint = values[list(self.members)].sum(0)

@@ -83,7 +83,7 @@ class _Kept(Generic[_K, _V]):
 
 
 # Rounding of the sum of probabilities, and the smallest one whose logit is taken.
-_ROUNDING, _SMALLEST = 1e-3, 1e-7
+_SUM_ROUNDING, _LEAST_PROBABILITY = 1e-3, 1e-7
 
 _ADVICE = (
     "Segmenters and detectors are not audited; give a module that returns one logit for each class of an image, e.g. "
@@ -278,7 +278,7 @@ class AuditImages:
             labeled = next(self.subject.iterate_batches([item], [None], 1))
         scores = self.subject.score_classes(labeled.images)
         count, link = scores.shape[1], labeled.link
-        is_sum = link == "identity" and bool((scores.sum(1) - 1).abs().max() < _ROUNDING)
+        is_sum = link == "identity" and bool((scores.sum(1) - 1).abs().max() < _SUM_ROUNDING)
         if self.has_sets and (count == 1 or is_sum):
             raise MetricError(
                 "labels: lists of labels need a model with a logit for each label; this one gives "
@@ -456,7 +456,7 @@ class AuditImages:
         if not logits.isfinite().all():
             raise MetricError("model: it returned scores that are not finite, so answers cannot be compared.")
         if self.head.link == "identity":
-            shares = logits.clamp(_SMALLEST, 1 - _SMALLEST)
+            shares = logits.clamp(_LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
             logits = shares.logit() if self.head.is_independent or logits.shape[1] == 1 else shares.log()
         # The margin of the second one is z, and its softmax the sigmoid of z.
         return torch.cat([-logits, logits], 1) / 2 if logits.shape[1] == 1 else logits

@@ -38,7 +38,7 @@ _STATE_NAME = "state.jsonl"
 _LOCK_NAME = f".{_STATE_NAME}.lock"
 
 # Difference of logits, as such and as a share, up to which a model counts as the same.
-_ROUNDING = 1e-4
+_LOGIT_ERROR = 1e-4
 
 _T = TypeVar("_T")
 
@@ -130,7 +130,7 @@ class State:
                 self._unwritten = {f"{self._prefix} logits": {"values": logits}}
                 break
             # Those that differ in the last bits count as the same.
-            if len(before) == len(logits) and np.allclose(before, logits, _ROUNDING, _ROUNDING, equal_nan=True):
+            if len(before) == len(logits) and np.allclose(before, logits, _LOGIT_ERROR, _LOGIT_ERROR, equal_nan=True):
                 break
 
     def get(self, key: str) -> list[float] | str | None:

@@ -243,16 +243,16 @@ def liftcam(evidence: Evidence) -> Tensor:
 # The largest accepted error of the sum of contributions, relative to the sum of their magnitudes.
 #
 # It is far above the rounding error of float32, and small enough that the weights are exact for any practical purpose.
-_TOLERANCE = 1e-3
+_LARGEST_SUM_ERROR = 1e-3
 
 # The same for float16 and bfloat16, with their larger rounding errors.
-_TOLERANCE_IN_HALF_PRECISION = 3e-2
+_LARGEST_SUM_ERROR_IN_HALF = 3e-2
 
 
 def _is_complete(contributions: Tensor, change: Tensor) -> bool:
     """Check that contributions ``(R, C, *grid)`` sum to the change of the scores ``(R,)``, up to rounding."""
     is_half = change.dtype in (torch.float16, torch.bfloat16)
-    tolerance = _TOLERANCE_IN_HALF_PRECISION if is_half else _TOLERANCE
+    tolerance = _LARGEST_SUM_ERROR_IN_HALF if is_half else _LARGEST_SUM_ERROR
     by_row = contributions.flatten(1)
     magnitude = by_row.abs().sum(1) + change.abs()
     return bool(((by_row.sum(1) - change).abs() <= tolerance * magnitude).all())

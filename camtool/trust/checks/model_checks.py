@@ -28,7 +28,7 @@ _SAME_SHARE = 0.01
 _OTHER_SHARE = 0.01
 
 # Relative rounding error of a score.
-_ROUNDING = 1e-5
+_RELATIVE_ROUNDING = 1e-5
 
 # Classes, and pairs of classes with related names, below which the last layer is not judged.
 _FEWEST_CLASSES = 100
@@ -97,7 +97,7 @@ def check_other_paths(context: CheckContext) -> Iterator[Finding]:
     if context.is_blank:
         return
     score, held, free = context.score_blank_image()
-    if not abs(held - score) > _OTHER_SHARE * abs(free - score) + _ROUNDING * abs(score):
+    if not abs(held - score) > _OTHER_SHARE * abs(free - score) + _RELATIVE_ROUNDING * abs(score):
         return
     numbers = {"score": score, "of one color": free, "with the layer's output held": held}
     names = " + ".join(repr(of_layer.layer) for of_layer in context.evidence)

@@ -30,7 +30,7 @@ _BLUR = 10 / 224
 
 # Conjugate gradients stop at this residual, relative to the largest value of the known pixels. The error is larger than
 # the residual: measured on regions of 64 to 224 pixels, 5e-5 for 1e-6 and 1e-6 for 1e-8.
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-6}
+_LARGEST_RESIDUALS = {torch.float64: 1e-8, torch.float32: 1e-6}
 
 # Values of a step on a CPU: those of three images of 224 pixels, whose tensors stay in the processor's cache. A step of
 # twenty takes 1.6 times as long for each image, and 200 MB.
@@ -126,7 +126,7 @@ def impute_linear(images: Tensor, removed: Tensor) -> Tensor:
     """
     precision = torch.float64 if images.dtype == torch.float64 else torch.float32
     x = images.to(precision)
-    limit = _TOLERANCE[precision] * float(torch.where(removed[:, None], 0, x).abs().max().clamp_min(1e-30))
+    limit = _LARGEST_RESIDUALS[precision] * float(torch.where(removed[:, None], 0, x).abs().max().clamp_min(1e-30))
     filled = images.clone()
     for size, corners in _group_windows(removed).items():
         windows = [(row, slice(top, top + size[0]), slice(left, left + size[1])) for row, top, left in corners]
