@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import signal
 import sys
 import time
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 import camtool
 from camtool.hooks.private_torch import save_function_modes
 from camtool.hooks.state.cleanup import Cleanup
+from tests.helpers.block_ends import ends_block
 from tests.helpers.warm_processes import run_program
 from tests.hooks.state.test_no_trace import Attend, Counts, Draws, net, pictures, same, snapshot
 
@@ -137,23 +137,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, Tensor], No
 def interrupted_at(count: int, met: list[str]) -> Iterator[None]:
     """Raise KeyboardInterrupt ahead of the line or call of that number in the guarded files; list what was met."""
 
-    entered: set[tuple[int, int]] = set()
-
-    def is_an_exit(frame: FrameType) -> bool:
-        """Return whether a ``with`` statement is met again, at its end: Python looks for interrupts only behind it."""
-        if not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
-            return False
-        is_known = (id(frame), frame.f_lineno) in entered
-        entered.add((id(frame), frame.f_lineno))
-        return is_known
-
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         path = Path(frame.f_code.co_filename)
         if not path.is_relative_to(PACKAGE) or Path(path.relative_to(PACKAGE).parts[0]).stem not in GUARDED:
             return None
-        if event == "call":
-            entered.difference_update([each for each in entered if each[0] == id(frame)])
-        if event == "call" or (event == "line" and not is_an_exit(frame)):
+        if event == "call" or (event == "line" and not ends_block(frame)):
             met.append(f"{path.name}:{frame.f_lineno} {event}")
             if len(met) - 1 == count:
                 raise KeyboardInterrupt
