@@ -36,7 +36,6 @@ ALLOWED: dict[str, str] = {
     "app/stores:ImageFolder:find": THREADS,
     "app/stores:ModelStore:_load_now": THREADS,
     "arguments/checks:check_integer": QUICK,
-    "arguments/checks:check_real_tensor": QUICK,
     "arguments/checks:parse_device": QUICK,
     "cli/app:main": COMMAND,
     "cli/demo_and_doctor_commands:_measure_folder": COMMAND,
