@@ -73,7 +73,7 @@ def load_keras_file(path: str) -> KerasModel:
 
 
 def _import_keras() -> Any:
-    """Return Keras on its torch backend, whatever the environment says, if Keras was not imported yet.
+    """Return Keras on its torch backend, also if the environment names another one.
 
     Raises:
         ValueError: It is too old, or was imported with another backend.

@@ -140,7 +140,7 @@ class KerasLayer(nn.Module):
 
     @property
     def is_final(self) -> bool:
-        """Whether an output of the model is its softmax or sigmoid, which :meth:`forward` does not apply."""
+        """True if its softmax or sigmoid is an output of the model, which :meth:`forward` does not apply."""
         return self.is_end and self.activation != ""
 
     @property
