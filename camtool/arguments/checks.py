@@ -117,8 +117,8 @@ def check_number_tuple(name: str, values: object, count: int, *, error: type[Cam
 
 def check_real_tensor(name: str, values: object, *, error: type[CamtoolError] = CamtoolError) -> None:
     """Check that a value is a tensor of real numbers, or an array or list that becomes one."""
-    problem = error(f"{name} must be a tensor or an array of numbers, got {type(values).__name__}.")
-    with RaiseAs(lambda _: problem, TypeError, ValueError, RuntimeError):
+    text = f"{name} must be a tensor or an array of numbers, got {type(values).__name__}."
+    with RaiseAs(lambda _: error(text), TypeError, ValueError, RuntimeError):
         tensor = torch.as_tensor(values)
     if tensor.is_complex() or tensor.is_meta:
         raise error(f"{name} must hold real numbers, got {tensor.dtype} on {tensor.device}.")

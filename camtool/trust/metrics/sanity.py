@@ -224,8 +224,8 @@ def randomize_parameters(model: nn.Module, names: Sequence[str], *, seed: int) -
 
 
 def _get_module(model: nn.Module, name: str) -> nn.Module:
-    problem = MetricError(f"layers: the model has no module {name!r}; see model.named_modules().")
-    with RaiseAs(lambda _: problem, AttributeError):
+    text = f"layers: the model has no module {name!r}; see model.named_modules()."
+    with RaiseAs(lambda _: MetricError(text), AttributeError):
         return model.get_submodule(name)
 
 
