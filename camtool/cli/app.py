@@ -1,9 +1,4 @@
-"""The installed command ``camtool``: its commands, and the exit code of each error.
-
-Exit codes: 0 all fine, 1 some photos could not be explained, ``--fail-on`` of an audit or a diff applies, a repair is
-none, or the self-test of ``camtool doctor`` failed, 2 invalid request, 130 interrupted (Ctrl-C), 143 terminated
-(SIGTERM).
-"""
+"""The installed command ``camtool``: its commands."""
 
 from __future__ import annotations
 
@@ -21,15 +16,17 @@ from camtool.arguments.messages import suggest_names
 from camtool.cli import (
     demo_and_doctor_commands,
     evaluation_commands,
+    exit_codes,
     export_command,
     list_and_figure_commands,
     repair_command,
+    report_and_replay_commands,
+    run_and_cluster_commands,
     serve_commands,
     slide_and_video_commands,
     terminal,
 )
 from camtool.cli.options import photo_options
-from camtool.cli.run_folders import run_command, stored_run_commands
 from camtool.errors import CamtoolError
 
 # Options of the command without a subcommand.
@@ -66,10 +63,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 # The help lists the commands in this order.
-app.command("run")(run_command.run)
-app.command("cluster")(run_command.run_on_cluster)
-app.command("report")(stored_run_commands.report)
-app.command("replay")(stored_run_commands.replay)
+app.command("run")(run_and_cluster_commands.run)
+app.command("cluster")(run_and_cluster_commands.run_on_cluster)
+app.command("report")(report_and_replay_commands.report)
+app.command("replay")(report_and_replay_commands.replay)
 app.command("video")(slide_and_video_commands.explain_videos)
 app.command("slide")(slide_and_video_commands.explain_slides)
 app.command("app")(serve_commands.serve_app)
@@ -97,9 +94,9 @@ def main() -> None:
     try:
         app()
     except CamtoolError as error:
-        terminal.exit_with_error(str(error))
+        exit_codes.exit_with_error(str(error))
     except OSError as error:
-        terminal.exit_with_error(f"{error.filename or 'a file'}: {error.strerror or error}")
+        exit_codes.exit_with_error(f"{error.filename or 'a file'}: {error.strerror or error}")
 
 
 def _print_version(is_asked: bool) -> None:

@@ -19,7 +19,7 @@ from rich.table import Table
 from typer import Option
 
 from camtool.cli import terminal
-from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.dataclasses_to_typer import takes_options
 from camtool.cli.options.result_options import JsonOption, Out, PrintOptions
 from camtool.errors import raise_interrupt
 

@@ -20,9 +20,9 @@ import typer
 from typer import Argument, Option
 
 from camtool.arguments.messages import format_count
-from camtool.cli import terminal
+from camtool.cli import exit_codes, terminal
 from camtool.cli.options import model_options, photo_options
-from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.dataclasses_to_typer import takes_options
 from camtool.cli.options.result_options import Out, Overwrite, PrintOptions, split_names
 from camtool.cli.progress.run_progress import FileProgress
 from camtool.errors import CamtoolError
@@ -124,7 +124,7 @@ def audit_model(
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
     chosen = choose_photos(plan, loaded, truth, columns, limit)
     bar = FileProgress(format_count(len(chosen.photos), "photo"), is_quiet=printed.hides_progress)
-    with terminal.exit_at_stop(_GOES_ON), replace_state(out, is_asked=overwrite), bar:
+    with exit_codes.exit_at_stop(_GOES_ON), replace_state(out, is_asked=overwrite), bar:
         result = audit(
             chosen.loaded,
             chosen.photos,
@@ -268,7 +268,7 @@ def compare_models(
         after = replace(after, labels=before.labels)
     photos = [Path(job.source) for job in plan.jobs][:limit]
     bar = FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress)
-    with terminal.exit_at_stop(_GOES_ON), replace_state(out, is_asked=overwrite), bar:
+    with exit_codes.exit_at_stop(_GOES_ON), replace_state(out, is_asked=overwrite), bar:
         result = diff(
             before,
             after,

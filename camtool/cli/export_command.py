@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from camtool.cli import terminal
 from camtool.cli.options import model_options, result_options
-from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.dataclasses_to_typer import takes_options
 from camtool.errors import CamtoolError
 
 

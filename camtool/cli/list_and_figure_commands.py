@@ -12,7 +12,7 @@ from typer import Argument, Option
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.options import model_options, photo_options
-from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.dataclasses_to_typer import takes_options
 from camtool.cli.options.result_options import JsonOption, Out, PrintOptions, parse_targets, split_names
 from camtool.errors import CamtoolError, ForwardError
 from camtool.runs.file_names import make_distinct

@@ -12,7 +12,7 @@ from camtool.arguments.messages import format_count
 from camtool.cli import terminal
 from camtool.cli.evaluation_commands import choose_photos, read_columns, write_result
 from camtool.cli.options import model_options, photo_options
-from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.dataclasses_to_typer import takes_options
 from camtool.cli.options.result_options import Out, PrintOptions
 from camtool.cli.progress.run_progress import FileProgress
 

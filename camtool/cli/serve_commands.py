@@ -14,9 +14,9 @@ from typing import Annotated, ClassVar
 from typer import Argument, Option
 
 from camtool.arguments.libraries import import_library
-from camtool.cli import terminal
+from camtool.cli import exit_codes, terminal
 from camtool.cli.options import model_options
-from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.dataclasses_to_typer import takes_options
 from camtool.errors import CamtoolError, RaiseAs
 
 _AUTH_BYTES = 4096
@@ -100,7 +100,7 @@ def serve_app(
         logging.getLogger("httpx").setLevel(logging.WARNING)
     if exposure:
         terminal.err.print(f"[bold yellow]Warning:[/] {terminal.escape(exposure)}", soft_wrap=True)
-    with terminal.exit_at_stop(), server:
+    with exit_codes.exit_at_stop(), server:
         terminal.print_line(f"The page is at [bold]{terminal.escape(server.url)}[/]. Stop it with Ctrl-C.")
         server.wait()
 

@@ -12,9 +12,9 @@ import typer
 from typer import Argument, Option
 
 from camtool.arguments.messages import format_count
-from camtool.cli import terminal
+from camtool.cli import exit_codes, terminal
 from camtool.cli.options import model_options, result_options
-from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.dataclasses_to_typer import takes_options
 from camtool.cli.progress.run_progress import FileProgress
 from camtool.cli.terminal import escape, print_line
 from camtool.errors import ImageError
@@ -56,7 +56,7 @@ def explain_files(paths: list[str], printed: result_options.PrintOptions, explai
     """
     # The name of a file without its suffix, and a number if two are alike.
     names = make_distinct([Path(path).stem for path in paths])
-    with terminal.exit_at_stop():
+    with exit_codes.exit_at_stop():
         lines = [_explain_file(path, name, printed, explain) for path, name in zip(paths, names, strict=True)]
     if printed.as_json:
         terminal.print_json(lines)

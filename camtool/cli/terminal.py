@@ -1,22 +1,18 @@
-"""Commands in a terminal: the two streams, escaped text, lines and errors, signs of life, and how a command stops.
+"""Commands in a terminal: the two streams, escaped text, lines, and signs of life.
 
-While one thing takes its time, a terminal shows a spinner, and elsewhere plain lines come in intervals. At Ctrl-C and
-at SIGTERM a command keeps what is done, and ends with the exit code of the signal.
+While one thing takes its time, a terminal shows a spinner, and elsewhere plain lines come in intervals.
 """
 
 from __future__ import annotations
 
 import json
-import signal
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-import typer
 from rich import markup
 from rich.console import Console
 from rich.text import Text
@@ -44,18 +40,6 @@ def escape(text: str) -> str:
     Names of files, labels and texts may come from anywhere, and may hold markup or control characters.
     """
     return markup.escape(escape_hidden(text))
-
-
-def exit_with_error(message: str) -> NoReturn:
-    """Print an error and exit with code 2.
-
-    Raises:
-        SystemExit: Always.
-    """
-    # The second and later lines are indented, so that a file name with a line break cannot fake a message.
-    lines = "\n  ".join(escape(line) for line in message.split("\n"))
-    err.print(f"[bold red]Error:[/] {lines}", soft_wrap=not err.is_terminal)
-    raise SystemExit(2)
 
 
 def print_line(text: str) -> None:
@@ -132,69 +116,3 @@ def show_activity(what: str, *, is_quiet: bool = False) -> AbstractContextManage
     if err.is_terminal:
         return err.status(Text(f"{escape_hidden(what)} ..."))
     return Heartbeat(lambda seconds: f"{what} ... {format_duration(seconds)}")
-
-
-# --------------------------------------------------------------------------------------------------- how it stops
-
-
-class Terminated(KeyboardInterrupt):
-    """Stop of a run by SIGTERM; it ends as at Ctrl-C."""
-
-
-@dataclass
-class Stop:
-    """Stop of a block of work.
-
-    Attributes:
-        code: The exit code of the signal that stopped it; 0 if none did.
-    """
-
-    code: int = 0
-
-
-@contextmanager
-def catch_stop() -> Iterator[Stop]:
-    """End the block at Ctrl-C and at SIGTERM, and go on behind it, where :class:`Stop` says whether that happened."""
-    stop = Stop()
-    try:
-        with stop_at_sigterm():
-            yield stop
-    except KeyboardInterrupt as interrupt:
-        # By convention 128 plus the number of the signal.
-        stop.code = 143 if isinstance(interrupt, Terminated) else 130
-
-
-@contextmanager
-def exit_at_stop(notice: str = "") -> Iterator[None]:
-    """Leave the command at Ctrl-C and at SIGTERM, after a notice.
-
-    Raises:
-        typer.Exit: With the code of the signal.
-    """
-    with catch_stop() as stop:
-        yield
-    if stop.code:
-        if notice:
-            print_notice(notice)
-        raise typer.Exit(stop.code)
-
-
-@contextmanager
-def stop_at_sigterm() -> Iterator[None]:
-    """Raise :class:`Terminated` at SIGTERM during the block.
-
-    A process that ignores SIGTERM goes on ignoring it. Outside the main thread, where Python does not allow signal
-    handlers, the block runs unchanged.
-    """
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
-        yield
-        return
-
-    def stop(number: int, frame: object) -> NoReturn:
-        raise Terminated
-
-    earlier = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, earlier)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from camtool.cli import app
-from camtool.cli.run_folders.run_command import to_uri
+from camtool.cli.run_and_cluster_commands import to_uri
 from tests.helpers.photos import save, unseen
 
 

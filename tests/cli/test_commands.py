@@ -26,7 +26,7 @@ from torchvision.models import vision_transformer
 
 import camtool
 from camtool.cli import app, terminal
-from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options.dataclasses_to_typer import takes_options
 from camtool.methods import WRAPPERS
 from tests.helpers.photos import save, unseen
 from tests.helpers.tiny_models import LABELS, SLEEPING, TINY, Net, prepare, tiny

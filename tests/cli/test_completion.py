@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from camtool.cli.app import app
-from camtool.cli.options.option_classes import complete_method, complete_target
+from camtool.cli.options.dataclasses_to_typer import complete_method, complete_target
 from camtool.methods import METHODS
 
 CALL = "import sys; from camtool.cli.app import main; sys.argv[0] = 'camtool'; main()"

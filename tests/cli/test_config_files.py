@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from camtool.cli.options.option_classes import read_config
+from camtool.cli.options.dataclasses_to_typer import read_config
 from camtool.errors import CamtoolError
 from tests.cli.test_commands import PREPARE_SMALL, SMALL, assert_refused, list_files, read_lines
 from tests.helpers.tiny_models import TINY

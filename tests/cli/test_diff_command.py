@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 import camtool
 from camtool.cli import app
+from camtool.cli.exit_codes import Terminated
 from camtool.cli.progress.run_progress import FileProgress
-from camtool.cli.terminal import Terminated
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.demo.shapes import LABELS
 from tests.cli.test_file_progress import advance

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from camtool.cli.options import run_options
 from camtool.cli.options.model_options import ModelOptions
-from camtool.cli.run_folders import run_options
-from camtool.cli.run_folders.run_command import run
+from camtool.cli.run_and_cluster_commands import run
 from camtool.runs import result_writer
 from tests.cli.test_commands import assert_refused, list_files, read_lines, write_photo
 from tests.helpers.tiny_models import Net

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from camtool.cli import terminal
+from camtool.cli import exit_codes, terminal
 from tests.cli.test_commands import (
     assert_refused,
     drop_progress,
@@ -88,7 +88,7 @@ def test_sigterm_is_handled_only_during_a_run_in_the_main_thread(explained, phot
 def test_an_ignored_sigterm_stays_ignored(explained, photos):
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        with terminal.stop_at_sigterm():
+        with exit_codes.stop_at_sigterm():
             assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -194,5 +194,5 @@ def test_control_characters_in_the_loading_message_are_escaped(camtool_, photos,
 
 def test_further_lines_of_a_message_are_indented(capsys):
     with pytest.raises(SystemExit):
-        terminal.exit_with_error("the weights do not fit\nError: \x1b[2Jall is well")
+        exit_codes.exit_with_error("the weights do not fit\nError: \x1b[2Jall is well")
     assert capsys.readouterr().err == "Error: the weights do not fit\n  Error: \\x1b[2Jall is well\n"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.cells import cell_len
 
 from camtool.arguments.messages import format_count, format_percent, merge_texts
-from camtool.cli import terminal
+from camtool.cli import exit_codes, terminal
 from camtool.cli.progress.run_progress import RunProgress
 from camtool.cli.terminal import escape, print_line
 from camtool.runs.text_escapes import escape_hidden
@@ -128,7 +128,7 @@ class RunReport:
         )
         # Results keep the names of their first start, so a job may differ from the planned one in its stem.
         numbers = {job.source: number for number, job in enumerate(self._jobs, 1)}
-        with terminal.catch_stop() as stop:
+        with exit_codes.catch_stop() as stop:
             with closing(outcomes), send_progress(progress.passes), progress:
                 for outcome in outcomes:
                     number = numbers.get(outcome.job.source)

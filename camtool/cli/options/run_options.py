@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from camtool.arguments.messages import format_count
-from camtool.cli.options import model_options, option_classes, photo_options, result_options
+from camtool.cli.options import dataclasses_to_typer, model_options, photo_options, result_options
 from camtool.errors import CamtoolError
 from camtool.runs.save_kinds import OutputSettings
 
@@ -43,7 +43,7 @@ class RunOptions:
     printed: result_options.PrintOptions
     batch_size: model_options.BatchSize = 8
     engine: model_options.EngineOption = "eager"
-    config: option_classes.Config = None
+    config: dataclasses_to_typer.Config = None
 
 
 @dataclass(frozen=True)

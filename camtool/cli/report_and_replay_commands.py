@@ -13,10 +13,10 @@ from typer import Argument, Option
 
 from camtool.arguments.messages import format_count
 from camtool.cli import terminal
-from camtool.cli.options.option_classes import takes_options
+from camtool.cli.options import run_options
+from camtool.cli.options.dataclasses_to_typer import takes_options
 from camtool.cli.options.result_options import PrintOptions
 from camtool.cli.progress.run_progress import build_countdown
-from camtool.cli.run_folders import run_options
 from camtool.cli.terminal import escape, print_line
 from camtool.errors import CamtoolError
 

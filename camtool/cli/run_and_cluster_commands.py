@@ -15,14 +15,14 @@ import typer
 
 from camtool.arguments.labels import read_labels
 from camtool.arguments.messages import format_count
-from camtool.cli import terminal
-from camtool.cli.options.option_classes import takes_options
+from camtool.cli import exit_codes, report_and_replay_commands, terminal
+from camtool.cli.options import run_options
+from camtool.cli.options.dataclasses_to_typer import takes_options
 from camtool.cli.options.photo_options import read_true_classes
 from camtool.cli.options.result_options import PrintOptions
+from camtool.cli.options.run_options import ClusterOptions, LocalOptions, RunOptions, RunRequest
 from camtool.cli.progress import run_summary
 from camtool.cli.progress.run_progress import build_countdown
-from camtool.cli.run_folders import run_options, stored_run_commands
-from camtool.cli.run_folders.run_options import ClusterOptions, LocalOptions, RunOptions, RunRequest
 from camtool.cli.terminal import escape, print_line
 from camtool.runs import process_settings
 
@@ -104,7 +104,7 @@ def _run_here(context: typer.Context, request: RunRequest, local: LocalOptions) 
     )
     code = report.follow_run(explainer, request.targets, options.batch_size, local.workers, start)
     if local.page:
-        stored_run_commands.write_after_run(out, is_stopped=code not in (0, 1), quiet=is_quiet)
+        report_and_replay_commands.write_after_run(out, is_stopped=code not in (0, 1), quiet=is_quiet)
     return code
 
 
@@ -242,7 +242,7 @@ class _Follower:
             self._count(outcome, self._before)
         started = time.perf_counter()
         outcomes, bar = self._run.start(), build_countdown(is_quiet=self._printed.hides_progress)
-        with terminal.catch_stop() as stop, closing(outcomes), bar as progress:
+        with exit_codes.catch_stop() as stop, closing(outcomes), bar as progress:
             task = progress.add_task("Starting Ray", total=self._todo)
             for outcome in outcomes:
                 self._add(outcome)

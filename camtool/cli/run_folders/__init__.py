@@ -1,1 +1,0 @@
-"""Commands on folders that ``camtool run`` wrote."""
