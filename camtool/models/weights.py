@@ -20,10 +20,7 @@ from camtool.arguments.checks import check_not_url
 from camtool.arguments.messages import add_article, format_count
 from camtool.errors import Forgive, ModelError, RaiseAs, raise_interrupt
 from camtool.hooks.private_torch import set_state_version
-
-# Prefixes that wrappers leave in the names: those of DataParallel, torch.compile and Lightning.
-_WRAPPERS = ("module.", "_orig_mod.", "model.")
-
+from camtool.models.model_wrappers import NAME_PREFIXES
 
 # Bytes of a pickle beside its tensors that are looked at.
 _MAX_PICKLE = 2**24
@@ -108,7 +105,7 @@ def match_names(
         names: The names in the model, which keep a prefix that they have.
     """
     matched, removed = dict(state), ""
-    extra = [prefix for prefix in _WRAPPERS if not any(name.startswith(prefix) for name in names)]
+    extra = [prefix for prefix in NAME_PREFIXES if not any(name.startswith(prefix) for name in names)]
     while prefix := next((candidate for candidate in extra if all(name.startswith(candidate) for name in matched)), ""):
         matched, removed = {name[len(prefix) :]: tensor for name, tensor in matched.items()}, removed + prefix
     if removed:
