@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import camtool
 from benchmarks.paired import Run, compute_ratio, describe_machine, make_forward, measure_in_turns
-from camtool.hooks.folded_model import FoldedModel
+from camtool.hooks.fast_repeated_passes import FoldedModel
 
 _CLASS = 281
 _LAYER = "layer4"

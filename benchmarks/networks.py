@@ -25,7 +25,7 @@ from benchmarks.package_photos import read_package_photos
 from benchmarks.photos import read_labels
 from camtool.demo.camnet import SIZE, load_honest_model, prepare_images
 from camtool.demo.scenes import UNSEEN, draw_scene
-from camtool.hooks.folded_model import FoldedModel
+from camtool.hooks.fast_repeated_passes import FoldedModel
 from camtool.maps import upcast
 from camtool.methods.registry import METHODS
 from camtool.targets import ClassScore, Region, Target

@@ -48,7 +48,7 @@ from benchmarks.networks import (
 )
 from benchmarks.paired import describe_machine
 from camtool.demo.camnet import load_honest_model
-from camtool.hooks.folded_model import FoldedModel
+from camtool.hooks.fast_repeated_passes import FoldedModel
 from camtool.trust.metrics.removal import blur_images
 from camtool.trust.sufficiency import find_part
 

@@ -21,7 +21,7 @@ from benchmarks.networks import (
     summarize,
 )
 from camtool.demo.camnet import load_honest_model
-from camtool.hooks.folded_model import FoldedModel
+from camtool.hooks.fast_repeated_passes import FoldedModel
 
 
 class Planes(nn.Module):

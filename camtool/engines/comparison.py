@@ -12,7 +12,7 @@ from torch import nn
 
 from camtool.engines.observers import CompiledObserver
 from camtool.errors import NotCompilableError
-from camtool.hooks.folded_model import rounds_to_tf32
+from camtool.hooks.fast_repeated_passes import rounds_to_tf32
 from camtool.hooks.observation import Observe, observe
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.modules import list_weights

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from camtool.errors import LayerError, NotCompilableError, RaiseAs
-from camtool.hooks.folded_model import choose_copy, to_memory_format
+from camtool.hooks.fast_repeated_passes import choose_copy, to_memory_format
 from camtool.hooks.observation import Observation, observe
 from camtool.hooks.structures.nested_tensors import ModelInputs, map_tensors
 from camtool.hooks.tracing import trace

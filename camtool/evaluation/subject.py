@@ -26,8 +26,8 @@ from camtool.explaining.device_maps import DeviceMaps
 from camtool.explaining.explanation import Explanation
 from camtool.explaining.pipeline import BatchExplainer
 from camtool.explaining.types import Model
-from camtool.hooks.folded_model import FoldedModel
-from camtool.hooks.model_call import run_model
+from camtool.hooks.fast_repeated_passes import FoldedModel
+from camtool.hooks.forward_and_backward import run_model
 from camtool.hooks.observation import observe
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard

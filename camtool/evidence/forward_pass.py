@@ -20,9 +20,14 @@ from camtool.geometry.cell_centers import Placement
 from camtool.hooks.attention.branches import CapturedBranches, capture_branches
 from camtool.hooks.attention.capture import AttentionCall, CapturedAttention, capture_attention, visit_attention
 from camtool.hooks.chunks import compute_chunk_size, count_largest_output
+from camtool.hooks.fast_repeated_passes import FoldedModel
 from camtool.hooks.final_operation import find_final_operation
-from camtool.hooks.folded_model import FoldedModel
-from camtool.hooks.model_call import compute_row_gradients, compute_row_products, describe_missing_gradient, run_model
+from camtool.hooks.forward_and_backward import (
+    compute_row_gradients,
+    compute_row_products,
+    describe_missing_gradient,
+    run_model,
+)
 from camtool.hooks.norm_gradients import find_batch_norms
 from camtool.hooks.observation import Observe, get_call, observe
 from camtool.hooks.registration import list_foreign_hooks

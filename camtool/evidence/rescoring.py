@@ -16,7 +16,7 @@ from camtool import targets
 from camtool.errors import ForwardError, TargetError
 from camtool.evidence.evidence import Evidence
 from camtool.hooks.chunks import get_most_rows, iterate_chunks
-from camtool.hooks.model_call import run_model
+from camtool.hooks.forward_and_backward import run_model
 from camtool.hooks.observation import resume
 from camtool.hooks.state.guard import enable_gradients, guard
 from camtool.hooks.structures.nested_tensors import shares_several_values
@@ -39,7 +39,7 @@ def score_inputs(
     """Score many variants of one image.
 
     They run through a copy of the model that is faster and equal up to rounding, see
-    :class:`camtool.hooks.folded_model.FoldedModel`.
+    :class:`camtool.hooks.fast_repeated_passes.FoldedModel`.
 
     Args:
         evidence: The evidence.

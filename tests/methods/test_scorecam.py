@@ -14,7 +14,7 @@ import camtool
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass
-from camtool.hooks import folded_model
+from camtool.hooks import fast_repeated_passes
 from camtool.layers.layouts import Layer, Layout
 from camtool.maps import scale_min_max
 from camtool.methods import METHODS
@@ -72,13 +72,13 @@ def run(name: str, evidence: Evidence, **options: Any) -> Tensor:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """Record the inputs of each chunk that runs through the folded model."""
     seen: list[Tensor] = []
-    real = folded_model.FoldedModel.__call__
+    real = fast_repeated_passes.FoldedModel.__call__
 
-    def spy(self: folded_model.FoldedModel, inputs: Any) -> Any:
+    def spy(self: fast_repeated_passes.FoldedModel, inputs: Any) -> Any:
         seen.append(inputs)
         return real(self, inputs)
 
-    monkeypatch.setattr(folded_model.FoldedModel, "__call__", spy)
+    monkeypatch.setattr(fast_repeated_passes.FoldedModel, "__call__", spy)
     return seen
 
 

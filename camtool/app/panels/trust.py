@@ -19,7 +19,7 @@ from camtool.app.fragments import Built, draw_card, draw_hint, draw_photo, get_s
 from camtool.app.workbench import COMPUTE, PageContext, Session, resolve_target
 from camtool.arguments.messages import format_count
 from camtool.explaining.explanation import Explanation
-from camtool.hooks.folded_model import FoldedModel
+from camtool.hooks.fast_repeated_passes import FoldedModel
 from camtool.models import Loaded, to_loaded
 from camtool.outputs.predictions import to_batch
 from camtool.targets import Target, score_targets

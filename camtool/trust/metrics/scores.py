@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from camtool.arguments.checks import check_choice, check_count
 from camtool.errors import MetricError
 from camtool.hooks.chunks import compute_chunk_size, iterate_chunks
-from camtool.hooks.folded_model import FoldedModel
+from camtool.hooks.fast_repeated_passes import FoldedModel
 from camtool.maps import upcast
 from camtool.outputs.class_scores import Link, compute_class_scores, compute_probabilities
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.errors import MetricError
-from camtool.hooks.folded_model import FoldedModel
+from camtool.hooks.fast_repeated_passes import FoldedModel
 from camtool.trust.metrics import ClassScore, complexity, compound, faithfulness
 from camtool.trust.metrics.correlation import correlate_pearson, correlate_spearman
 from camtool.trust.metrics.removal import blur_images

@@ -15,9 +15,9 @@ import torchvision.models as zoo
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from camtool.hooks import folded_model
+from camtool.hooks import fast_repeated_passes
 from camtool.hooks.chunks import compute_chunk_size
-from camtool.hooks.folded_model import FoldedModel, rounds_to_tf32
+from camtool.hooks.fast_repeated_passes import FoldedModel, rounds_to_tf32
 from camtool.hooks.tracing import trace
 from tests.helpers.nets import Apply
 
@@ -49,7 +49,7 @@ def run_plain(model: nn.Module, x: Any) -> Any:
 
 
 def count_norms(folded: FoldedModel, x: Any) -> int:
-    return sum(isinstance(seen.module, folded_model._BATCH_NORMS) for seen in trace(folded._model, x))
+    return sum(isinstance(seen.module, fast_repeated_passes._BATCH_NORMS) for seen in trace(folded._model, x))
 
 
 def describe_state(model: nn.Module) -> dict[str, Any]:
@@ -227,7 +227,7 @@ MODELS = {
 def test_the_copy_equals_the_model_and_leaves_it_unchanged(name: str) -> None:
     make, norms, remaining = MODELS[name]
     model, x = make(), torch.randn(1, 3, 33, 33)
-    assert sum(isinstance(seen.module, folded_model._BATCH_NORMS) for seen in trace(model, x)) == norms
+    assert sum(isinstance(seen.module, fast_repeated_passes._BATCH_NORMS) for seen in trace(model, x)) == norms
     before = describe_state(model)
     folded = FoldedModel(model, x)
     assert count_norms(folded, x) == remaining
