@@ -33,7 +33,7 @@ from camtool.rendering import image_writing, regions
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap
 from camtool.rendering.contact_sheet import draw_captioned_images
 from camtool.rendering.views import View
-from camtool.targets.user_functions import Custom
+from camtool.targets.function_targets import Custom
 from camtool.warning_codes import to_map_warning
 
 # A query by its number, the class token, a pixel ``(x, y)`` of the photo, or None for the default.

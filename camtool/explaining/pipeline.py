@@ -44,7 +44,7 @@ from camtool.methods.options import encode_text_options
 from camtool.models import TextEncoder, Transform, resolve_labels, resolve_phrases
 from camtool.outputs.class_scores import describe_chosen_tensor
 from camtool.outputs.detections import Detections
-from camtool.targets.target import Corners
+from camtool.targets.base_target import Corners
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import CheckReport
 from camtool.trust.checks.model_checks import find_training_modules

@@ -36,7 +36,7 @@ from camtool.rendering import image_writing
 from camtool.rendering.contact_sheet import draw_captioned_images
 from camtool.rendering.text_drawing import INK, PANEL, SMALL_TEXT_SIZE, draw_text
 from camtool.rendering.views import View
-from camtool.targets.values import Action, Value
+from camtool.targets.value_targets import Action, Value
 from camtool.trust.metrics.removal import Removal, make_baseline
 from camtool.warning_codes import MapWarning
 

@@ -31,7 +31,7 @@ from camtool.rendering import image_writing, overlay
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap
 from camtool.rendering.contact_sheet import draw_captioned_images
 from camtool.targets import Group, Top, Within
-from camtool.targets.groups import Classes
+from camtool.targets.group_targets import Classes
 
 if TYPE_CHECKING:
     from camtool.figures.canvas import Figure

@@ -15,22 +15,29 @@ import functools as _functools
 import typing as _typing
 
 from camtool.arguments.foreign_names import raise_missing_name as _raise_missing_name
-from camtool.targets.classes import ClassScore as ClassScore
-from camtool.targets.classes import Probability as Probability
-from camtool.targets.contrasts import AgainstRest as AgainstRest
-from camtool.targets.contrasts import Contrast as Contrast
-from camtool.targets.contrasts import Finer as Finer
-from camtool.targets.contrasts import Negated as Negated
-from camtool.targets.detections import Box as Box
-from camtool.targets.detections import Detection as Detection
-from camtool.targets.detections import Keypoint as Keypoint
-from camtool.targets.detections import MatchedDetection as MatchedDetection
-from camtool.targets.groups import Group as Group
-from camtool.targets.groups import GroupProbability as GroupProbability
-from camtool.targets.groups import GroupScore as GroupScore
-from camtool.targets.groups import Within as Within
-from camtool.targets.places import Point as Point
-from camtool.targets.places import Region as Region
+from camtool.targets.base_target import ImageOutput as ImageOutput
+from camtool.targets.base_target import ScoreContext as ScoreContext
+from camtool.targets.base_target import Target as Target
+from camtool.targets.base_target import Traits as Traits
+from camtool.targets.base_target import get_class_label as get_class_label
+from camtool.targets.base_target import score_targets as score_targets
+from camtool.targets.class_targets import ClassScore as ClassScore
+from camtool.targets.class_targets import Probability as Probability
+from camtool.targets.contrast_targets import AgainstRest as AgainstRest
+from camtool.targets.contrast_targets import Contrast as Contrast
+from camtool.targets.contrast_targets import Finer as Finer
+from camtool.targets.contrast_targets import Negated as Negated
+from camtool.targets.detection_targets import Box as Box
+from camtool.targets.detection_targets import Detection as Detection
+from camtool.targets.detection_targets import Keypoint as Keypoint
+from camtool.targets.detection_targets import MatchedDetection as MatchedDetection
+from camtool.targets.function_targets import Custom as Custom
+from camtool.targets.group_targets import Group as Group
+from camtool.targets.group_targets import GroupProbability as GroupProbability
+from camtool.targets.group_targets import GroupScore as GroupScore
+from camtool.targets.group_targets import Within as Within
+from camtool.targets.place_targets import Point as Point
+from camtool.targets.place_targets import Region as Region
 from camtool.targets.resolving import AllDetections as AllDetections
 from camtool.targets.resolving import TargetLike as TargetLike
 from camtool.targets.resolving import Top as Top
@@ -39,17 +46,10 @@ from camtool.targets.resolving import encode_texts as encode_texts
 from camtool.targets.resolving import get_score_key as get_score_key
 from camtool.targets.resolving import resolve_targets as resolve_targets
 from camtool.targets.resolving import score_request as score_request
-from camtool.targets.target import ImageOutput as ImageOutput
-from camtool.targets.target import ScoreContext as ScoreContext
-from camtool.targets.target import Target as Target
-from camtool.targets.target import Traits as Traits
-from camtool.targets.target import get_class_label as get_class_label
-from camtool.targets.target import score_targets as score_targets
-from camtool.targets.user_functions import Custom as Custom
-from camtool.targets.values import Action as Action
-from camtool.targets.values import Similarity as Similarity
-from camtool.targets.values import TextTokens as TextTokens
-from camtool.targets.values import Value as Value
+from camtool.targets.value_targets import Action as Action
+from camtool.targets.value_targets import Similarity as Similarity
+from camtool.targets.value_targets import TextTokens as TextTokens
+from camtool.targets.value_targets import Value as Value
 
 if not _typing.TYPE_CHECKING:
     __getattr__ = _functools.partial(_raise_missing_name, __name__)

@@ -17,15 +17,15 @@ from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.class_scores import Link, compute_class_scores, find_predicted
 from camtool.outputs.detections import Detections
 from camtool.outputs.predictions import Prediction, get_predictions
-from camtool.targets.checks import check_confidence, check_integer
-from camtool.targets.class_names import find_label
-from camtool.targets.classes import ClassScore
-from camtool.targets.detections import find_most_confident, list_detections
-from camtool.targets.groups import parse_group
-from camtool.targets.places import Region
-from camtool.targets.target import ImageOutput, Target
-from camtool.targets.user_functions import Custom
-from camtool.targets.values import Similarity, Value
+from camtool.targets.base_target import ImageOutput, Target
+from camtool.targets.class_targets import ClassScore
+from camtool.targets.classes_by_name import find_label
+from camtool.targets.detection_targets import find_most_confident, list_detections
+from camtool.targets.field_checks import check_confidence, check_integer
+from camtool.targets.function_targets import Custom
+from camtool.targets.group_targets import parse_group
+from camtool.targets.place_targets import Region
+from camtool.targets.value_targets import Similarity, Value
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class AllDetections:
 
 
 # A request for one image: a class by index or label, a text about groups of classes (see
-# :func:`camtool.targets.groups.parse_group`), a target, a function, the top k, all detections; ``None`` is the top
-# class.
+# :func:`camtool.targets.group_targets.parse_group`), a target, a function, the top k, all detections; ``None`` is the
+# top class.
 TargetLike: TypeAlias = int | str | Top | AllDetections | Target | Callable[[Any], Tensor] | None
 
 
@@ -98,7 +98,7 @@ def resolve_targets(
         labels: The names of the K classes.
         geometry: How the photo became the model's input. The user gives places in pixels of the photo.
         link: The link from scores to probabilities; ``None`` if the prediction is an embedding.
-        find_class_vectors: See :class:`camtool.targets.target.ImageOutput`.
+        find_class_vectors: See :class:`camtool.targets.base_target.ImageOutput`.
 
     Raises:
         TargetError: The class does not exist, its label is unknown or ambiguous, or the output has no top class.

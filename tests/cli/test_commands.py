@@ -31,7 +31,7 @@ from camtool.methods import WRAPPERS
 from tests.helpers.photos import save, unseen
 from tests.helpers.tiny_models import LABELS, SLEEPING, TINY, Net, prepare, tiny
 from tests.helpers.warm_processes import IS_POSSIBLE, ForkedCommand
-from tests.targets.test_detections import TWO as SQUARES
+from tests.targets.test_detection_targets import TWO as SQUARES
 
 posix = pytest.mark.skipif(os.name != "posix", reason="signals and terminals of POSIX")
 
@@ -273,7 +273,7 @@ def test_targets_are_groups_of_classes(explained, photos):
 def test_all_detections_above_a_confidence_and_the_surest_ones(camtool_, photos):
     pixels = (SQUARES.permute(1, 2, 0) * 255).byte().numpy()
     Image.fromarray(pixels).save("photos/squares.png")
-    detector = "tests.targets.test_detections:SquareDetector"
+    detector = "tests.targets.test_detection_targets:SquareDetector"
     for number, (target, confidences) in enumerate(
         [("detections", [0.5, 0.3, 0.2]), ("detections:0.25", [0.5, 0.3]), ("top3", [0.5, 0.3, 0.2]), ("top1", [0.5])]
     ):
@@ -289,7 +289,7 @@ def test_all_detections_above_a_confidence_and_the_surest_ones(camtool_, photos)
 
 def test_a_photo_in_which_a_detector_finds_nothing_is_no_failure(camtool_, photos):
     Image.new("RGB", (96, 96)).save("photos/black.png")
-    result = camtool_("photos/black.png", "--model", "tests.targets.test_detections:SquareDetector", "--verbose")
+    result = camtool_("photos/black.png", "--model", "tests.targets.test_detection_targets:SquareDetector", "--verbose")
     assert result.code == 0
     assert "black.png: 96x96 nothing found" in result.out
     (line,) = read_lines()

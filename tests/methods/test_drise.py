@@ -15,13 +15,13 @@ from camtool.errors import MethodError
 from camtool.methods import METHODS
 from camtool.outputs.detections import Detections
 from camtool.targets import Box, ClassScore, Detection, MatchedDetection
-from camtool.targets.detections import DetectionSimilarity
+from camtool.targets.detection_targets import DetectionSimilarity
 from tests.helpers.nets import small_detector
 from tests.helpers.vision_transformers import close_to_peak
 from tests.methods.test_all_methods import IMAGES, look, pooled_net
 from tests.oracles import ORACLES
 from tests.oracles.rise import DetectorCase, Found
-from tests.targets.test_detections import TWO, SquareDetector
+from tests.targets.test_detection_targets import TWO, SquareDetector
 
 FEW = {"samples": 60, "cells": 4}
 CLASSES = 3

@@ -19,7 +19,7 @@ from camtool.hooks.structures.modules import find_detector_transform
 from camtool.layers.selection import find_layers
 from camtool.targets import AllDetections, Detection, Top
 from tests.helpers.comparison import assert_same_raw
-from tests.targets.test_detections import SquareDetector
+from tests.targets.test_detection_targets import SquareDetector
 
 # ---------------------------------------------------------------------------------------------------------- torchvision
 

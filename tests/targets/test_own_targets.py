@@ -23,7 +23,7 @@ from camtool.runs.executor import run_jobs
 from camtool.runs.job_list import plan_run
 from camtool.runs.save_kinds import OutputSettings
 from camtool.targets import Custom, ImageOutput, Negated, ScoreContext, Target, Traits
-from camtool.targets.target import Corners
+from camtool.targets.base_target import Corners
 
 PHOTO = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
 LABELS = ["sky", "road", "tree"]

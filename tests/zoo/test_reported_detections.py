@@ -21,8 +21,8 @@ from camtool.methods import Method
 from camtool.outputs.detections import Detections
 from camtool.outputs.predictions import get_predictions
 from camtool.targets import AllDetections, Box, Detection, Top
-from tests.targets.test_detections import TWO as SQUARES
-from tests.targets.test_detections import SquareDetector
+from tests.targets.test_detection_targets import TWO as SQUARES
+from tests.targets.test_detection_targets import SquareDetector
 from tests.zoo import test_grounding as grounding
 from tests.zoo import test_open_vocabulary as open_vocabulary
 from tests.zoo.catalogue import picture

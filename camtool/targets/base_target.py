@@ -18,7 +18,7 @@ from camtool.errors import TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.predictions import Prediction, count_images, split_images
-from camtool.targets.checks import Integer
+from camtool.targets.field_checks import Integer
 
 # A box ``(x0, y0, x1, y1)``.
 Corners: TypeAlias = tuple[float, float, float, float]
@@ -147,7 +147,7 @@ class Target(ABC):
             raise TargetError(f"{cls.__name__}.{name} is no method of a target any more; set traits = Traits(...).")
 
     def __post_init__(self) -> None:
-        """Check the fields of a dataclass by their annotations, e.g. :data:`camtool.targets.checks.Integer`."""
+        """Check the fields of a dataclass by their annotations, e.g. :data:`camtool.targets.field_checks.Integer`."""
         for name, check in _find_checks(type(self)).items():
             check(f"{type(self).__name__}'s {name}", getattr(self, name), error=TargetError)
 

@@ -17,8 +17,7 @@ from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.resampling import average_cells
 from camtool.outputs.class_scores import Link, compute_class_scores, find_predicted
 from camtool.outputs.detections import Detections
-from camtool.targets.checks import Integer, OptionalInteger, check_number_tuple
-from camtool.targets.target import (
+from camtool.targets.base_target import (
     ImageOutput,
     ResolvedTarget,
     ScoreContext,
@@ -27,6 +26,7 @@ from camtool.targets.target import (
     flatten_positions,
     select_class,
 )
+from camtool.targets.field_checks import Integer, OptionalInteger, check_number_tuple
 
 
 @dataclass(frozen=True, eq=False)

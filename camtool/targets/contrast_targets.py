@@ -19,9 +19,7 @@ from camtool.arguments.explain_arguments import check_class_index
 from camtool.errors import TargetError
 from camtool.outputs.class_scores import Link, compute_class_scores
 from camtool.outputs.detections import Detections
-from camtool.targets.checks import Integer, to_integers, to_tuple
-from camtool.targets.classes import ClassScore
-from camtool.targets.target import (
+from camtool.targets.base_target import (
     ClassTarget,
     Corners,
     ImageOutput,
@@ -33,6 +31,8 @@ from camtool.targets.target import (
     get_class_label,
     select_class,
 )
+from camtool.targets.class_targets import ClassScore
+from camtool.targets.field_checks import Integer, to_integers, to_tuple
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,7 @@ from camtool.arguments.messages import format_count
 from camtool.errors import TargetError
 from camtool.outputs.class_scores import Link, compute_class_scores, compute_probabilities, find_predicted
 from camtool.outputs.detections import Detections
-from camtool.targets.class_names import find_classes, find_label, list_labeled
-from camtool.targets.classes import ClassScore, Probability
-from camtool.targets.contrasts import Contrast
-from camtool.targets.places import Region
-from camtool.targets.target import (
+from camtool.targets.base_target import (
     ImageOutput,
     ResolvedTarget,
     ScoreContext,
@@ -33,6 +29,10 @@ from camtool.targets.target import (
     flatten_positions,
     get_class_label,
 )
+from camtool.targets.class_targets import ClassScore, Probability
+from camtool.targets.classes_by_name import find_classes, find_label, list_labeled
+from camtool.targets.contrast_targets import Contrast
+from camtool.targets.place_targets import Region
 
 # A word that stands for several classes, or a list of indices, labels and words.
 Classes: TypeAlias = str | int | Sequence[str | int]

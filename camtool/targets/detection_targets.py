@@ -16,9 +16,9 @@ from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.class_scores import find_logits
 from camtool.outputs.detections import Detections, describe_assumption, find_detections
 from camtool.outputs.predictions import Prediction, get_image_output
-from camtool.targets.checks import Confidence, Integer, OptionalInteger, check_box, check_number_tuple
-from camtool.targets.places import Point
-from camtool.targets.target import Corners, ImageOutput, ScoreContext, Target, Traits, get_class_label
+from camtool.targets.base_target import Corners, ImageOutput, ScoreContext, Target, Traits, get_class_label
+from camtool.targets.field_checks import Confidence, Integer, OptionalInteger, check_box, check_number_tuple
+from camtool.targets.place_targets import Point
 from camtool.warning_codes import MapWarning
 
 # Detections below this confidence get a warning. Detectors are usually shown with thresholds of 0.3 to 0.5, so a

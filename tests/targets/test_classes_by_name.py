@@ -6,7 +6,7 @@ import pytest
 
 from camtool.errors import TargetError
 from camtool.models.sources.torchvision import read_imagenet_labels
-from camtool.targets.class_names import find_classes, find_label, read_imagenet_groups
+from camtool.targets.classes_by_name import find_classes, find_label, read_imagenet_groups
 
 IMAGENET = read_imagenet_labels()
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from camtool.errors import CamtoolError, TargetError, raise_interrupt
 from camtool.hooks.structures.nested_tensors import find_tensors
 from camtool.outputs.predictions import count_images, get_image_output
-from camtool.targets.checks import check_box, check_integer, check_label
-from camtool.targets.target import Corners, ScoreContext, Target, Traits
+from camtool.targets.base_target import Corners, ScoreContext, Target, Traits
+from camtool.targets.field_checks import check_box, check_integer, check_label
 
 
 @dataclass(frozen=True, eq=False)

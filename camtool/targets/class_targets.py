@@ -12,8 +12,7 @@ from torch import Tensor
 from camtool.arguments.explain_arguments import check_class_index
 from camtool.outputs.class_scores import LINKS, Link, compute_class_scores, compute_probabilities
 from camtool.outputs.detections import Detections
-from camtool.targets.detections import find_most_confident
-from camtool.targets.target import (
+from camtool.targets.base_target import (
     ClassTarget,
     ImageOutput,
     ScoreContext,
@@ -23,6 +22,7 @@ from camtool.targets.target import (
     get_class_label,
     select_class,
 )
+from camtool.targets.detection_targets import find_most_confident
 from camtool.warning_codes import MapWarning
 
 # A probability closer to 1 than this has almost no gradient: the gradient of the softmax is at most this distance

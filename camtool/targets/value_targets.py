@@ -13,8 +13,8 @@ from camtool.arguments.checks import check_real_tensor
 from camtool.errors import TargetError
 from camtool.hooks.structures.nested_tensors import find_main_tensor, get_named_items
 from camtool.outputs.class_scores import find_embedding, find_logits, find_text_logits
-from camtool.targets.checks import Integer, Label, OptionalInteger, check_label
-from camtool.targets.target import ScoreContext, Target, Traits, flatten_positions, select_class
+from camtool.targets.base_target import ScoreContext, Target, Traits, flatten_positions, select_class
+from camtool.targets.field_checks import Integer, Label, OptionalInteger, check_label
 from camtool.warning_codes import MapWarning
 
 
