@@ -31,7 +31,7 @@ import camtool
 from benchmarks.package_photos import read_package_photos
 from benchmarks.paired import describe_machine
 from camtool.demo.scenes import UNSEEN, draw_scene
-from camtool.trust.checks import running
+from camtool.trust.checks import check_list
 from camtool.trust.checks.input_checks import FolderTrials
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -199,7 +199,7 @@ def _plant(
 def _count_found(loaded: camtool.Loaded, photos: Sequence[Named]) -> Iterator[dict[str, Any]]:
     """Yield for each fault in how many explanations a code names it, and for each sound run how many have a warning."""
     net, right = loaded.model, _add(_IMAGENET)
-    known = {name: found for name, found in running.CHECKS.items() if name in _QUICK}
+    known = {name: found for name, found in check_list.CHECKS.items() if name in _QUICK}
     # The bare model does not say which transform it was trained with.
     runs = {name: (net, {"transform": wrong}, codes) for name, (wrong, codes) in _TRANSFORMS.items()}
     for kind, code in {"negated": "negated-layer", "shuffled": "labels-mixed-up"}.items():
@@ -214,7 +214,7 @@ def _count_found(loaded: camtool.Loaded, photos: Sequence[Named]) -> Iterator[di
     }
     for title, (model, options, codes) in {**runs, **sound}.items():
         explainer, named, alarms, notes = camtool.Explainer(model, **options), 0, 0, Counter[str]()
-        running.CHECKS = known
+        check_list.CHECKS = known
         # A square photo stays as it is.
         shown = [photo for photo in photos if title != "squashed" or max(photo[1].size) > 1.1 * min(photo[1].size)]
         for _, photo in shown:
@@ -222,11 +222,11 @@ def _count_found(loaded: camtool.Loaded, photos: Sequence[Named]) -> Iterator[di
             named += bool(codes & {*report.codes})
             alarms += not report.ok
             notes.update(report.codes)
-        running.CHECKS = _ALL
+        check_list.CHECKS = _ALL
         yield {"fault": title, "runs": len(shown), "named": named if codes else None, "warned": alarms, "codes": notes}
 
 
-_ALL = running.CHECKS
+_ALL = check_list.CHECKS
 
 
 def _spoil_last_layer(loaded: camtool.Loaded, kind: str) -> camtool.Loaded:

@@ -1,6 +1,6 @@
 """The codes of all warnings and findings, in one table, and the string with a code that explanations carry.
 
-To add a warning, add its code and texts to ``warning_kinds.json``, and yield a :class:`MapWarning` where the fact is
+To add a warning, add its code and texts to ``warning_codes.json``, and yield a :class:`MapWarning` where the fact is
 known.
 """
 
@@ -109,7 +109,7 @@ def to_map_warning(text: str, code: str) -> MapWarning:
 
 
 def _read_kinds() -> Iterator[WarningKind]:
-    sections = json.loads((Path(__file__).parent / "warning_kinds.json").read_text(encoding="utf-8"))
+    sections = json.loads((Path(__file__).parent / "warning_codes.json").read_text(encoding="utf-8"))
     for kinds in sections.values():
         for code, texts in kinds.items():
             yield WarningKind(code, **texts)

@@ -15,7 +15,7 @@ from camtool.evaluation.annotations import InputTruth
 from camtool.evaluation.subject import Candidate, CandidateMaps, LabeledBatch, Subject, map_candidates
 from camtool.methods import METHODS, find_method
 from camtool.trust.metrics import METRICS, Metric, MetricInputs
-from camtool.trust.metrics.registry import draw_random_maps
+from camtool.trust.metrics.metric_registry import draw_random_maps
 
 # Name of a metric → its options.
 MetricOptions: TypeAlias = "Mapping[str, Mapping[str, Any]]"

@@ -46,9 +46,9 @@ from camtool.outputs.class_scores import describe_chosen_tensor
 from camtool.outputs.detections import Detections
 from camtool.targets.base_target import Corners
 from camtool.trust.checks.check_context import CheckContext
+from camtool.trust.checks.check_list import run_checks
 from camtool.trust.checks.check_report import CheckReport
 from camtool.trust.checks.model_checks import find_training_modules
-from camtool.trust.checks.running import run_checks
 from camtool.trust.map_warnings import find_map_warnings
 from camtool.warning_codes import MapWarning, to_map_warning
 

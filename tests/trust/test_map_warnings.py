@@ -335,7 +335,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
 
 
 def test_the_table_names_each_code_once() -> None:
-    path = Path(warning_codes.__file__).with_name("warning_kinds.json")
+    path = Path(warning_codes.__file__).with_name("warning_codes.json")
     # Of two entries with one name, JSON keeps the last.
     assert len(re.findall(r'^    "', path.read_text(encoding="utf-8"), re.MULTILINE)) == len(WARNING_KINDS)
     assert {kind.severity for kind in WARNING_KINDS.values()} == {*get_args(warning_codes.Severity)}

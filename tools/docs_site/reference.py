@@ -11,7 +11,7 @@ import camtool
 from camtool.methods import METHODS
 from camtool.methods.registry import Method, find_method
 from camtool.trust.metrics import METRICS
-from camtool.trust.metrics.registry import Metric
+from camtool.trust.metrics.metric_registry import Metric
 from camtool.warning_codes import WARNING_KINDS, WarningKind
 from tools.docs_site.pages import Site
 

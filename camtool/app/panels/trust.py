@@ -26,7 +26,7 @@ from camtool.targets import Target, score_targets
 from camtool.trust.checks.check_report import CheckReport, Finding
 from camtool.trust.metrics import METRICS, Score
 from camtool.trust.metrics.faithfulness import iterate_curve
-from camtool.trust.metrics.registry import draw_random_maps
+from camtool.trust.metrics.metric_registry import draw_random_maps
 from camtool.warning_codes import find_heat_places
 
 # Name of the metric → whether pixels are inserted.

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from camtool.trust.metrics.registry import metric
+from camtool.trust.metrics.metric_registry import metric
 from camtool.trust.metrics.scores import check_maps
 
 

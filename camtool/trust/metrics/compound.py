@@ -10,7 +10,7 @@ from torch import Tensor
 from camtool.trust.metrics.complexity import compute_heat
 from camtool.trust.metrics.correlation import correlate_pearson
 from camtool.trust.metrics.faithfulness import compute_average_drop, compute_road
-from camtool.trust.metrics.registry import metric
+from camtool.trust.metrics.metric_registry import metric
 from camtool.trust.metrics.removal import Removal, make_baseline
 from camtool.trust.metrics.scores import Explain, Score, check_maps, explain_again
 

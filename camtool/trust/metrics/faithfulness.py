@@ -15,7 +15,7 @@ from torch import Tensor
 from camtool.arguments.checks import Count, NotNegative, Positive, Share, check_count, check_number
 from camtool.errors import MetricError
 from camtool.trust.metrics.correlation import correlate_pearson, correlate_spearman
-from camtool.trust.metrics.registry import metric, rank_pixels
+from camtool.trust.metrics.metric_registry import metric, rank_pixels
 from camtool.trust.metrics.removal import Removal, impute_linear, make_baseline, start_removal
 from camtool.trust.metrics.scores import Explain, Score, check_maps, explain_again, score_images, score_variants
 

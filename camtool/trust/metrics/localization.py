@@ -18,7 +18,7 @@ from camtool.arguments.checks import Count, check_number
 from camtool.errors import MetricError
 from camtool.outputs.post_processing import compute_box_iou
 from camtool.rendering.regions import find_boxes
-from camtool.trust.metrics.registry import metric
+from camtool.trust.metrics.metric_registry import metric
 from camtool.trust.metrics.scores import check_maps
 
 # The overlaps with a box from which MaxBoxAccV2 counts a hit.

@@ -17,7 +17,7 @@ from camtool.arguments.checks import check_count, check_number
 from camtool.errors import MetricError
 from camtool.hooks.chunks import iterate_chunks
 from camtool.maps import upcast
-from camtool.trust.metrics.registry import metric
+from camtool.trust.metrics.metric_registry import metric
 from camtool.trust.metrics.scores import Explain, ExplainCells, Score, check_images, check_maps, score_variants
 
 

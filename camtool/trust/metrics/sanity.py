@@ -19,7 +19,7 @@ from camtool.errors import Forgive, MetricError, RaiseAs
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import restore_generators, save_generators
 from camtool.trust.metrics.correlation import correlate_pearson, correlate_spearman
-from camtool.trust.metrics.registry import metric
+from camtool.trust.metrics.metric_registry import metric
 from camtool.trust.metrics.scores import Explain, check_maps, explain_again
 
 

@@ -16,8 +16,8 @@ from torchvision.transforms import v2
 
 import camtool
 from camtool.errors import CamtoolError
+from camtool.trust.checks.check_list import CHECKS
 from camtool.trust.checks.check_report import CheckReport
-from camtool.trust.checks.running import CHECKS
 from camtool.warning_codes import WARNING_KINDS, MapWarning
 from tests.helpers import photos
 from tests.helpers.vision_transformers import make_tiny_vit
@@ -69,7 +69,7 @@ def test_exchanged_channels_and_missing_normalization_on_photos(mobilenet, share
     """The checks are cautious: of real photos they name some, but clearly more than none."""
 
     def check_alone(name: str, explanation: camtool.Explanation) -> tuple[str, ...]:
-        monkeypatch.setattr("camtool.trust.checks.running.CHECKS", {name: CHECKS[name]})
+        monkeypatch.setattr("camtool.trust.checks.check_list.CHECKS", {name: CHECKS[name]})
         return explanation.check().codes
 
     explainer = camtool.Explainer(mobilenet)
@@ -325,7 +325,7 @@ def test_wrong_transforms_on_photos_are_named(shared: Path, name: str, monkeypat
         "channels-swapped": [*steps, norm, v2.Lambda(lambda values: values.flip(0))],
         "right": [*steps, norm],
     }
-    monkeypatch.setattr("camtool.trust.checks.running.CHECKS", {"transform": CHECKS["transform"]})
+    monkeypatch.setattr("camtool.trust.checks.check_list.CHECKS", {"transform": CHECKS["transform"]})
     paths = sorted((shared / "images").glob("n*.jpg"))[::4]
     for code, parts in wrong.items():
         for model in (loaded, loaded.model):

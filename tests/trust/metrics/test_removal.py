@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from camtool.errors import MetricError
-from camtool.trust.metrics.registry import draw_random_maps, rank_pixels
+from camtool.trust.metrics.metric_registry import draw_random_maps, rank_pixels
 from camtool.trust.metrics.removal import BASELINES, REMOVALS, blur_images, impute_linear, make_baseline, start_removal
 from tests.oracles import metrics as oracles
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from camtool.errors import MetricError
 from camtool.trust.metrics import METRICS, MetricInputs, metric
-from camtool.trust.metrics.registry import draw_random_maps, rank_pixels
+from camtool.trust.metrics.metric_registry import draw_random_maps, rank_pixels
 from tests.trust.metrics.analytic import SIZE, Analytic, make_masks
 
 # Random maps pass these tests as well as good ones, as the docstrings say.
