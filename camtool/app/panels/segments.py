@@ -15,7 +15,7 @@ from camtool.app.fragments import Built, draw_hint, draw_photo, get_subject, rea
 
 # At run time, as Gradio evaluates the annotations of event handlers.
 from camtool.app.workbench import COMPUTE, ModelOutput, PageContext, Session, check_point, read_outputs
-from camtool.concept_maps.concepts import get_color
+from camtool.concept_maps.concept_colors import get_color
 from camtool.errors import ModelError, TargetError
 from camtool.explaining.explainer import Explainer
 from camtool.models import Loaded
