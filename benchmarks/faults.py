@@ -206,7 +206,7 @@ def _run(loaded: Any, explainer: Any, asked: dict[str, Any]) -> None:
     from camtool.runs.executor import run_jobs
     from camtool.runs.job_list import plan_run
     from camtool.runs.run_folder.description import describe_run
-    from camtool.runs.run_folder.run_folder import RunStart
+    from camtool.runs.run_folder.resumable_folder import RunStart
     from camtool.runs.save_kinds import OutputSettings
     from camtool.targets import Top
 

@@ -29,7 +29,7 @@ from camtool.runs.executor import run_jobs
 from camtool.runs.job_list import plan_run
 from camtool.runs.run_folder.description import describe_run
 from camtool.runs.run_folder.photo_records import JOURNAL
-from camtool.runs.run_folder.run_folder import RunStart
+from camtool.runs.run_folder.resumable_folder import RunStart
 from camtool.runs.save_kinds import OutputSettings
 from camtool.targets import Top
 

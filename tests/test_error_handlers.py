@@ -63,7 +63,7 @@ ALLOWED: dict[str, str] = {
     "runs/locking:_try_lock": QUICK,
     "runs/run_folder/photo_records:find_result_files": SMALL,
     "runs/run_folder/description:_get_processor": SMALL,
-    "runs/run_folder/run_folder:FolderState:_has_changed": SMALL,
+    "runs/run_folder/resumable_folder:FolderState:_has_changed": SMALL,
 }
 
 

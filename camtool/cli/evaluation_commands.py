@@ -154,7 +154,7 @@ def audit_model(
 
 def read_columns(metadata: Path | None, truth: str | None, plan: Plan) -> dict[str, list[str | None]] | None:
     """Return the columns of a table, or else of that of ``--truth``; one that is missing is refused later."""
-    from camtool.runs.true_labels import read_metadata
+    from camtool.runs.truth_files import read_metadata
 
     if metadata is None and truth not in (None, photo_options.IMAGE_FOLDER) and Path(str(truth)).is_file():
         metadata = Path(str(truth))
@@ -203,7 +203,7 @@ def _find_masks(masks: Path | None, plan: Plan) -> list[Path | None] | None:
     Raises:
         CamtoolError: No photo has a mask, one has several, or a mask fits several photos.
     """
-    from camtool.runs.true_labels import match_masks
+    from camtool.runs.truth_files import match_masks
 
     if masks is None:
         return None

@@ -27,9 +27,9 @@ from camtool.cli.terminal import escape, print_line
 from camtool.runs import process_settings
 
 if TYPE_CHECKING:
-    from camtool.runs.cluster.cluster_run import ClusterRun
+    from camtool.runs.cluster.cluster_plan import ClusterInputs
     from camtool.runs.cluster.explain_batch import ShardOutcome
-    from camtool.runs.cluster.plan import ClusterInputs
+    from camtool.runs.cluster.ray_engine import ClusterRun
     from camtool.runs.job_list import Plan
 
 # Reasons of failures that are printed; all are in the rows.
@@ -67,8 +67,8 @@ def _run_here(context: typer.Context, request: RunRequest, local: LocalOptions) 
     from camtool.explaining.explainer import Explainer
     from camtool.runs.run_folder import description, sheets
     from camtool.runs.run_folder.replay import Replayer
-    from camtool.runs.run_folder.run_folder import RunStart
-    from camtool.runs.true_labels import match_masks
+    from camtool.runs.run_folder.resumable_folder import RunStart
+    from camtool.runs.truth_files import match_masks
 
     options, out = request.options, request.output.folder
     if local.sheet:
@@ -144,8 +144,8 @@ def _run_there(context: typer.Context, request: RunRequest, cluster: ClusterOpti
     """
     # Ray would report to its makers how it is used; workers of a cluster that runs already follow its own setting.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    from camtool.runs.cluster.cluster_run import ClusterRun, Resources
-    from camtool.runs.cluster.plan import divide_inputs
+    from camtool.runs.cluster.cluster_plan import divide_inputs
+    from camtool.runs.cluster.ray_engine import ClusterRun, Resources
     from camtool.runs.cluster.remote_files import OutputFolder
     from camtool.runs.run_folder.description import describe_command
 
@@ -179,7 +179,7 @@ def _run_there(context: typer.Context, request: RunRequest, cluster: ClusterOpti
 
 def _list_inputs(request: RunRequest, image_column: str | None) -> ClusterInputs:
     """List the photos; check that options which need their names get them."""
-    from camtool.runs.cluster.plan import list_inputs
+    from camtool.runs.cluster.cluster_plan import list_inputs
 
     photos, truth = request.options.photos, request.options.truth
     with terminal.show_activity("Listing photos", is_quiet=request.options.printed.hides_progress):

@@ -40,7 +40,7 @@ from camtool.runs.process_settings import release_memory
 from camtool.runs.result_writer import Failure, PhotoOutcome, ResultWriter, Success, describe_error
 from camtool.runs.run_folder.hashes import hash_file, hash_photo
 from camtool.runs.run_folder.photo_records import PhotoRecord
-from camtool.runs.run_folder.run_folder import Batch, RunFolder, RunStart, open_run_folder
+from camtool.runs.run_folder.resumable_folder import Batch, RunFolder, RunStart, open_run_folder
 from camtool.runs.save_kinds import OutputSettings
 from camtool.runs.stored_files import parse_row, to_row
 from camtool.warning_codes import MapWarning

@@ -25,7 +25,7 @@ from camtool.runs.job_list import Job, fold_path
 from camtool.runs.run_folder.sheets import build_caption
 from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
 from camtool.runs.stored_files import ManifestLine, build_line, is_correct
-from camtool.runs.true_labels import TrueClass
+from camtool.runs.truth_files import TrueClass
 
 # Errors that every later photo would meet as well: disk full, quota reached, read-only, or damaged.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)

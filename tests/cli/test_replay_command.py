@@ -14,7 +14,7 @@ from camtool.cli.run_and_cluster_commands import run
 from camtool.runs import result_writer
 from tests.cli.test_commands import assert_refused, list_files, read_lines, write_photo
 from tests.helpers.tiny_models import Net
-from tests.runs.run_folder.test_run_folder import read_files
+from tests.runs.run_folder.test_resumable_folder import read_files
 
 # ------------------------------------------------------------------------------------------------------ continuing
 

@@ -17,10 +17,10 @@ import torch
 
 import camtool
 from camtool.runs.run_folder.photo_records import check_records
-from camtool.runs.run_folder.run_folder import RunFolder
+from camtool.runs.run_folder.resumable_folder import RunFolder
 from tests.cli.test_commands import assert_refused, list_files, posix, read_lines, start_process, write_photo
 from tests.helpers.tiny_models import TINY, Net, prepare
-from tests.runs.run_folder.test_run_folder import read_files
+from tests.runs.run_folder.test_resumable_folder import read_files
 
 LISTS = ("run.json", "photos.jsonl", "explanations.jsonl", "failures.jsonl", ".photos.jsonl.part")
 

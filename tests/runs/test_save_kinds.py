@@ -15,14 +15,14 @@ import rasterio
 import camtool
 from camtool.runs.executor import run_jobs
 from camtool.runs.job_list import plan_run
-from camtool.runs.run_folder.run_folder import RunStart
+from camtool.runs.run_folder.resumable_folder import RunStart
 from camtool.runs.save_kinds import OutputSettings
 from tests.cli.test_commands import camtool_
 from tests.helpers.band_nets import BandNet
 from tests.helpers.medical_files import build_affine, encode_nifti
 from tests.inputs.formats.test_tiff_stacks import TRANSFORM, write_scene
 from tests.runs.photos import write_photo
-from tests.runs.run_folder.test_run_folder import read_files
+from tests.runs.run_folder.test_resumable_folder import read_files
 from tests.runs.test_executor import read_manifest
 
 VOLUME = np.random.default_rng(0).integers(0, 900, (20, 30, 40)).astype(np.int16)

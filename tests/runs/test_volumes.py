@@ -13,13 +13,13 @@ import pytest
 import camtool
 from camtool.runs.executor import run_jobs
 from camtool.runs.job_list import find_series, plan_run
-from camtool.runs.run_folder.run_folder import RunStart
+from camtool.runs.run_folder.resumable_folder import RunStart
 from camtool.runs.save_kinds import OutputSettings
 from tests.cli.test_commands import camtool_, read_lines
 from tests.helpers.band_nets import BandNet
 from tests.helpers.medical_files import build_dicom, encode_dicom, encode_nifti
 from tests.runs.photos import write_photo
-from tests.runs.run_folder.test_run_folder import read_files
+from tests.runs.run_folder.test_resumable_folder import read_files
 
 ORDER = [3, 0, 2, 1]
 """The place of each file, by name."""

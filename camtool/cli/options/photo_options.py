@@ -19,7 +19,7 @@ from camtool.videos import VIDEO_SUFFIXES
 if TYPE_CHECKING:
     from camtool.models import Loaded
     from camtool.runs.job_list import Plan
-    from camtool.runs.true_labels import TrueClasses
+    from camtool.runs.truth_files import TrueClasses
 
 Limit = Annotated[int | None, Option(metavar="N", min=1, help="Explain the first N photos only.")]
 
@@ -211,10 +211,10 @@ def read_true_classes(
         CamtoolError: The table cannot be read, names an unknown class, or the folders are not the model's classes.
     """
     from camtool.outputs.class_count import get_class_count
-    from camtool.runs import true_labels
+    from camtool.runs import truth_files
 
     if truth is None:
-        return true_labels.TrueClasses(None, {}, 0), loaded
+        return truth_files.TrueClasses(None, {}, 0), loaded
     is_asked = loaded.labels is None and (is_classifier or truth == IMAGE_FOLDER)
     count = _count_classes(loaded, plan) if is_asked else get_class_count(loaded.model)
     if truth == IMAGE_FOLDER:
@@ -224,12 +224,12 @@ def read_true_classes(
             f"--truth {truth}: there is no such file; give imagefolder, or a table of image and label."
             f"{suggest_names(truth, [IMAGE_FOLDER])}"
         )
-    return true_labels.read_true_classes(Path(truth), plan, loaded.labels, count), loaded
+    return truth_files.read_true_classes(Path(truth), plan, loaded.labels, count), loaded
 
 
 def _read_folders(plan: Plan, loaded: Loaded, class_count: int | None) -> tuple[TrueClasses, Loaded]:
     from camtool.evaluation.annotations import find_classes
-    from camtool.runs.true_labels import TrueClass, TrueClasses
+    from camtool.runs.truth_files import TrueClass, TrueClasses
 
     photos = [Path(job.source) for job in plan.jobs]
     root = _find_root(plan, photos)

@@ -17,7 +17,7 @@ from camtool.runs.save_kinds import OutputSettings
 if TYPE_CHECKING:
     from camtool.models import Loaded, StatedPreprocessing
     from camtool.runs.job_list import Plan
-    from camtool.runs.true_labels import TrueClasses
+    from camtool.runs.truth_files import TrueClasses
 
 _ON_CLUSTER = ("address", "gpus_per_worker", "cpus_per_worker", "cluster_workers")
 _LOCAL = ("out", "workers", "quiet", "verbose", "as_json", "sheet", "overwrite", "retry_failed", "page", "config")

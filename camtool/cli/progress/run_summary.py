@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from camtool.explaining.explainer import Explainer
     from camtool.runs.job_list import Plan
     from camtool.runs.result_writer import Failure, Success
-    from camtool.runs.run_folder.run_folder import RunStart
+    from camtool.runs.run_folder.resumable_folder import RunStart
     from camtool.runs.save_kinds import OutputSettings
     from camtool.runs.stored_files import ManifestLine
 

@@ -27,7 +27,7 @@ from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.models import Loaded, StatedPreprocessing, load_with_preprocessing
 from camtool.runs import file_names
 from camtool.runs.cluster import rows
-from camtool.runs.cluster.plan import Photo, Shard, open_photo
+from camtool.runs.cluster.cluster_plan import Photo, Shard, open_photo
 from camtool.runs.cluster.remote_files import PICTURES, SHARD_SUFFIX, OutputFolder, import_library
 from camtool.runs.executor import Workers, describe_failure, explain_batch, prepare_photo
 from camtool.runs.result_writer import describe_unjudged

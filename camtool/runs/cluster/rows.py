@@ -12,7 +12,7 @@ import numpy.typing as npt
 from camtool import maps
 from camtool.explaining.explanation import Explanation
 from camtool.geometry.cell_centers import CellCenters
-from camtool.runs.cluster.plan import Photo
+from camtool.runs.cluster.cluster_plan import Photo
 from camtool.runs.cluster.remote_files import import_library
 from camtool.runs.stored_files import build_line
 

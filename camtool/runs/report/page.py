@@ -26,7 +26,7 @@ from camtool.errors import CamtoolError, ColormapError
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
 from camtool.rendering.image_writing import open_atomically
 from camtool.runs.file_names import make_distinct
-from camtool.runs.report import run_folders
+from camtool.runs.report import result_reader
 from camtool.runs.report.columns import Column, ReportContents, ReportRow, RowWarning, list_columns
 from camtool.runs.report.pictures import PictureSettings, Progress, RowPictures, prepare_pictures
 from camtool.runs.run_folder.description import flatten
@@ -363,7 +363,7 @@ def write_report(
     photos: Path | None = None,
     copy_photos: bool = False,
     is_quick: bool = False,
-    max_rows: int = run_folders.MAX_ROWS,
+    max_rows: int = result_reader.MAX_ROWS,
     progress: Progress = lambda done, total: None,
 ) -> WrittenReport:
     """Write ``index.html`` in the folder of a run, and small pictures in the subfolder ``index_files``.
@@ -413,10 +413,10 @@ def _read_contents(source: Path, max_rows: int) -> ReportContents:
         near = suggest_names(source.name, folders)
         raise CamtoolError(f"run {str(source)!r}: no such folder.{near}")
     if any((source / name).is_file() for name in (MANIFEST, FAILURES)):
-        return run_folders.read_run_folder(source, max_rows=max_rows)
-    if shards := run_folders.list_shards(source):
-        run = run_folders.read_run_description(source.parent if source.is_file() else source)
-        return replace(run_folders.read_shards(shards, max_rows=max_rows), run=run)
+        return result_reader.read_run_folder(source, max_rows=max_rows)
+    if shards := result_reader.list_shards(source):
+        run = result_reader.read_run_description(source.parent if source.is_file() else source)
+        return replace(result_reader.read_shards(shards, max_rows=max_rows), run=run)
     raise CamtoolError(
         f"run {str(source)!r} holds neither {MANIFEST} nor Parquet files; give the output folder of camtool run."
     )

@@ -18,7 +18,7 @@ from camtool.runs.job_list import Job, parse_source
 from camtool.runs.run_folder import description, photo_records
 from camtool.runs.run_folder.hashes import hash_photo
 from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, PhotoRecord
-from camtool.runs.run_folder.run_folder import RunStart
+from camtool.runs.run_folder.resumable_folder import RunStart
 from camtool.runs.save_kinds import OutputSettings
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 
 from camtool.demo.scenes import draw_scene
-from camtool.runs.cluster.plan import ClusterPlan, divide_inputs, list_inputs
+from camtool.runs.cluster.cluster_plan import ClusterPlan, divide_inputs, list_inputs
 from camtool.runs.cluster.remote_files import OutputFolder
 
 

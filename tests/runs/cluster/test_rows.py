@@ -8,8 +8,8 @@ import os
 import pytest
 
 from camtool.runs.cluster import rows
+from camtool.runs.cluster.cluster_plan import Photo
 from camtool.runs.cluster.explain_batch import ExplainBatch
-from camtool.runs.cluster.plan import Photo
 from tests.runs.cluster.photos import write_scenes
 
 pa = pytest.importorskip("pyarrow")

@@ -15,12 +15,12 @@ from torchvision import transforms
 import camtool
 from camtool.demo.scenes import draw_scene
 from camtool.errors import CamtoolError
-from camtool.runs.cluster.plan import Photo
+from camtool.runs.cluster.cluster_plan import Photo
 from camtool.runs.cluster.rows import COLUMNS, build_rows, encode_parquet, to_columns
-from camtool.runs.report import run_folders
+from camtool.runs.report import result_reader
 from camtool.runs.report.columns import ReportFailure, RowWarning
 from camtool.runs.report.pictures import PictureSettings, prepare_pictures
-from camtool.runs.report.run_folders import list_shards, read_shards
+from camtool.runs.report.result_reader import list_shards, read_shards
 from tests.runs.report.folders import compress, write_picture, write_shard
 
 ROW = {"path": "a.jpg", "method": "gradcam", "layer": "layer4", "label": "cat", "class_index": 7, "score": 2.5}
@@ -114,9 +114,9 @@ def test_a_shard_with_many_large_maps_is_read(tmp_path: Path, monkeypatch: pytes
     ]
     columns = {name: [row[name] for row in rows] for name in COLUMNS}
     (tmp_path / "a.parquet").write_bytes(encode_parquet(columns, {"photos": len(rows)}))
-    monkeypatch.setattr(run_folders, "_MAX_GROUP_BYTES", 280 * maps[0].size)
+    monkeypatch.setattr(result_reader, "_MAX_GROUP_BYTES", 280 * maps[0].size)
     assert len(read_shards([tmp_path / "a.parquet"]).rows) == len(rows)
-    monkeypatch.setattr(run_folders, "_MAX_GROUP_BYTES", 200 * maps[0].size)
+    monkeypatch.setattr(result_reader, "_MAX_GROUP_BYTES", 200 * maps[0].size)
     with pytest.raises(CamtoolError, match="write it with smaller row groups"):
         read_shards([tmp_path / "a.parquet"])
 

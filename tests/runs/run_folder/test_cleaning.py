@@ -14,11 +14,11 @@ from camtool.runs.job_list import plan_run
 from camtool.runs.run_folder import photo_records
 from camtool.runs.run_folder.description import encode_description, write_description
 from camtool.runs.run_folder.photo_records import LISTS, PHOTOS, PhotoRecord, encode_record, replace_old_run
-from camtool.runs.run_folder.run_folder import RunStart
+from camtool.runs.run_folder.resumable_folder import RunStart
 from camtool.runs.save_kinds import OutputSettings
 from tests.cli.test_commands import camtool_, explained, photos
 from tests.runs.photos import write_photo
-from tests.runs.run_folder.test_run_folder import read_files
+from tests.runs.run_folder.test_resumable_folder import read_files
 from tests.runs.test_executor import build_explainer, read_manifest, write_broken_photo
 
 # ruff: noqa: F401, F811  fixtures of other files are used by name

@@ -15,7 +15,7 @@ from torch import nn
 
 from camtool.runs.run_folder.hashes import hash_user_code
 from tests.cli.test_commands import Command, camtool_, photos
-from tests.runs.run_folder.test_run_folder import read_files
+from tests.runs.run_folder.test_resumable_folder import read_files
 
 FILES = {
     "zoo/__init__.py": "",

@@ -19,8 +19,8 @@ from typing import Any
 from camtool.arguments.explain_arguments import to_list
 from camtool.errors import CamtoolError, RaiseAs
 from camtool.models import Loaded
+from camtool.runs.cluster.cluster_plan import ClusterPlan, FileList, Shard
 from camtool.runs.cluster.explain_batch import ExplainBatch, ShardOutcome, ShardWorker, read_outcome
-from camtool.runs.cluster.plan import ClusterPlan, FileList, Shard
 from camtool.runs.cluster.remote_files import OutputFolder, import_library
 from camtool.runs.locking import lock_folder
 from camtool.runs.run_folder.description import DESCRIPTION, describe_run, encode_description, to_plain

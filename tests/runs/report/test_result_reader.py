@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from camtool.runs.report.columns import ReportFailure, RowWarning
-from camtool.runs.report.run_folders import read_run_folder
+from camtool.runs.report.result_reader import read_run_folder
 from tests.runs.report.folders import write_run
 
 

@@ -19,9 +19,9 @@ from camtool.rendering import image_writing
 from camtool.runs.executor import run_jobs
 from camtool.runs.job_list import plan_run
 from camtool.runs.result_writer import Failure, Success
-from camtool.runs.run_folder import run_folder
+from camtool.runs.run_folder import resumable_folder
 from camtool.runs.run_folder.photo_records import JOURNAL, PHOTOS, read_records
-from camtool.runs.run_folder.run_folder import RunStart
+from camtool.runs.run_folder.resumable_folder import RunStart
 from camtool.runs.save_kinds import OutputSettings
 from camtool.runs.stored_files import MANIFEST
 from camtool.targets import Top
@@ -337,9 +337,9 @@ class FullFile:
 
 @pytest.mark.parametrize("free", [0, 20, 700, 1500, 2500])
 def test_a_disk_that_fills_up_within_a_record_leaves_complete_lines(tmp_path, photos, whole, monkeypatch, free):
-    real = run_folder._open_journal
+    real = resumable_folder._open_journal
     with monkeypatch.context() as patch:
-        patch.setattr(run_folder, "_open_journal", lambda folder: FullFile(real(folder), free))
+        patch.setattr(resumable_folder, "_open_journal", lambda folder: FullFile(real(folder), free))
         with pytest.raises(OSError, match="No space left") as caught:
             run(photos, tmp_path / "out")
     assert caught.value.filename == str(tmp_path / "out" / PHOTOS)
@@ -415,7 +415,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 sys.path[:0] = [r"{tests}"]
-from tests.runs.run_folder.test_run_folder import start_run
+from tests.runs.run_folder.test_resumable_folder import start_run
 outcomes = start_run(Path(r"{photos}"), Path(r"{out}"))
 for _ in range({count}):
     next(outcomes)

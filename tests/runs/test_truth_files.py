@@ -9,7 +9,7 @@ import pytest
 
 from camtool.errors import CamtoolError
 from camtool.runs.job_list import Plan, plan_run
-from camtool.runs.true_labels import TrueClass, TrueClasses, match_masks, read_true_classes
+from camtool.runs.truth_files import TrueClass, TrueClasses, match_masks, read_true_classes
 from tests.runs.photos import write_photo
 
 LABELS = ["ant", "bee", "Crane", "crane", "Käfer", "7"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import camtool
-from camtool.runs.cluster import plan
-from camtool.runs.cluster.plan import open_photo
+from camtool.runs.cluster import cluster_plan
+from camtool.runs.cluster.cluster_plan import open_photo
 from tests.runs.cluster.photos import plan_shards, write_scenes, write_tar
 
 pa = pytest.importorskip("pyarrow")
@@ -50,7 +50,7 @@ def test_photos_are_divided_in_order_each_once(photos):
 def test_the_same_photos_give_the_same_names_and_others_do_not(photos):
     def name_all(*paths, **options):
         plan = plan_shards([str(photos / path) for path in paths], **{"shard_size": 2, **options})
-        return [shard.name for shard in plan.shards], plan.digest
+        return [shard.name for shard in plan.shards], cluster_plan.digest
 
     names, digest = name_all("")
     assert name_all("") == (names, digest)
@@ -149,7 +149,7 @@ def test_a_cut_archive_gives_its_whole_members_and_a_failure(tmp_path, photos, k
 
 def test_a_member_that_claims_to_be_huge_is_a_failure(tmp_path, monkeypatch):
     write_tar(tmp_path / "data.tar", {"a.png": b"x" * 2000, "b.png": b"y"})
-    monkeypatch.setattr(plan, "_MAX_MEMBER_BYTES", 1000)
+    monkeypatch.setattr(cluster_plan, "_MAX_MEMBER_BYTES", 1000)
     (shard,) = plan_shards([str(tmp_path / "data.tar")]).shards
     large, small = shard.source.iterate_photos()
     assert "2000 bytes" in large.failure
