@@ -28,7 +28,7 @@ ALLOWED: dict[str, str] = {
     "app/assistant/server:_wrap:call": THREADS,
     "app/page:_Page:_guard:call": THREADS,
     "app/page:_Page:_guard:iterate": THREADS,
-    "app/sentences:hide_folders_in_errors": THREADS,
+    "app/error_sentences:hide_folders_in_errors": THREADS,
     "app/server:_run_in_event_loop": QUICK,
     "app/stores:DiskSpace:_iterate_files": THREADS,
     "app/stores:DiskSpace:has_file": THREADS,

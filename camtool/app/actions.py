@@ -19,9 +19,9 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from camtool import figures
-from camtool.app import fragments
+from camtool.app import html_fragments
 from camtool.app.drawing import DISPLAY_SIDE, Look, draw_difference, make_screen
-from camtool.app.sentences import hide_folders_in_errors
+from camtool.app.error_sentences import hide_folders_in_errors
 from camtool.app.stores import DiskSpace, ImageFolder, StoredImage
 from camtool.app.workbench import Compared, RankedClass, Request, Session, Workbench, check_methods
 from camtool.demo.camnet import BUNDLED
@@ -127,7 +127,7 @@ class Actions:
         if not self.photos:
             scenes = [self._add_scene(number) for number in range(len(_SCENES))]
             crops = [(str(n), scene.name, _crop(scene.image)) for n, scene in enumerate(scenes)]
-            return {"thumbnails": fragments.build_thumbnails(crops)}
+            return {"thumbnails": html_fragments.build_thumbnails(crops)}
         with self._thumbnail_lock:
             if not self._thumbnails:
                 self._thumbnails = self._draw_photos()
@@ -143,7 +143,7 @@ class Actions:
                 pictures.append((str(number), name, _crop(image)))
         count = len(self.photos)
         line = f"{len(pictures)} of {count} photos; the others are in the list." if len(pictures) < count else ""
-        return fragments.build_thumbnails(pictures, line)
+        return html_fragments.build_thumbnails(pictures, line)
 
     def take_upload(self, path: str | None, session: Session) -> Shown:
         """Show an image that the user gave.
@@ -203,7 +203,7 @@ class Actions:
             CamtoolError: It cannot be loaded. The page stays with the former model.
         """
         if not self.workbench.models.is_loaded(name):
-            yield {"status": fragments.build_status(f"Loading {name} ...", is_busy=True)}
+            yield {"status": html_fragments.build_status(f"Loading {name} ...", is_busy=True)}
         try:
             self.workbench.models.get(name)
             request = Request(name, session.request.image)
@@ -242,7 +242,7 @@ class Actions:
         chosen = layers[min(len(layers) - 1, max(0, round(position)))]
         layer = None if chosen.is_default else chosen.name
         shown = self._show_map(replace(session, request=replace(session.request, layer=layer)))
-        return {**shown, "scale": fragments.build_scale(chosen.describe(), is_default=chosen.is_default)}
+        return {**shown, "scale": html_fragments.build_scale(chosen.describe(), is_default=chosen.is_default)}
 
     def choose_second(self, target: int | str | None, session: Session) -> Shown:
         """Choose the class to compare with."""
@@ -266,14 +266,14 @@ class Actions:
         """
         methods = check_methods(methods)
         done: list[tuple[Compared, Any]] = []
-        yield {"grid": fragments.build_compared(done, methods), "status": ""}
+        yield {"grid": html_fragments.build_compared(done, methods), "status": ""}
         for compared in self.workbench.compare(session.request, methods):
             request = replace(session.request, method=compared.method)
             pixels = None
             if compared.explanation is not None:
                 pixels = _reduce(self.workbench.make_screen(request).draw(session.look), _CARD_SIDE)
             done.append((compared, pixels))
-            yield {"grid": fragments.build_compared(done, methods[len(done) :])}
+            yield {"grid": html_fragments.build_compared(done, methods[len(done) :])}
 
     # -------------------------------------------------------------------------------------------------- how it is shown
 
@@ -350,7 +350,7 @@ class Actions:
         names = [layer.name for layer in layers]
         default = next((number for number, layer in enumerate(layers) if layer.is_default), len(layers) - 1)
         position = names.index(session.request.layer) if session.request.layer in names else default
-        scale = fragments.build_scale(layers[position].describe(), is_default=layers[position].is_default)
+        scale = html_fragments.build_scale(layers[position].describe(), is_default=layers[position].is_default)
         slider = Changed(maximum=max(1, len(layers) - 1), value=position, interactive=len(layers) > 1)
         return {"layer": slider, "scale": scale}
 
@@ -360,9 +360,9 @@ class Actions:
         pixels = _reduce(np.asarray(stored.image), DISPLAY_SIDE)
         return {
             "session": session,
-            "picture": fragments.build_photo(pixels, stored.name, stored.image.size),
+            "picture": html_fragments.build_photo(pixels, stored.name, stored.image.size),
             "status": "",
-            "bars": fragments.build_hint(hint),
+            "bars": html_fragments.build_hint(hint),
             "pair": "",
             "snippet": "",
         }
@@ -375,7 +375,7 @@ class Actions:
             "session": session,
             "picture": self._draw_picture(session),
             "status": "",
-            "bars": fragments.build_bars(ranked, target) + self._build_model_hint(session),
+            "bars": html_fragments.build_bars(ranked, target) + self._build_model_hint(session),
             "class": target,
             "pair": self._draw_pair(session) if session.shows_pair else "",
             "snippet": self._write_code(session),
@@ -384,18 +384,18 @@ class Actions:
     def _build_model_hint(self, session: Session) -> str:
         """Return what to do if the demo's model looks at something else than its scenes; else nothing."""
         is_scene = any(scene.key == session.request.image for scene in self._scenes)
-        return "" if is_scene or session.request.model not in BUNDLED else fragments.build_hint(_TOY_MODEL)
+        return "" if is_scene or session.request.model not in BUNDLED else html_fragments.build_hint(_TOY_MODEL)
 
     def _draw_picture(self, session: Session) -> str:
         explanation, milliseconds = self.workbench.explain_timed(session.request)
         screen = self.workbench.make_screen(session.request)
-        return fragments.build_picture(screen.draw(session.look), explanation, session.look, milliseconds)
+        return html_fragments.build_picture(screen.draw(session.look), explanation, session.look, milliseconds)
 
     def _draw_pair(self, session: Session) -> str:
         """Draw the two classes and their difference."""
         second = session.second if session.second is not None else self._find_second(session)
         if second is None:
-            return fragments.build_hint("No second class is predicted here. Choose one to compare with.")
+            return html_fragments.build_hint("No second class is predicted here. Choose one to compare with.")
         requests = [session.request, replace(session.request, target=second)]
         screens = [self.workbench.make_screen(request) for request in requests]
         explanations = [self.workbench.explain(request) for request in requests]
@@ -405,7 +405,7 @@ class Actions:
         ]
         line = f"orange: more heat for {explanations[0].label}; blue: more for {explanations[1].label}"
         pictures.append((_reduce(draw_difference(screens[0], screens[1]), _PAIR_SIDE), "difference", line))
-        return fragments.build_pair(pictures)
+        return html_fragments.build_pair(pictures)
 
     def _find_second(self, session: Session) -> int | None:
         """Return the highest class that is not the explained one."""

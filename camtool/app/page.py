@@ -31,12 +31,12 @@ from typing import Any, TypeAlias
 import gradio as gr
 
 from camtool import rendering
-from camtool.app import fragments
+from camtool.app import html_fragments
 from camtool.app.actions import FILE_KINDS, Actions, Changed, Shown
 from camtool.app.drawing import VIEWS, Look
-from camtool.app.fragments import Built, read_asset
+from camtool.app.error_sentences import to_sentence
+from camtool.app.html_fragments import Built, read_asset
 from camtool.app.panels import detections, painting, places, segments, texts_and_answers, trust
-from camtool.app.sentences import to_sentence
 from camtool.app.workbench import COMPUTE, Kind, PageContext, Session, list_methods
 from camtool.arguments.messages import format_count
 from camtool.errors import CamtoolError
@@ -238,7 +238,7 @@ class _Page:
         def describe(error: Exception) -> dict[Any, Any]:
             level = logging.INFO if isinstance(error, CamtoolError) else logging.ERROR
             _log.log(level, "%s: %s", handler.__name__, error, exc_info=error)
-            return {self._named["status"]: fragments.build_status(to_sentence(error), is_error=True)}
+            return {self._named["status"]: html_fragments.build_status(to_sentence(error), is_error=True)}
 
         if inspect.isgeneratorfunction(handler):
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 from urllib.parse import parse_qs, unquote_plus
 
-from camtool.app.sentences import to_sentence
+from camtool.app.error_sentences import to_sentence
 from camtool.app.stores import DiskSpace
 from camtool.errors import CamtoolError
 

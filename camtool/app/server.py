@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from camtool.app.actions import Actions, ModelCode, PageSettings
+from camtool.app.error_sentences import hide_folder, hide_folders_in_errors
 from camtool.app.request_filter import FilterRules, RequestFilter, is_local
-from camtool.app.sentences import hide_folder, hide_folders_in_errors
 from camtool.app.stores import DEMO, DiskSpace, ImageFolder, ModelStore
 from camtool.app.workbench import MAX_MEMORY, Workbench
 from camtool.arguments.libraries import import_library
@@ -143,7 +143,7 @@ class AppServer:
         _prepare_environment(disk.folder, is_behind_proxy=bool(self._settings.names))
         import_library("gradio", "the page needs Gradio", "'camtool[app]'")
         middleware = import_library("starlette.middleware", "the page needs Gradio", "'camtool[app]'")
-        from camtool.app.fragments import read_asset
+        from camtool.app.html_fragments import read_asset
         from camtool.app.page import build_page, build_theme
 
         self._blocks = build_page(Actions(self._build_workbench(), self._build_page_settings(disk)))

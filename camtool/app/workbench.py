@@ -14,7 +14,7 @@ from torch import Tensor
 
 import camtool
 from camtool.app.drawing import Look, Screen, make_screen
-from camtool.app.sentences import to_sentence
+from camtool.app.error_sentences import to_sentence
 from camtool.app.stores import ImageStore, ModelStore, ResultCache, StoredImage
 from camtool.errors import CamtoolError, NothingFoundError, TargetError
 from camtool.explaining.explainer import ask_model
@@ -390,7 +390,7 @@ class PageContext:
             class, method, layer or look.
         picture: ``gr.HTML`` with the picture. Its ``click`` event has ``x`` and ``y``, in pixels of the original image
             (``event: gr.EventData``; ``event.x``).
-        status: ``gr.HTML`` with the line below the picture; see :func:`camtool.app.fragments.build_status`.
+        status: ``gr.HTML`` with the line below the picture; see :func:`camtool.app.html_fragments.build_status`.
         guard: Decorator of event handlers. An error reaches the user as one sentence in ``status``, and the log as a
             trace. The handler returns or yields a dictionary from components to values, and ``status`` is among the
             outputs of its event.

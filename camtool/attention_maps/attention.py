@@ -20,7 +20,15 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_choice
 from camtool.arguments.explain_arguments import explain_foreign_arguments, get_module
-from camtool.attention_maps.maps import AttentionMaps, Head, Queries, Query, QueryKind, check_head, find_class_token
+from camtool.attention_maps.attention_result import (
+    AttentionMaps,
+    Head,
+    Queries,
+    Query,
+    QueryKind,
+    check_head,
+    find_class_token,
+)
 from camtool.errors import ImageError, LayerError
 from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.hooks.attention.capture import AttentionCall, visit_attention
@@ -30,11 +38,11 @@ from camtool.hooks.tracing import TracedCall, trace
 from camtool.inputs.input_preparer import InputPreparer
 from camtool.inputs.prepared_inputs import InputBatch, PreparedInput
 from camtool.layers.centers import find_centers
-from camtool.layers.image_tokens import find_image_tokens
-from camtool.layers.image_variants import find_image_size, nudge_bands, vary_all, vary_halves
+from camtool.layers.image_tokens_in_text import find_image_tokens
 from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.layouts import FEWEST_CELLS, Grid, Layer, Layout, follows_image, is_in_order, place_at_changed
 from camtool.layers.survey import read_layouts
+from camtool.layers.survey_batches import find_image_size, nudge_bands, vary_all, vary_halves
 from camtool.models import Loaded, Transform, to_loaded, unwrap_layer
 from camtool.outputs import detections
 from camtool.outputs.class_count import find_class_count
@@ -243,7 +251,7 @@ def _find_contradiction(layout: Layout, keys: Tensor, *, may_be_objects: bool) -
     Args:
         layout: The layout that fits the number of keys.
         keys: ``(3, S, C)``, the keys of the first layer of a kind for the images of
-            :func:`camtool.layers.image_variants.vary_halves`.
+            :func:`camtool.layers.survey_batches.vary_halves`.
         may_be_objects: There are as many keys as queries for objects, which attend to each other in a decoder.
     """
     is_changed = _find_changed(keys)

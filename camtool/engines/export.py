@@ -19,8 +19,8 @@ from torch import Tensor, fx, nn
 import camtool
 from camtool.arguments.checks import check_choice
 from camtool.arguments.explain_arguments import get_module
-from camtool.engines.capture import Capture, capture_model, get_results
-from camtool.engines.gradients import trace_gradients
+from camtool.engines.gradient_graphs import trace_gradients
+from camtool.engines.graph_capture import Capture, capture_model, get_results
 from camtool.engines.graph_files import convert_to_onnx, export_graph, lock_compiler, write_onnx
 from camtool.engines.prepared import copy_for_capture
 from camtool.engines.runtimes import is_installed, open_session

@@ -13,7 +13,7 @@ from camtool.hooks.fast_repeated_passes import choose_copy, to_memory_format
 from camtool.hooks.observation import Observation, observe
 from camtool.hooks.structures.nested_tensors import ModelInputs, map_tensors
 from camtool.hooks.tracing import trace
-from camtool.layers.image_variants import select_first_image
+from camtool.layers.survey_batches import select_first_image
 
 
 class PreparedModel:

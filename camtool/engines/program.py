@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from camtool.engines.capture import capture_model, get_results
-from camtool.engines.gradients import trace_gradients
+from camtool.engines.gradient_graphs import trace_gradients
+from camtool.engines.graph_capture import capture_model, get_results
 from camtool.engines.graph_files import convert_to_onnx, export_graph, write_onnx
 from camtool.engines.segments import split_at_layers
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from camtool.engines.capture import Capture, get_results
+from camtool.engines.graph_capture import Capture, get_results
 from camtool.errors import NotCompilableError
 
 _SIZE = torch.ops.aten.sym_size.int

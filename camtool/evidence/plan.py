@@ -15,7 +15,7 @@ from camtool.hooks.structures.modules import find_detector_transform
 from camtool.hooks.structures.nested_tensors import ModelInputs, describe_shapes
 from camtool.layers.centers import LayerPlace
 from camtool.layers.depths import Depths, find_depths
-from camtool.layers.image_tokens import find_image_tokens
+from camtool.layers.image_tokens_in_text import find_image_tokens
 from camtool.layers.layouts import Layer
 from camtool.layers.selection import find_layers, find_level_layers
 from camtool.outputs.class_scores import FoundLink, UserScore

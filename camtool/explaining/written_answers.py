@@ -24,7 +24,7 @@ from camtool.explaining.word_checks import Score, WordCheck, check_words
 from camtool.hooks.forward_and_backward import run_model
 from camtool.hooks.state.guard import guard
 from camtool.inputs.image_files import ImageSource, read_image
-from camtool.layers.image_tokens import TILED_IMAGE, TiledImage, find_image_tokens, find_placeholder
+from camtool.layers.image_tokens_in_text import TILED_IMAGE, TiledImage, find_image_tokens, find_placeholder
 from camtool.methods import find_method
 from camtool.models import Loaded, to_loaded
 from camtool.models.vision_language import VisionLanguageModel

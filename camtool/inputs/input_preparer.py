@@ -29,9 +29,9 @@ from camtool.inputs.formats.file_image import FileImage
 from camtool.inputs.formats.reading_options import ReadingOptions
 from camtool.inputs.model_inputs import Inputs, Key, find_shared_entries, is_unprepared_image, select_image_input
 from camtool.inputs.prepared_inputs import InputBatch, PreparedInput, ValueRange, build_view, group_into_batches
-from camtool.layers.image_tokens import TILED_IMAGE
+from camtool.layers.image_tokens_in_text import TILED_IMAGE
 from camtool.models import Preprocessing, Transform, declared_properties
-from camtool.models.functions import FunctionModel
+from camtool.models.function_models import FunctionModel
 from camtool.models.image_tiles import TILES
 from camtool.models.preprocessing import build_assumed_transform
 from camtool.models.vision_language import VisionLanguageModel

@@ -30,12 +30,12 @@ from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.modules import find_module, has_matrix
 from camtool.hooks.structures.nested_tensors import ModelInputs, describe_shapes
 from camtool.hooks.tracing import trace
-from camtool.layers.image_variants import select_first_image
 from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.layouts import Layer
 from camtool.layers.responses import count_views, keep_views
 from camtool.layers.selection import find_layers, find_size_in_model
 from camtool.layers.survey import group_grid_outputs
+from camtool.layers.survey_batches import select_first_image
 from camtool.outputs.class_scores import find_logits
 from camtool.outputs.detections import find_query_tokens
 

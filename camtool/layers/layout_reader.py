@@ -14,7 +14,7 @@ from camtool.hooks.observation import Rows
 from camtool.hooks.tracing import TracedCall
 from camtool.layers import candidate_rules as rules
 from camtool.layers.channel_axes import find_channel_axes
-from camtool.layers.image_tokens import ImageTokens
+from camtool.layers.image_tokens_in_text import ImageTokens
 from camtool.layers.layouts import Grid, Layout, find_concatenated_level, find_token_layout, is_scaled_down
 from camtool.outputs.detections import QueryTokens
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from camtool.hooks.observation import Rows
-from camtool.layers.image_variants import VARIANTS
+from camtool.layers.survey_batches import VARIANTS
 
 # Number of positions along each axis of the image, ``(h, w)`` for photos.
 Grid: TypeAlias = tuple[int, ...]
@@ -218,7 +218,7 @@ class Layout:
         """Check that the rows of a layer's batch are not the frames of each clip in turn.
 
         Args:
-            tensor: The output for the images of :func:`camtool.layers.image_variants.vary_corner`.
+            tensor: The output for the images of :func:`camtool.layers.survey_batches.vary_corner`.
         """
         return self.has_frames and not _follows_frames(self.to_grid(tensor)[:VARIANTS])
 
@@ -296,7 +296,7 @@ def choose_layout(tensor: Tensor, layouts: Sequence[Layout]) -> Layout:
     The first layout is returned unless another one responds clearly more.
 
     Args:
-        tensor: ``(V, ...)``, the layer's outputs for the images of :func:`camtool.layers.image_variants.vary_corner`,
+        tensor: ``(V, ...)``, the layer's outputs for the images of :func:`camtool.layers.survey_batches.vary_corner`,
             with those of all rows of the batch. Further variants are not read.
         layouts: Possible layouts, the likely one first; at least one.
     """
@@ -406,7 +406,7 @@ def follows_image(maps: Tensor) -> bool:
 
     Args:
         maps: ``(1 + bands * A, C, *grid)``, a layer's outputs for the images of
-            :func:`camtool.layers.image_variants.nudge_bands`; the grid has A axes.
+            :func:`camtool.layers.survey_batches.nudge_bands`; the grid has A axes.
     """
     # A single cell along an axis has no place there.
     correlations = [

@@ -1,6 +1,6 @@
 """What layers do with changed images: which row of a batch is the image's, where its tokens lie, in which order.
 
-Shapes leave these questions open, so the model runs on variants of the image, see :mod:`camtool.layers.image_variants`.
+Shapes leave these questions open, so the model runs on variants of the image, see :mod:`camtool.layers.survey_batches`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.structures.modules import lacks_gradients
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors, map_batch, shares_several_values
 from camtool.layers import candidate_rules as rules
-from camtool.layers import image_variants, layouts
+from camtool.layers import layouts, survey_batches
 from camtool.layers.candidates import Candidate
-from camtool.layers.image_tokens import find_image_tokens
-from camtool.layers.image_variants import NUDGE, VARIANTS
+from camtool.layers.image_tokens_in_text import find_image_tokens
 from camtool.layers.layouts import Layer, Layout
+from camtool.layers.survey_batches import NUDGE, VARIANTS
 from camtool.maps import ROUNDING_STEPS, upcast
 
 # The names of the layers before a layer, and of those behind it.
@@ -67,7 +67,7 @@ def count_views(model: nn.Module, inputs: ModelInputs) -> int:
     It is 1 for models that run on one image at a time, whose rows show no order: those that share inputs between
     images, and those with a text.
     """
-    image = image_variants.get_image_input(inputs)
+    image = survey_batches.get_image_input(inputs)
     if shares_several_values(inputs) or find_image_tokens(model, inputs) is not None:
         return 1
     return sum(tensor.shape == image.shape and tensor.is_floating_point() for tensor in find_tensors(inputs))
@@ -88,7 +88,7 @@ def keep_views(
     if not asked:
         return {**by_layer}
     try:
-        calls = observe(model, asked, image_variants.vary_views(inputs), grad=False).calls
+        calls = observe(model, asked, survey_batches.vary_views(inputs), grad=False).calls
     except ForwardError:  # one image at a time shows no order
         calls = {}
 
@@ -106,7 +106,7 @@ def _is_own_view(layout: Layout, tensor: Tensor) -> bool:
 
     Args:
         layout: The way to read a layer's output.
-        tensor: The output for the inputs of :func:`camtool.layers.image_variants.vary_views`: those of the user,
+        tensor: The output for the inputs of :func:`camtool.layers.survey_batches.vary_views`: those of the user,
             then another image in the place of the image, then others in the places of all other images.
     """
     views = layout.views
@@ -160,8 +160,8 @@ def _observe_bands(
 ) -> list[Tensor]:
     """Return the grids of layers for an image, and for variants of it with some noise in one band each."""
     run = observe_in_parts if is_language_model(model, inputs) else observe_variants
-    images = image_variants.nudge_bands(inputs, nudge)
-    calls, count = run(model, [layer.name for layer in layers], images), len(image_variants.get_image_input(images))
+    images = survey_batches.nudge_bands(inputs, nudge)
+    calls, count = run(model, [layer.name for layer in layers], images), len(survey_batches.get_image_input(images))
     grids = [layer.layout.to_grid(layer.layout.select_view(calls[layer.name][call_index])) for layer in layers]
     return [_repeat_constant(grid, count) for grid in grids]
 
@@ -185,7 +185,7 @@ def locate_tokens(
         return layer.layout, ""
     names = [layer.name, *around[0][: -_NEAREST - 1 : -1]]
     run = observe_in_parts if is_language_model(model, inputs) else observe_variants
-    calls, select = run(model, [*names, *origins], image_variants.vary_halves(inputs)), layer.layout.select_view
+    calls, select = run(model, [*names, *origins], survey_batches.vary_halves(inputs)), layer.layout.select_view
     outputs = [*(calls[name][0] for name in origins), calls[layer.name][call_index]]
     located = layouts.place_cells(layer.layout, [*map(select, outputs)])
     located = located or find_cells(model, inputs, layer.layout, origins)
@@ -204,7 +204,7 @@ def find_cells(model: nn.Module, inputs: ModelInputs, layout: Layout, origins: S
 
     The model runs on two images. Without a layer where as many tokens change as the grid has cells, None is returned.
     """
-    calls = observe_variants(model, origins, image_variants.vary_all(inputs)) if origins else {}
+    calls = observe_variants(model, origins, survey_batches.vary_all(inputs)) if origins else {}
     placed = (layouts.place_at_changed(layout, layout.select_view(calls[name][0])) for name in origins)
     return next((found for found in placed if found is not None), None)
 
@@ -243,7 +243,7 @@ def _find_streams(
     """
     if not behind or lacks_gradients(model):
         return []
-    calls = observe(model, [layer.name, *behind], image_variants.select_first_image(inputs)).calls
+    calls = observe(model, [layer.name, *behind], survey_batches.select_first_image(inputs)).calls
     own, generator = calls[layer.name][call_index], torch.Generator().manual_seed(0)
     streams = []
     with enable_gradients():
@@ -270,7 +270,7 @@ def _repeat_constant(grids: Tensor, count: int) -> Tensor:
 
 def has_image_order(model: nn.Module, inputs: ModelInputs, layout: Layout, names: Sequence[str]) -> bool:
     """Check that the cells respond where the image was changed: in its upper half, and in its left half."""
-    maps = _observe_image_in_text(model, image_variants.vary_halves(inputs), layout, names)
+    maps = _observe_image_in_text(model, survey_batches.vary_halves(inputs), layout, names)
     return maps is not None and all(
         contrast > _TEXT_CONTRAST and agreement > _TEXT_AGREEMENT
         for contrast, agreement in layouts.measure_order(maps, margin=_TEXT_MARGIN)
@@ -281,11 +281,11 @@ def has_tile_order(
     model: nn.Module, inputs: ModelInputs, layout: Layout, names: Sequence[str], seams: Sequence[Sequence[int]]
 ) -> bool:
     """Check that the cells respond where the image was changed: in some tiles, and in one half of each tile."""
-    parts = image_variants.list_parts_of_tiles(image_variants.find_image_size(inputs), seams)
+    parts = survey_batches.list_parts_of_tiles(survey_batches.find_image_size(inputs), seams)
     # A few parts at a time, as tiles take much memory.
     for start in range(0, len(parts), VARIANTS - 1):
         some = parts[start : start + VARIANTS - 1]
-        maps = _observe_image_in_text(model, image_variants.vary_parts(inputs, some), layout, names)
+        maps = _observe_image_in_text(model, survey_batches.vary_parts(inputs, some), layout, names)
         if maps is None or any(
             layouts.measure_agreement((changed - maps[0]).abs().mean(0), part) <= _TEXT_AGREEMENT
             for changed, part in zip(maps[1:], some, strict=True)
@@ -312,12 +312,12 @@ def is_language_model(model: nn.Module, inputs: ModelInputs) -> bool:
 def observe_variants(model: nn.Module, names: Sequence[str], images: ModelInputs) -> dict[str, list[Tensor]]:
     """Return the outputs of layers for several images, without a graph: in one forward pass, if the model allows it."""
     most = 1 if shares_several_values(images) else get_most_rows()
-    if len(image_variants.get_image_input(images)) > most:
+    if len(survey_batches.get_image_input(images)) > most:
         return observe_in_parts(model, names, images, most)
     try:
         calls = observe(model, list(dict.fromkeys(names)), images, grad=False).calls
     except ForwardError:
-        if len(image_variants.get_image_input(images)) == 1:
+        if len(survey_batches.get_image_input(images)) == 1:
             raise
         return observe_in_parts(model, names, images, 1)
     if loops_over_batch(model, calls, images):
@@ -334,10 +334,10 @@ def loops_over_batch(model: nn.Module, calls: Calls, images: ModelInputs) -> boo
         images: The images.
     """
     # The pass that compares is saved where each call has all images, and there are not as many as images.
-    count = len(image_variants.get_image_input(images))
+    count = len(survey_batches.get_image_input(images))
     several = {name: each for name, each in calls.items() if len(each) > 1}
     again = [name for name, each in several.items() if len(each) % count == 0 or each[0].shape[:1] < (count,)]
-    alone = observe(model, again, image_variants.select_first_image(images), grad=False).calls if again else {}
+    alone = observe(model, again, survey_batches.select_first_image(images), grad=False).calls if again else {}
     return any(len(calls[name]) != len(alone[name]) for name in again)
 
 
@@ -349,7 +349,7 @@ def observe_in_parts(
     With ``size=1`` nothing shows which outputs have the images along their first axis, so all are joined along it.
     """
     size = min(size, get_most_rows())
-    starts = range(0, len(image_variants.get_image_input(images)), size)
+    starts = range(0, len(survey_batches.get_image_input(images)), size)
     parts = [observe_variants(model, names, map_batch(images, itemgetter(slice(at, at + size)))) for at in starts]
     # The parts of one output are freed before the next one is joined.
     return {

@@ -14,15 +14,15 @@ from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.modules import find_detector_transform, find_module, runs_outside_torch
 from camtool.hooks.structures.nested_tensors import ModelInputs, describe_shapes
 from camtool.hooks.tracing import TracedCall, ran_no_layer, trace
-from camtool.layers import image_variants
+from camtool.layers import survey_batches
 from camtool.layers.candidate_rules import NOT_LOCATED, NOT_REACHED, OTHER_FRAMES, OTHER_ORDER, OTHER_VIEWS
 from camtool.layers.candidates import Candidate
-from camtool.layers.image_tokens import find_image_tokens
-from camtool.layers.image_variants import VARIANTS
+from camtool.layers.image_tokens_in_text import find_image_tokens
 from camtool.layers.layout_reader import LayoutReader, find_first_with_tokens
 from camtool.layers.layouts import Layer, Layout, choose_layout
 from camtool.layers.responses import keep_views, locate_tokens, observe_variants
 from camtool.layers.survey import find_candidates, group_grid_outputs, read_layouts
+from camtool.layers.survey_batches import VARIANTS
 from camtool.outputs.class_scores import UserScore
 from camtool.outputs.detections import find_query_tokens
 from camtool.outputs.predictions import to_batch
@@ -96,7 +96,7 @@ def depends_on_image(
     except LayerError:
         return False
     # The variants differ, so a layer that depends on them returns different outputs.
-    calls = observe_variants(model, [layer.name for layer in layers], image_variants.vary_all(inputs))
+    calls = observe_variants(model, [layer.name for layer in layers], survey_batches.vary_all(inputs))
     outputs = [layer.layout.select_view(calls[layer.name][call_index]) for layer in layers]
     # The frames of a clip are rows of a layer's batch.
     by_variant = (output.reshape(VARIANTS, -1) if len(output) % VARIANTS == 0 else output for output in outputs)
@@ -119,7 +119,7 @@ def locate_grid(model: nn.Module, inputs: ModelInputs, tokens: int, likely: Layo
     """
 
     def locate() -> Layout:
-        size, calls = image_variants.find_image_size(inputs), trace(model, image_variants.select_first_image(inputs))
+        size, calls = survey_batches.find_image_size(inputs), trace(model, survey_batches.select_first_image(inputs))
         reader = None if likely else read_layouts(model, inputs, calls, size, find_query_tokens(calls[-1].output))
         layout = reader.find_layout_of_tokens(tokens) if reader else likely
         origins = find_first_with_tokens(calls, (1, tokens))
@@ -155,7 +155,7 @@ def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: Us
 
 
 def _explain_none(model: nn.Module, inputs: ModelInputs, candidates: Sequence[Candidate], call_index: int) -> str:
-    calls = trace(model, image_variants.select_first_image(inputs))
+    calls = trace(model, survey_batches.select_first_image(inputs))
     if candidates:
         return _explain_verdicts(model, inputs, calls, candidates)
     return _explain_no_grid(model, inputs, calls, call_index)
@@ -169,7 +169,7 @@ def _explain_no_grid(model: nn.Module, inputs: ModelInputs, calls: Sequence[Trac
             "self.layer(x), or use method='occlusion', which needs no layer."
         )
     when = "" if call_index in (0, -1) else f" at call_index={call_index}, which many layers do not reach"
-    size = image_variants.find_image_size(inputs)
+    size = survey_batches.find_image_size(inputs)
     return f": no output is a grid over the {_format_size(size)} input{when}{_describe_last_outputs(calls, size)}"
 
 
@@ -184,7 +184,7 @@ def _explain_verdicts(
     is_untrained, hint = all(candidate.verdict == NOT_REACHED for candidate in candidates), ""
     if is_untrained:
         has_graph = not runs_outside_torch(model)
-        reason = describe_missing_gradient(model, image_variants.select_first_image(inputs)) if has_graph else None
+        reason = describe_missing_gradient(model, survey_batches.select_first_image(inputs)) if has_graph else None
         if reason is not None:
             return f": {reason}. method='occlusion' needs no gradient."
         hint = (
@@ -222,8 +222,8 @@ def _find_named(
     model: nn.Module, inputs: ModelInputs, names: Sequence[str], like: Layout | None, call_index: int
 ) -> list[Layer]:
     """Return the named layers, or raise an error if an output is no grid."""
-    inputs = image_variants.score_next_token(inputs)
-    size, calls = find_size_in_model(model, inputs), trace(model, image_variants.select_first_image(inputs))
+    inputs = survey_batches.score_next_token(inputs)
+    size, calls = find_size_in_model(model, inputs), trace(model, survey_batches.select_first_image(inputs))
     reader, layers = read_layouts(model, inputs, calls, size, find_query_tokens(calls[-1].output)), []
     for name in names:
         module = find_module(model, name)
@@ -261,7 +261,7 @@ def _choose_named_layout(
         raise LayerError(f"layer {name!r} returned {call.shape}: {OTHER_VIEWS}.")
     if len(layouts) == 1 and not layouts[0].has_frames:
         return layouts[0]
-    output = observe_variants(model, [name], image_variants.vary_corner(inputs))[name][call_index]
+    output = observe_variants(model, [name], survey_batches.vary_corner(inputs))[name][call_index]
     layout = choose_layout(output, layouts)
     if layout.has_other_frames(output):
         raise LayerError(f"layer {name!r} returned {call.shape}, but {OTHER_FRAMES}.")
@@ -303,8 +303,8 @@ def _has_same_beside(layout: Layout, like: Layout) -> bool:
 def find_size_in_model(model: nn.Module, inputs: ModelInputs) -> tuple[int, ...]:
     """Return the size of the images behind the model's own preparation, which detectors have."""
     if find_detector_transform(model) is None:
-        return image_variants.find_image_size(inputs)
-    return tuple(apply_detector_transform(model, image_variants.get_image_input(inputs)[:1]).shape[2:])
+        return survey_batches.find_image_size(inputs)
+    return tuple(apply_detector_transform(model, survey_batches.get_image_input(inputs)[:1]).shape[2:])
 
 
 def _format_size(size: Iterable[int]) -> str:

@@ -24,12 +24,12 @@ from camtool.hooks.structures import modules
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors, shares_several_values
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.layers import candidate_rules as rules
-from camtool.layers import image_variants, responses
+from camtool.layers import responses, survey_batches
 from camtool.layers.candidates import NOT_DEEPEST, SHALLOW, Candidate, find_projection_sources, mark_levels
-from camtool.layers.image_tokens import find_image_tokens
-from camtool.layers.image_variants import ALL_VARIANTS, VARIANTS
+from camtool.layers.image_tokens_in_text import find_image_tokens
 from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.layouts import Layout, choose_layout, place_cells
+from camtool.layers.survey_batches import ALL_VARIANTS, VARIANTS
 from camtool.outputs.anchors import find_level_scores
 from camtool.outputs.class_scores import UserScore, compute_top_score, find_logits
 from camtool.outputs.detections import QueryTokens, find_detections, find_query_tokens
@@ -86,7 +86,7 @@ def _find_backbone_candidates(model: nn.Module, inputs: ModelInputs, call_index:
     the end of the finest level, the layers of the other levels are marked as well.
     """
     backbone = modules.find_module(model, "backbone")
-    images = apply_detector_transform(model, image_variants.get_image_input(inputs)[:1])
+    images = apply_detector_transform(model, survey_batches.get_image_input(inputs)[:1])
     candidates = _find_candidates(backbone, images, call_index, is_backbone=True)
     candidates = mark_levels(candidates, _find_reached_by_level(backbone, images, candidates, call_index))
     return [replace(candidate, name=f"backbone.{candidate.name}") for candidate in candidates]
@@ -125,8 +125,8 @@ def _find_candidates(
     model: nn.Module, inputs: ModelInputs, call_index: int, *, is_backbone: bool = False, score: UserScore | None = None
 ) -> list[Candidate]:
     """Return the candidates of a model that gets its images as one batch."""
-    inputs = image_variants.score_next_token(inputs)
-    size, calls = image_variants.find_image_size(inputs), trace(model, image_variants.select_first_image(inputs))
+    inputs = survey_batches.score_next_token(inputs)
+    size, calls = survey_batches.find_image_size(inputs), trace(model, survey_batches.select_first_image(inputs))
     # The last call is that of the model itself.
     queries = find_query_tokens(calls[-1].output)
     whole, calls = calls, _stop_at_excluded_call(calls, sum(queries))
@@ -364,7 +364,7 @@ class _Survey:
         if all(candidate.verdict == rules.CONSTANT for candidate in judged):
             # The model may look at another part of the image than was changed.
             names = [name for output in outputs for name in (output.name, *output.origins)]
-            calls = responses.observe_variants(self.model, names, image_variants.vary_all(self.inputs))
+            calls = responses.observe_variants(self.model, names, survey_batches.vary_all(self.inputs))
             judged = self._judge_responses(outputs, layouts, replace(observed, calls=calls, variants=VARIANTS))
         return judged
 
@@ -385,12 +385,12 @@ class _Survey:
         """Run the model on variants of the image, as one batch if it takes one."""
         # Tokens may lie in another order than the image's rows, which other variants show.
         has_tokens = any(output.layouts[0].has_tokens for output in outputs)
-        vary = image_variants.vary_corner_and_halves if has_tokens else image_variants.vary_corner
+        vary = survey_batches.vary_corner_and_halves if has_tokens else survey_batches.vary_corner
         images = vary(self.inputs)
         count = ALL_VARIANTS if has_tokens else VARIANTS
         first = None if self._must_run_one_by_one(count) else self._observe_batch(outputs, images)
         if first is None:
-            image = image_variants.select_first_image(self.inputs)
+            image = survey_batches.select_first_image(self.inputs)
             first = observe(self.model, [output.name for output in outputs], image)
             classes, gradients = self._find_gradients(outputs, first, 1)
             del first  # with the graph
@@ -566,7 +566,7 @@ def _probe_layers(
         inputs: What the model is called with.
         classes: Number of the classes, or 0.
     """
-    first = image_variants.select_first_image(inputs)
+    first = survey_batches.select_first_image(inputs)
     scores = find_logits(to_batch(observe(model, [], first, grad=False).output, 1))
     if scores.ndim != 2:
         return [None] * len(tensors)

@@ -24,7 +24,7 @@ from camtool.hooks.state.guard import enable_gradients, guard
 from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.modules import list_weights, read_tree
 from camtool.hooks.structures.nested_tensors import find_main_tensor
-from camtool.models.functions import FunctionModel
+from camtool.models.function_models import FunctionModel
 from camtool.models.sources import SOURCES, Source
 
 # Image size (H, W) of most classifiers trained on ImageNet.

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from camtool.layers.image_tokens import ImageTokens, TiledImage
+from camtool.layers.image_tokens_in_text import ImageTokens, TiledImage
 
 # Names of inputs: the joined tiles without padding, the thumbnail, and the joined tiles with padding.
 TILES, THUMBNAIL, PADDED_TILES = "pixel_values", "thumbnail", "padded_tiles"

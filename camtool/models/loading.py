@@ -27,7 +27,7 @@ from camtool.arguments.messages import suggest_names
 from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.structures.modules import describe_unhookable
-from camtool.models.functions import CallKeywords, FunctionModel
+from camtool.models.function_models import CallKeywords, FunctionModel
 from camtool.models.loaded import Loaded, TextEncoder
 from camtool.models.model_wrappers import unwrap_model
 from camtool.models.preprocessing import StatedPreprocessing, check_fits_model, read_transform_beside

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from camtool.errors import ForwardError, ImageError
-from camtool.layers.image_tokens import TILED_IMAGE, TiledImage, find_placeholder
+from camtool.layers.image_tokens_in_text import TILED_IMAGE, TiledImage, find_placeholder
 from camtool.models import image_tiles
 from camtool.models.two_towers import PartOfModel
 

@@ -11,6 +11,8 @@ from camtool.recorder.edits import clip as clip
 from camtool.recorder.edits import replace as replace
 from camtool.recorder.edits import scale as scale
 from camtool.recorder.edits import zero as zero
+from camtool.recorder.layer_patterns import LayerSelection as LayerSelection
+from camtool.recorder.layer_patterns import select as select
 from camtool.recorder.recorder import Recorder as Recorder
 from camtool.recorder.recorder import SeveralCallsWarning as SeveralCallsWarning
 from camtool.recorder.records import Record as Record
@@ -19,5 +21,3 @@ from camtool.recorder.reducers import Histogram as Histogram
 from camtool.recorder.reducers import Max as Max
 from camtool.recorder.reducers import Mean as Mean
 from camtool.recorder.reducers import Reducer as Reducer
-from camtool.recorder.selection import LayerSelection as LayerSelection
-from camtool.recorder.selection import select as select

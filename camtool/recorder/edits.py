@@ -19,7 +19,7 @@ from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.structures.modules import find_module
 from camtool.hooks.structures.nested_tensors import find_main_tensor, replace_main_tensor
-from camtool.recorder.selection import LayerSelector, select
+from camtool.recorder.layer_patterns import LayerSelector, select
 
 # A function of one tensor that returns another tensor, or writes to its argument and returns nothing.
 Edit: TypeAlias = Callable[[Tensor], Tensor | None]

@@ -28,8 +28,8 @@ from camtool.hooks.structures.modules import find_module, find_module_name
 from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.recorder.edits import EditHooks, Edits
 from camtool.recorder.forward_recorder import EndForward, ForwardRecorder, GradientRecorder
+from camtool.recorder.layer_patterns import LayerSelection, select
 from camtool.recorder.records import Keep, Record, Storage
-from camtool.recorder.selection import LayerSelection, select
 from camtool.rendering.text_tables import align_columns
 
 

@@ -23,7 +23,7 @@ from torchvision.transforms import Compose, Resize, ToTensor
 import camtool
 from camtool.app.actions import FILE_KINDS, Actions, ModelCode, PageSettings
 from camtool.app.drawing import VIEWS, Look, draw_difference, make_screen
-from camtool.app.sentences import to_sentence
+from camtool.app.error_sentences import to_sentence
 from camtool.app.stores import DiskSpace, ImageFolder, ModelStore
 from camtool.app.workbench import Request, Session, Workbench, choose_layers, list_methods
 from camtool.demo.camnet import load_bundled_model

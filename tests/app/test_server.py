@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from camtool.app import server
+from camtool.app.error_sentences import hide_folders_in_errors
 from camtool.app.request_filter import FilterRules, RequestFilter, is_local
-from camtool.app.sentences import hide_folders_in_errors
 from camtool.app.server import AppServer, ServerSettings, describe_exposure
 from camtool.app.stores import DiskSpace
 from camtool.cli.app import app

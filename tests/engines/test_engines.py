@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import camtool
 from camtool.engines import observers
-from camtool.engines.capture import capture_model
 from camtool.engines.compiled import CompiledModel
+from camtool.engines.graph_capture import capture_model
 from camtool.engines.segments import split_at_layers
 from camtool.hooks.forward_and_backward import run_model
 from camtool.methods import METHODS

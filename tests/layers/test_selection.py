@@ -19,10 +19,10 @@ from torchvision.models.vision_transformer import VisionTransformer
 import camtool
 from camtool.errors import LayerError
 from camtool.hooks.observation import observe
-from camtool.layers.image_variants import nudge_bands
 from camtool.layers.layouts import Layer, Layout, follows_image
 from camtool.layers.selection import find_layers
 from camtool.layers.survey import find_candidates
+from camtool.layers.survey_batches import nudge_bands
 from tests.helpers.nets import Apply
 from tests.layers.nets import (
     AttentionNet,

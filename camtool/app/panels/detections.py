@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 import camtool
-from camtool.app.fragments import Built, describe_heat, draw_hint, draw_photo, get_subject, read_asset
+from camtool.app.html_fragments import Built, describe_heat, draw_hint, draw_photo, get_subject, read_asset
 
 # At run time, as Gradio evaluates the annotations of event handlers.
 from camtool.app.workbench import COMPUTE, PageContext, Session, check_point

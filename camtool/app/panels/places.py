@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 import camtool
-from camtool.app.fragments import Built, draw_card, draw_hint, draw_photo, get_subject, read_asset
+from camtool.app.html_fragments import Built, draw_card, draw_hint, draw_photo, get_subject, read_asset
 from camtool.app.panels.trust import draw_bars
 
 # At run time, as Gradio evaluates the annotations of event handlers.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from camtool.app.fragments import Built, draw_hint, draw_photo, get_subject, read_asset
+from camtool.app.html_fragments import Built, draw_hint, draw_photo, get_subject, read_asset
 
 # At run time, as Gradio evaluates the annotations of event handlers.
 from camtool.app.workbench import COMPUTE, ModelOutput, PageContext, Session, check_point, read_outputs

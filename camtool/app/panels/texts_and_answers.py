@@ -11,7 +11,7 @@ import gradio as gr
 from PIL import Image
 
 import camtool
-from camtool.app.fragments import Built, draw_card, draw_hint, draw_photo, get_subject, read_asset
+from camtool.app.html_fragments import Built, draw_card, draw_hint, draw_photo, get_subject, read_asset
 from camtool.app.stores import ResultCache
 from camtool.app.workbench import COMPUTE, PageContext, Session, count_bytes
 from camtool.arguments.messages import format_count

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 import camtool
-from camtool.app.fragments import Built, draw_card, draw_hint, draw_photo, get_subject
+from camtool.app.html_fragments import Built, draw_card, draw_hint, draw_photo, get_subject
 
 # At run time, as Gradio evaluates the annotations of event handlers.
 from camtool.app.workbench import COMPUTE, PageContext, Session, resolve_target

@@ -24,9 +24,9 @@ from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.structures.modules import lacks_gradients
 from camtool.hooks.structures.nested_tensors import ModelInputs
-from camtool.layers.image_variants import find_image_size, vary_covered
 from camtool.layers.layouts import Layer
 from camtool.layers.responses import observe_variants
+from camtool.layers.survey_batches import find_image_size, vary_covered
 
 # The indices of a cell along the axes of a grid.
 Cell: TypeAlias = "tuple[int, ...]"

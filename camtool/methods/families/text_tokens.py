@@ -18,7 +18,7 @@ from camtool.arguments.checks import Count, OptionalCount
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.hooks.attention.capture import AttentionCall
-from camtool.layers.image_tokens import find_image_tokens
+from camtool.layers.image_tokens_in_text import find_image_tokens
 from camtool.layers.layouts import Layout
 from camtool.maps import upcast
 from camtool.methods.registry import method

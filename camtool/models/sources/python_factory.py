@@ -10,7 +10,7 @@ from torch import nn
 
 from camtool.arguments.explain_arguments import is_function
 from camtool.errors import ModelError
-from camtool.models.functions import FunctionModel
+from camtool.models.function_models import FunctionModel
 from camtool.models.loaded import Loaded
 from camtool.models.sources.source import Source
 from camtool.models.user_code import find_user_function

@@ -19,7 +19,7 @@ from torch import Tensor
 from camtool.arguments.checks import check_choice
 from camtool.errors import FunctionError, ModelError
 from camtool.hooks.state.guard import is_library_running
-from camtool.models.functions import FunctionModel
+from camtool.models.function_models import FunctionModel
 
 # Order of the axes of the images in a file.
 Layout: TypeAlias = Literal["NCHW", "NHWC"]

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import camtool
-from camtool.app.fragments import describe_heat
+from camtool.app.html_fragments import describe_heat
 from camtool.app.panels.painting import read_mask, repaint
 from camtool.errors import CamtoolError, ImageError, ModelError
 from camtool.models import Loaded

@@ -50,7 +50,7 @@ def test_photos_are_divided_in_order_each_once(photos):
 def test_the_same_photos_give_the_same_names_and_others_do_not(photos):
     def name_all(*paths, **options):
         plan = plan_shards([str(photos / path) for path in paths], **{"shard_size": 2, **options})
-        return [shard.name for shard in plan.shards], cluster_plan.digest
+        return [shard.name for shard in plan.shards], plan.digest
 
     names, digest = name_all("")
     assert name_all("") == (names, digest)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import camtool
-from camtool.engines.gradients import _differentiate_convolution
+from camtool.engines.gradient_graphs import _differentiate_convolution
 from camtool.engines.runtimes import open_session
 from tests.engines.nets import RUNTIMES
 
