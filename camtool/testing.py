@@ -32,7 +32,7 @@ from torch import Tensor
 
 from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.explain_arguments import match_targets
-from camtool.arguments.messages import format_count, format_percent, suggest_names
+from camtool.arguments.message_parts import format_count, format_percent, suggest_names
 from camtool.errors import CamtoolError, ImageError, MetricError
 from camtool.evaluation.annotations import Region, match_regions, read_region
 from camtool.evaluation.audit import Audit, read_audit, read_verdicts

@@ -16,7 +16,7 @@ from PIL import Image
 
 from camtool.app.drawing import VIEW_MEANINGS, Look, Pixels, list_colors
 from camtool.app.workbench import Compared, PageContext, RankedClass, Session
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.explaining.explanation import Explanation
 from camtool.models import Loaded
 from camtool.rendering import image_writing

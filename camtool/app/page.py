@@ -38,7 +38,7 @@ from camtool.app.error_sentences import to_sentence
 from camtool.app.html_fragments import Built, read_asset
 from camtool.app.panels import detections, painting, places, segments, texts_and_answers, trust
 from camtool.app.workbench import COMPUTE, Kind, PageContext, Session, list_methods
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.errors import CamtoolError
 
 _FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 from PIL import Image
 
 from camtool.app.error_sentences import to_sentence
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.errors import CamtoolError, ImageError, ModelError
 from camtool.inputs.image_files import has_image_suffix
 from camtool.models import Loaded

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, get_a
 import torch
 from torch import Tensor
 
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.errors import CamtoolError, Forgive, RaiseAs
 
 # A scheme has two letters or more: C:/ is a drive of Windows.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_count
 from camtool.arguments.foreign_names import read_foreign_names
-from camtool.arguments.messages import add_article, format_count
+from camtool.arguments.message_parts import add_article, format_count
 from camtool.errors import CamtoolError, ImageError, MethodError, ModelError, RaiseAs, TargetError
 
 P = ParamSpec("P")

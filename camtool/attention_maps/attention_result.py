@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_number_tuple
 from camtool.arguments.explain_arguments import explain_foreign_arguments
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.errors import ImageError, LayerError, TargetError
 from camtool.evidence.evidence import Evidence
 from camtool.explaining.explainer import explain

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.errors import LayerError, TargetError
 from camtool.explaining.explanation import Explanation
 from camtool.geometry.crop_and_resize import Geometry

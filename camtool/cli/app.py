@@ -12,7 +12,7 @@ import typer
 from typer import Option
 from typer.core import TyperGroup
 
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.cli import (
     demo_and_doctor_commands,
     evaluation_commands,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.cli import terminal
 from camtool.cli.options import model_options, photo_options
 from camtool.cli.options.dataclasses_to_typer import takes_options

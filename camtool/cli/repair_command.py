@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.cli import terminal
 from camtool.cli.evaluation_commands import choose_photos, read_columns, write_result
 from camtool.cli.options import model_options, photo_options

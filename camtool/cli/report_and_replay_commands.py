@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.cli import terminal
 from camtool.cli.options import run_options
 from camtool.cli.options.dataclasses_to_typer import takes_options

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from camtool.arguments.labels import read_labels
-from camtool.arguments.messages import format_count
+from camtool.arguments.label_files import read_labels
+from camtool.arguments.message_parts import format_count
 from camtool.cli import exit_codes, report_and_replay_commands, terminal
 from camtool.cli.options import run_options
 from camtool.cli.options.dataclasses_to_typer import takes_options

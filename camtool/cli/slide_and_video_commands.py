@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import typer
 from typer import Argument, Option
 
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.cli import exit_codes, terminal
 from camtool.cli.options import model_options, result_options
 from camtool.cli.options.dataclasses_to_typer import takes_options

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from camtool import targets
 from camtool.arguments.checks import check_choice, check_count, check_integer
 from camtool.arguments.explain_arguments import check_settings, explain_foreign_arguments, get_module, read_by_position
-from camtool.arguments.messages import format_count, format_percent
+from camtool.arguments.message_parts import format_count, format_percent
 from camtool.concept_maps.concept_colors import get_color, tint_photo
 from camtool.concept_maps.factorization import compute_shares, factorize
 from camtool.errors import CamtoolError, LayerError, MethodError

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.demo.shapes import LABELS
 from camtool.errors import ModelError
 from camtool.models import Loaded, Transform, read_state

@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.demo.backgrounds import Color, choose_background, compute_pixel_centers
 from camtool.demo.objects import Light, SolidObject, choose_colors, choose_material, draw_object
 from camtool.demo.random_numbers import Floats, RandomNumbers

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from camtool.arguments.messages import add_article, format_count, suggest_names
+from camtool.arguments.message_parts import add_article, format_count, suggest_names
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import MetricError, RaiseAs
 from camtool.geometry.crop_and_resize import Geometry

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.errors import CamtoolError, MethodError, MetricError
 from camtool.evaluation.annotations import InputTruth
 from camtool.evaluation.subject import Candidate, CandidateMaps, LabeledBatch, Subject, map_candidates

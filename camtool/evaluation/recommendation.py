@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_number
 from camtool.arguments.explain_arguments import read_by_position
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.annotations import InputTruth, place_truth
 from camtool.evaluation.subject import Candidate, LabeledBatch, Subject, map_candidates, read_requests, spread_indices

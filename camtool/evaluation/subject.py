@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from camtool import targets
 from camtool.arguments.explain_arguments import read_by_position
-from camtool.arguments.messages import add_article
+from camtool.arguments.message_parts import add_article
 from camtool.errors import MetricError
 from camtool.evaluation.annotations import check_length
 from camtool.explaining.device_maps import DeviceMaps

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from camtool import targets
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.errors import LayerError, MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.hooks.attention.capture import AttentionBlock, AttentionCall, CapturedAttention

@@ -33,7 +33,7 @@ from camtool.arguments.explain_arguments import (
     read_by_position,
     to_list,
 )
-from camtool.arguments.messages import add_article
+from camtool.arguments.message_parts import add_article
 from camtool.engines.observers import list_engines
 from camtool.errors import CamtoolError, MethodError, TargetError
 from camtool.explaining.device_maps import ClassMaps, read_classes, to_device_pixels

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camtool.arguments.checks import check_count
-from camtool.arguments.messages import format_count, format_percent
+from camtool.arguments.message_parts import format_count, format_percent
 from camtool.errors import CamtoolError, ImageError
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from camtool.arguments.explain_arguments import check_settings, explain_foreign_arguments
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.errors import ImageError, LayerError
 from camtool.geometry.cell_centers import CellCenters
 from camtool.hooks.structures import nested_tensors

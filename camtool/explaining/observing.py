@@ -23,7 +23,7 @@ from typing_extensions import Self
 
 from camtool.arguments.checks import check_count
 from camtool.arguments.explain_arguments import get_module, match_targets
-from camtool.arguments.messages import add_article, format_count
+from camtool.arguments.message_parts import add_article, format_count
 from camtool.errors import CamtoolError, ImageError, LayerError, MethodError, ModelError
 from camtool.evidence.plan import find_plan
 from camtool.explaining.explainer import Explainer

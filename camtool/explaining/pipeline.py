@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from camtool import targets
 from camtool.arguments.explain_arguments import to_list
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.engines.comparison import run_by_engines
 from camtool.engines.observers import CompiledObserver
 from camtool.errors import LayerError, MethodError

@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camtool.arguments.explain_arguments import explain_foreign_arguments, to_list
-from camtool.arguments.messages import add_article, format_percent, suggest_names
+from camtool.arguments.message_parts import add_article, format_percent, suggest_names
 from camtool.errors import CamtoolError, ImageError, LayerError, TargetError
 from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_choice, check_count, check_number
-from camtool.arguments.messages import format_percent
+from camtool.arguments.message_parts import format_percent
 from camtool.engines.comparison import ComparedOutput, run_by_engines
 from camtool.errors import CamtoolError
 from camtool.evidence.evidence import Evidence, gather_evidence

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from camtool.arguments.checks import check_choice, check_count, check_number
-from camtool.arguments.messages import format_percent
+from camtool.arguments.message_parts import format_percent
 from camtool.errors import CamtoolError
 from camtool.explaining.explanation import Explanation
 from camtool.trust.metrics.removal import REMOVALS, start_removal

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_choice
 from camtool.arguments.explain_arguments import get_module
-from camtool.arguments.messages import format_percent
+from camtool.arguments.message_parts import format_percent
 from camtool.errors import CamtoolError, MethodError, ModelError
 from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation

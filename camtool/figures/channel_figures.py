@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from camtool import targets
 from camtool.arguments.checks import check_choice, check_count
 from camtool.arguments.explain_arguments import get_module, to_list
-from camtool.arguments.messages import add_article
+from camtool.arguments.message_parts import add_article
 from camtool.errors import CamtoolError, LayerError, TargetError
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from camtool.arguments.checks import check_choice, check_count, check_number
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.errors import CamtoolError, ModelError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.torchvision_transforms import read_geometry

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.arguments.explain_arguments import HasModel, get_module
-from camtool.arguments.messages import add_article, format_count
+from camtool.arguments.message_parts import add_article, format_count
 from camtool.errors import ForwardError, LayerError, raise_interrupt
 from camtool.hooks.forward_and_backward import NEED_GRADIENTS, retry_with_gradients, run_model
 from camtool.hooks.recomputed_blocks import recompute_blocks

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from camtool.arguments.messages import add_article
+from camtool.arguments.message_parts import add_article
 from camtool.errors import CamtoolError, ImageError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.torchvision_transforms import read_geometry

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.errors import CamtoolError, ForwardError, ImageError, LayerError, TargetError
 from camtool.hooks import tracing
 from camtool.hooks.forward_and_backward import run_model

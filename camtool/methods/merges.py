@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.errors import MethodError
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import draw_heat, resample

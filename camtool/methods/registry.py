@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from camtool.arguments.checks import check_options_of
 from camtool.arguments.explain_arguments import describe_foreign_argument
 from camtool.arguments.foreign_names import describe_foreign_name
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.hooks.structures.caches import cached_property

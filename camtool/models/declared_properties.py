@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.errors import TargetError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.forward_and_backward import run_model

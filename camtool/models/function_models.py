@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_count
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.errors import CamtoolError, FunctionError, raise_interrupt
 from camtool.hooks.structures.nested_tensors import map_tensors
 

@@ -22,8 +22,8 @@ from typing_extensions import Unpack
 
 from camtool.arguments.checks import check_not_url, parse_device
 from camtool.arguments.explain_arguments import check_settings, get_module, is_function, read_by_position
-from camtool.arguments.labels import read_labels
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.label_files import read_labels
+from camtool.arguments.message_parts import suggest_names
 from camtool.errors import ModelError
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.structures.modules import describe_unhookable

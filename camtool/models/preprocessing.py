@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_choice, check_number
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import CamtoolError, ModelError, RaiseAs, raise_interrupt
 from camtool.geometry.plain_transforms import IMAGENET, Channels, Fit, Preprocessing, Renormalized, count_channels

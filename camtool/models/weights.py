@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_not_url
-from camtool.arguments.messages import add_article, format_count
+from camtool.arguments.message_parts import add_article, format_count
 from camtool.errors import Forgive, ModelError, RaiseAs, raise_interrupt
 from camtool.hooks.private_torch import set_state_version
 from camtool.models.model_wrappers import NAME_PREFIXES

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.errors import TargetError
 from camtool.hooks.structures.nested_tensors import map_tensors
 from camtool.outputs.anchors import find_best_rows

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from camtool.arguments.explain_arguments import HasModel, get_module
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.errors import LayerError
 from camtool.hooks.structures.modules import describe_unknown_layer, find_module, find_module_name, get_modules_by_name
 

@@ -20,7 +20,7 @@ from torch import nn
 from typing_extensions import Self
 
 from camtool.arguments.explain_arguments import HasModel, get_module
-from camtool.arguments.messages import format_count, suggest_names
+from camtool.arguments.message_parts import format_count, suggest_names
 from camtool.errors import CamtoolError, LayerError
 from camtool.hooks.forward_and_backward import run_model
 from camtool.hooks.state.cleanup import Cleanup

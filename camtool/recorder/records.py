@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from camtool.arguments.checks import parse_device
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.errors import CamtoolError, LayerError
 from camtool.hooks.private_torch import copy_on_write, get_storage_id
 from camtool.hooks.structures.nested_tensors import map_tensors

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from camtool.arguments.libraries import import_optional
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.errors import ColormapError, RaiseAs
 from camtool.rendering.pixel_checks import Floats, Pixels
 

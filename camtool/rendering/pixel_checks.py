@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from camtool.arguments.messages import add_article
+from camtool.arguments.message_parts import add_article
 from camtool.errors import OverlayError
 
 # ``(H, W, 3)`` RGB.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from camtool.arguments.checks import check_count, check_number
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.errors import OverlayError
 from camtool.rendering import pixel_checks
 from camtool.rendering.pixel_checks import Bools, Color, Floats, Pixels, Points

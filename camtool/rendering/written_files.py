@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from camtool.arguments.messages import map_json
+from camtool.arguments.message_parts import map_json
 from camtool.arguments.regular_files import append_json_lines, hash_stream, iterate_lines, open_regular
 from camtool.errors import CamtoolError, Forgive
 from camtool.rendering.image_writing import remove_temporary_files

@@ -13,7 +13,7 @@ from itertools import groupby, islice, takewhile
 from pathlib import Path
 
 from camtool.arguments.checks import check_not_url, is_web_address
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.arguments.regular_files import describe_kind
 from camtool.errors import ImageError, raise_interrupt
 from camtool.inputs import image_files

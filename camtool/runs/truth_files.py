@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TypeAlias, TypeVar
 
-from camtool.arguments.messages import format_count, suggest_names
+from camtool.arguments.message_parts import format_count, suggest_names
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import CamtoolError, RaiseAs
 from camtool.runs.job_list import Plan

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from camtool.arguments.checks import check_count
 from camtool.arguments.libraries import import_library
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.errors import ImageError
 from camtool.progress import Stage, follow_each
 from camtool.rendering import image_writing, overlay

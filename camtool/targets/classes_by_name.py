@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from camtool.arguments.messages import format_count, suggest_names
+from camtool.arguments.message_parts import format_count, suggest_names
 from camtool.errors import TargetError
 
 # The number of similar labels that an error lists: about as many lines as a terminal shows at a glance. ImageNet has

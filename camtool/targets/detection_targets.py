@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from camtool.arguments.checks import Share
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.errors import NothingFoundError, TargetError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.outputs.class_scores import find_logits

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from camtool.arguments.explain_arguments import check_class_index
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.errors import TargetError
 from camtool.outputs.class_scores import Link, compute_class_scores, compute_probabilities, find_predicted
 from camtool.outputs.detections import Detections

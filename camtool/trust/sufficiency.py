@@ -28,7 +28,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from camtool.arguments.messages import format_count, format_percent
+from camtool.arguments.message_parts import format_count, format_percent
 from camtool.rendering import image_writing, regions
 from camtool.rendering.views import View
 

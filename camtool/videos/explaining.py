@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from camtool import targets
 from camtool.arguments.checks import check_count, check_number
-from camtool.arguments.messages import count_texts
+from camtool.arguments.message_parts import count_texts
 from camtool.errors import CamtoolError, ImageError, MethodError, NothingFoundError, TargetError
 from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation

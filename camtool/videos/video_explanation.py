@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from camtool.arguments.checks import check_integer
-from camtool.arguments.messages import format_count, format_percent
+from camtool.arguments.message_parts import format_count, format_percent
 from camtool.errors import CamtoolError, ImageError
 from camtool.explaining.explanation import Explanation
 from camtool.geometry.cell_centers import CellCenters

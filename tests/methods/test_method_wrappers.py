@@ -17,7 +17,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.testing import assert_close
 
 import camtool
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import ForwardPass

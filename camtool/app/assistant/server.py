@@ -20,7 +20,7 @@ from pydantic import ValidationError
 import camtool
 from camtool.app.assistant.tools import Answer, Tools
 from camtool.app.error_sentences import to_sentence
-from camtool.arguments.messages import map_json
+from camtool.arguments.message_parts import map_json
 from camtool.errors import CamtoolError
 from camtool.runs.text_escapes import escape_bytes
 

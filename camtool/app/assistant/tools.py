@@ -26,7 +26,7 @@ from pydantic import Field
 
 import camtool
 from camtool.app.stores import ImageFolder
-from camtool.arguments.messages import map_json, suggest_names
+from camtool.arguments.message_parts import map_json, suggest_names
 from camtool.errors import CamtoolError, ImageError, ModelError, TargetError
 from camtool.inputs.image_files import has_image_suffix
 from camtool.methods import find_method

@@ -14,7 +14,7 @@ import camtool
 from camtool.app.html_fragments import Built, draw_card, draw_hint, draw_photo, get_subject, read_asset
 from camtool.app.stores import ResultCache
 from camtool.app.workbench import COMPUTE, PageContext, Session, count_bytes
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.errors import CamtoolError, ModelError, TargetError
 from camtool.explaining.explanation import Explanation
 from camtool.models import Loaded, find_text_processor

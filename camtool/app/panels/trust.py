@@ -17,7 +17,7 @@ from camtool.app.html_fragments import Built, draw_card, draw_hint, draw_photo, 
 
 # At run time, as Gradio evaluates the annotations of event handlers.
 from camtool.app.workbench import COMPUTE, PageContext, Session, resolve_target
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.explaining.explanation import Explanation
 from camtool.hooks.fast_repeated_passes import FoldedModel
 from camtool.models import Loaded, to_loaded

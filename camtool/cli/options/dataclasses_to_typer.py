@@ -20,8 +20,8 @@ import typer
 from typer import Option
 from typer.models import OptionInfo, ParameterInfo
 
-from camtool.arguments.labels import read_labels
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.label_files import read_labels
+from camtool.arguments.message_parts import suggest_names
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import CamtoolError
 

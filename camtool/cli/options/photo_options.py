@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from typer import Argument, Option
 
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.cli.options.model_options import LabelOptions
 from camtool.errors import CamtoolError, RaiseAs
 from camtool.slides import SLIDE_SUFFIXES

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 from typer import Option
 
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.cli.options import dataclasses_to_typer, model_options, photo_options, result_options
 from camtool.errors import CamtoolError
 from camtool.runs.save_kinds import OutputSettings

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from rich import progress
 from rich.text import Text
 
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.cli import terminal
 from camtool.progress import PassCounter, Stage, format_duration, send_progress
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 
-from camtool.arguments.messages import format_count, format_percent, merge_texts
+from camtool.arguments.message_parts import format_count, format_percent, merge_texts
 from camtool.cli import exit_codes, terminal
 from camtool.cli.progress.run_progress import RunProgress
 from camtool.cli.terminal import escape, print_line

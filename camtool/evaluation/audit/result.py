@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from camtool.arguments.checks import check_choice
-from camtool.arguments.messages import format_count, format_ends, suggest_names
+from camtool.arguments.message_parts import format_count, format_ends, suggest_names
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import MetricError, RaiseAs
 from camtool.evaluation.audit.cues.candidates import DECOYS, CueCandidate

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.evaluation.annotations import Region
 from camtool.evaluation.audit import statistics
 from camtool.evaluation.audit.cues.candidates import DECOYS, CueCandidate, Discovery

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.errors import MetricError
 from camtool.evaluation.annotations import Region, check_targets, find_targets, match_regions, read_columns
 from camtool.evaluation.audit import statistics

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import camtool
 from camtool.arguments.checks import check_count, check_number
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.errors import ImageError, MetricError
 from camtool.evaluation.audit.images import AuditImages
 from camtool.evaluation.audit.split import Half, Record, group_images, read_capture_time, split_in_halves

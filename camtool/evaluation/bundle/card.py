@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.runs.text_escapes import escape_hidden
 
 _DISCLAIMER = (

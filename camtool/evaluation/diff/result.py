@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from camtool.arguments.messages import format_count, format_ends, format_points
+from camtool.arguments.message_parts import format_count, format_ends, format_points
 from camtool.evaluation.audit.report.page import PAGE_NAME, check_results, escape_texts, format_percent
 from camtool.evaluation.audit.result import format_answers, list_sections, write_files
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, Effect

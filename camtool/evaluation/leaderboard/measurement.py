@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import camtool
 from camtool.arguments.checks import check_count
 from camtool.arguments.explain_arguments import read_by_position
-from camtool.arguments.messages import add_article
+from camtool.arguments.message_parts import add_article
 from camtool.arguments.regular_files import append_json_lines, iterate_lines
 from camtool.errors import CamtoolError, MetricError
 from camtool.evaluation.annotations import InputTruth, place_truth

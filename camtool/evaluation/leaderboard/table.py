@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camtool.arguments.libraries import import_library
-from camtool.arguments.messages import format_count, format_ends, suggest_names
+from camtool.arguments.message_parts import format_count, format_ends, suggest_names
 from camtool.errors import MetricError
 from camtool.figures import paper_style
 from camtool.figures.paper_style import HEADING_SIZE, LINE_HEIGHT, TEXT_SIZE

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from camtool.arguments.explain_arguments import get_module
-from camtool.arguments.messages import format_count, format_ends, format_points
+from camtool.arguments.message_parts import format_count, format_ends, format_points
 from camtool.evaluation.audit.report.page import PAGE_NAME, check_results, describe_effect, escape_texts, format_percent
 from camtool.evaluation.audit.result import WorstGroup, list_sections, write_files
 from camtool.evaluation.audit.trials import Effect

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_choice
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.errors import MetricError, RaiseAs
 from camtool.evaluation.audit.cues.candidates import CueCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_count, check_number
 from camtool.arguments.libraries import import_library, import_optional
-from camtool.arguments.messages import format_count, format_points
+from camtool.arguments.message_parts import format_count, format_points
 from camtool.errors import MetricError, raise_interrupt
 from camtool.evaluation.audit.trials import PROBABILITY_FLOOR
 from camtool.evaluation.subject import Subject

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.errors import LayerError
 from camtool.hooks.private_torch import get_buffers, get_children, get_parameters, get_write_counts
 

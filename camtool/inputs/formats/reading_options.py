@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, get_args
 
 from camtool.arguments.checks import check_choice, check_count, check_number
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.errors import ImageError
 
 # Direction in which a NIfTI volume is cut to slices; ``"ras"`` keeps the canonical order of the axes.

@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camtool.arguments.libraries import import_library
-from camtool.arguments.messages import add_article
+from camtool.arguments.message_parts import add_article
 from camtool.errors import Forgive, ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.hooks.structures.caches import cached_property

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camtool.arguments.libraries import import_library
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded

@@ -21,7 +21,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from camtool.arguments.messages import add_article, format_count, format_percent, merge_texts, suggest_names
+from camtool.arguments.message_parts import add_article, format_count, format_percent, merge_texts, suggest_names
 from camtool.errors import CamtoolError, ColormapError
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
 from camtool.rendering.image_writing import open_atomically

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from camtool.arguments.libraries import import_library
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.arguments.regular_files import iterate_lines, open_regular, read_regular
 from camtool.errors import CamtoolError, RaiseAs
 from camtool.rendering.written_files import resolve

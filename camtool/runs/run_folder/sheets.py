@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, PngImagePlugin
 
-from camtool.arguments.messages import format_percent
+from camtool.arguments.message_parts import format_percent
 from camtool.arguments.regular_files import iterate_lines, open_regular
 from camtool.errors import CamtoolError
 from camtool.inputs.image_files import read_image

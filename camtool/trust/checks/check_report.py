@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.warning_codes import CodedWarning, HeatPlaces
 
 # The columns of a terminal that the text of a report fits into.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.evidence.evidence import Evidence
 from camtool.geometry.cell_centers import CellCenters
 from camtool.hooks.structures.modules import lacks_gradients

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from camtool.arguments.messages import format_count
+from camtool.arguments.message_parts import format_count
 from camtool.evidence.class_vectors import find_linear_layers
 from camtool.hooks.observation import observe
 from camtool.hooks.registration import DROPOUTS

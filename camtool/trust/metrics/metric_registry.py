@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_options_of
-from camtool.arguments.messages import suggest_names
+from camtool.arguments.message_parts import suggest_names
 from camtool.errors import MetricError
 from camtool.maps import resize, scale_min_max, upcast
 from camtool.trust.metrics.scores import Explain, ExplainCells, Score

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from camtool.arguments.messages import format_count, format_ends, map_json
+from camtool.arguments.message_parts import format_count, format_ends, map_json
 from camtool.errors import Forgive
 from camtool.evaluation.audit.cues.candidates import Change, CueCandidate, RegionCandidate
 from camtool.evaluation.audit.images import ImageRecord

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from camtool.arguments.messages import add_article
+from camtool.arguments.message_parts import add_article
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import CamtoolError
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from camtool.arguments.messages import (
+from camtool.arguments.message_parts import (
     add_article,
     format_count,
     format_ends,
