@@ -19,7 +19,7 @@ from torch import Tensor
 
 import camtool
 from camtool.evidence.evidence import gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import run_forward_pass
 from camtool.hooks.state.guard import guard
 from camtool.inputs.input_preparer import InputPreparer
 from camtool.layers.selection import find_layers
@@ -44,7 +44,7 @@ def main(turns: Annotated[int, typer.Option(help="Measurements of each stage.")]
             pass
 
     # Two classes in turn, because a forward pass keeps the scores and gradients of its latest targets.
-    forward_pass, classes = ForwardPass(model, batch, layers), cycle((281, 282))
+    forward_pass, classes = run_forward_pass(model, batch, layers), cycle((281, 282))
 
     def score_and_run_backward() -> Tensor:
         return gather_evidence(forward_pass, [ClassScore(next(classes))])[0].gradients
@@ -52,7 +52,7 @@ def main(turns: Annotated[int, typer.Option(help="Measurements of each stage.")]
     stages: dict[str, Callable[[], object]] = {
         "plain forward pass": forward,
         "the whole of explain": lambda: camtool.explain(model, batch, 281),
-        "forward pass with hook, graph of the tail, guards": lambda: ForwardPass(model, batch, layers),
+        "forward pass with hook, graph of the tail, guards": lambda: run_forward_pass(model, batch, layers),
         "of that: the guards (flags, buffers, random states)": preserve,
         "score and backward pass to the layer": score_and_run_backward,
         "heatmap on the image": lambda: view.place_map(raw),

@@ -51,7 +51,7 @@ from benchmarks.networks import (
 )
 from benchmarks.paired import describe_machine
 from camtool.evidence.evidence import Evidence, gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import run_forward_pass
 from camtool.hooks.state.guard import guard
 from camtool.methods.refinement import RefinedMaps, correct_maps, measure_drops, regress
 from camtool.targets import ClassScore
@@ -435,7 +435,7 @@ def _fit_sum(model: nn.Module, question: Question) -> tuple[NDArray[Any], None]:
 def _hide_parts(model: nn.Module, question: Question) -> tuple[Evidence, Tensor, Tensor]:
     """Return the evidence of a question and what the largest number of masks covers and takes."""
     with guard(model), torch.no_grad():
-        forward_pass = ForwardPass(model, question.inputs, [])
+        forward_pass = run_forward_pass(model, question.inputs, [])
         (evidence,) = gather_evidence(forward_pass, [ClassScore(question.index)], [0], at_input=True)
         return evidence, *measure_drops(evidence, PASSES[-1])
 

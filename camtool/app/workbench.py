@@ -20,7 +20,6 @@ from camtool.errors import CamtoolError, NothingFoundError, TargetError
 from camtool.explaining.explainer import ask_model
 from camtool.explaining.explanation import Explanation
 from camtool.explaining.pipeline import BatchExplainer
-from camtool.hooks.observation import observe
 from camtool.inputs.formats.reading_options import MAX_PIXELS
 from camtool.inputs.image_files import read_image
 from camtool.inputs.prepared_inputs import InputBatch
@@ -457,7 +456,7 @@ def read_outputs(loaded: Loaded, images: Sequence[Image.Image]) -> ModelOutput:
     """
 
     def read(explainer: BatchExplainer, batch: InputBatch) -> ModelOutput:
-        forward_pass = explainer.run_forward_pass(observe, batch)
+        forward_pass = explainer.run_batch(batch)
         scores, link = forward_pass.predictions, forward_pass.find_link().link
         if not isinstance(scores, Tensor):
             return ModelOutput(None, None, loaded.labels)
@@ -478,7 +477,7 @@ def resolve_target(loaded: Loaded, image: Image.Image, target: Any) -> Target:
     """
 
     def resolve(explainer: BatchExplainer, batch: InputBatch) -> Target:
-        return explainer.resolve_rows([target], explainer.run_forward_pass(observe, batch), batch)[0].target
+        return explainer.resolve_rows([target], explainer.run_batch(batch), batch)[0].target
 
     return ask_model(loaded, [image], resolve)
 

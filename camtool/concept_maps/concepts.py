@@ -25,7 +25,7 @@ from camtool.arguments.message_parts import format_count, format_percent
 from camtool.concept_maps.concept_colors import get_color, tint_photo
 from camtool.concept_maps.factorization import compute_shares, factorize
 from camtool.errors import CamtoolError, LayerError, MethodError
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import run_forward_pass
 from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.geometry.resampling import resample
 from camtool.hooks.observation import observe, resume
@@ -448,7 +448,7 @@ def compute_probabilities(model: nn.Module, inputs: Tensor, layer: Layer, vector
     variants = layer.layout.from_grid(filled.to(like.dtype), like)
     output = resume(model, layer.name, variants, inputs, call_index=len(calls) - 1)
     # The pass above has no graph, which may be needed to see a sigmoid at the model's end.
-    link = ForwardPass(model, inputs, []).find_link().link
+    link = run_forward_pass(model, inputs, []).find_link().link
     probabilities = class_scores.compute_probabilities(class_scores.find_logits(output).float(), link or "softmax")
     # Segmentation models give a probability for each position.
     return probabilities.flatten(2).mean(2) if probabilities.ndim > 2 else probabilities

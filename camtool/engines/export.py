@@ -27,7 +27,7 @@ from camtool.engines.runtimes import is_installed, open_session
 from camtool.engines.segments import Segment, split_at_layers
 from camtool.errors import CamtoolError, NotCompilableError, RaiseAs
 from camtool.evidence.evidence import GridEvidence, gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import run_forward_pass
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.plain_transforms import find_plain_transform
 from camtool.geometry.resampling import DRAWING, draw_heat
@@ -263,7 +263,7 @@ def _build(
 
     The centers are ``None`` if the cells fill the input.
     """
-    forward_pass = ForwardPass(model, images, [layer])
+    forward_pass = run_forward_pass(model, images, [layer])
     logits = find_logits(forward_pass.output)
     if logits.ndim != 2:
         raise NotCompilableError(f"it is no classifier: its scores have the shape {tuple(logits.shape)}")
@@ -300,7 +300,7 @@ def _compare(
     Raises:
         NotCompilableError: It does not.
     """
-    forward_pass = ForwardPass(model, images, [layer])
+    forward_pass = run_forward_pass(model, images, [layer])
     top = forward_pass.logits.argmax(1).tolist()
     if forward_pass.logits.shape[1] == 1:
         top = (forward_pass.logits[:, 0] > 0).long().tolist()

@@ -28,7 +28,6 @@ from camtool.explaining.pipeline import BatchExplainer
 from camtool.explaining.types import Model
 from camtool.hooks.fast_repeated_passes import FoldedModel
 from camtool.hooks.forward_and_backward import run_model
-from camtool.hooks.observation import observe
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.inputs.formats.file_image import FileImage
@@ -245,7 +244,7 @@ class Subject:
 
     def _label(self, batch: InputBatch, places: range, requests: Sequence[Any]) -> LabeledBatch:
         with Cleanup(), guard(self.model), torch.no_grad():
-            forward_pass = self.explainer.run_forward_pass(observe, batch)
+            forward_pass = self.explainer.run_batch(batch)
             probabilities, link = forward_pass.classify().probabilities, forward_pass.find_link().link
             if not isinstance(batch.inputs, Tensor) or probabilities is None or probabilities.ndim != 2 or link is None:
                 raise MetricError("model: a classifier is needed that returns one score for each class of an image.")

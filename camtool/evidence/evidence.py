@@ -16,13 +16,14 @@ What needs further forward passes, a linear head or attention is a function of t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from camtool.errors import ForwardError, LayerError, MethodError, NotCompilableError, raise_interrupt
-from camtool.evidence.forward_pass import ForwardPass, ScoredTargets
+from camtool.evidence.forward_pass import ForwardPass, ScoredTargets, run_forward_pass
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
 from camtool.hooks.observation import Observe, observe
@@ -70,7 +71,7 @@ class Evidence:
 
     def __init__(self, forward_pass: ForwardPass, scored: ScoredTargets, layer: Layer | None) -> None:
         self._scored, self._layer = scored, layer
-        self.forward_pass, self.model, self.black = forward_pass, forward_pass.model, forward_pass.black
+        self.forward_pass, self.model, self.black = forward_pass, forward_pass.model, forward_pass.settings.black
         self.inputs = forward_pass.image_input
         self.targets, self.images, self.scores = scored.targets, scored.images, scored.scores.detach()
         self.layer = "" if layer is None else layer.name
@@ -98,6 +99,8 @@ class Evidence:
     @property
     def gradients(self) -> Tensor:
         """The gradient of each row's score with respect to the activations, ``(R, C, *grid)``.
+
+        The first read runs the backward pass, in :meth:`ScoredTargets.compute_gradients`, for all layers at once.
 
         Raises:
             LayerError: There is no layer, or the score does not depend on it through a gradient.
@@ -240,7 +243,7 @@ class Evidence:
             targets: One target per row.
             images: The index of each row's image.
         """
-        return Evidence(self.forward_pass, self.forward_pass.score_targets(targets, images), self._layer)
+        return Evidence(self.forward_pass, self.forward_pass.score_rows(targets, images), self._layer)
 
     def for_inputs(self, inputs: Tensor, run: Observe | None = None) -> Evidence:
         """Return evidence about the same targets on other images, at the same layer, from a new forward pass.
@@ -257,17 +260,9 @@ class Evidence:
                 layers = find_layers(
                     self.model, replaced, [self.layer], like=layers[0].layout, call_index=old.call_index
                 )
-            new = ForwardPass(
-                self.model,
-                replaced,
-                layers,
-                black=self.black,
-                call_index=old.call_index,
-                placement=old.placement,
-                depths=old.asked_depths,
-                # An engine is compiled for one size of images.
-                run=run or (old.run if inputs.shape[1:] == self.inputs.shape[1:] else observe),
-            )
+            # An engine is compiled for one size of images.
+            run = run or (old.observe if inputs.shape[1:] == self.inputs.shape[1:] else observe)
+            new = run_forward_pass(self.model, replaced, layers, old.settings, run)
         (about_others,) = gather_evidence(new, self.targets, self.images)
         about_others.notes = self.notes
         return about_others
@@ -281,9 +276,8 @@ class Evidence:
         old = self.forward_pass
         with old.restore_autocast():
             layers = find_layers(self.model, old.inputs, [layer])
-            new = ForwardPass(
-                self.model, old.inputs, layers, black=self.black, placement=old.placement, depths=old.asked_depths
-            )
+            settings = replace(old.settings, call_index=None)
+            new = run_forward_pass(self.model, old.inputs, layers, settings)
         return gather_evidence(new, self.targets, self.images)[0]
 
 
@@ -298,7 +292,7 @@ def gather_evidence(
         images: The index of each row's image; by default one row per image, in order.
         at_input: Observe no layer. There is one evidence then, as there is for a forward pass without layers.
     """
-    scored = forward_pass.score_targets(targets, range(len(targets)) if images is None else images)
+    scored = forward_pass.score_rows(targets, range(len(targets)) if images is None else images)
     layers: Sequence[Layer | None] = [None] if at_input else forward_pass.layers or [None]
     return [Evidence(forward_pass, scored, layer) for layer in layers]
 
@@ -316,7 +310,7 @@ def gather_evidence_by_level(
     Returns:
         For each layer that rows are explained at: these rows, and the evidence about them.
     """
-    scored = forward_pass.score_targets(targets, images)
+    scored = forward_pass.score_rows(targets, images)
     layers = [_find_level(forward_pass.layers, scored, row) for row in range(len(targets))]
     by_level = []
     for layer in dict.fromkeys(layers):

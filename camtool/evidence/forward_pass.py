@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from camtool import targets
 from camtool.errors import CamtoolError, ForwardError, LayerError
 from camtool.evidence.class_vectors import find_class_vectors
-from camtool.evidence.plan import find_plan
+from camtool.evidence.plan import Plan, find_plan
 from camtool.geometry.cell_centers import Placement
 from camtool.hooks.attention.branches import CapturedBranches, capture_branches
 from camtool.hooks.attention.capture import AttentionCall, CapturedAttention, capture_attention, visit_attention
@@ -29,7 +29,7 @@ from camtool.hooks.forward_and_backward import (
     run_model,
 )
 from camtool.hooks.norm_gradients import find_batch_norms
-from camtool.hooks.observation import Observe, get_call, observe
+from camtool.hooks.observation import Observation, Observe, get_call, observe
 from camtool.hooks.registration import list_foreign_hooks
 from camtool.hooks.state.guard import enable_gradients, guard
 from camtool.hooks.structures.caches import remember_for_model
@@ -89,15 +89,13 @@ class ScoredTargets:
         index = list(rows)
         with enable_gradients():
             scores = self.scores[index]
-        return ScoredTargets(
-            [self.targets[row] for row in index],
-            [self.images[row] for row in index],
-            scores,
-            self.layer_outputs,
-            [self.indices[row] for row in index],
-            self.has_norms,
-            {layer: gradient[index] for layer, gradient in self._gradients.items()},
-            self.find_reason,
+        return replace(
+            self,
+            targets=[self.targets[row] for row in index],
+            images=[self.images[row] for row in index],
+            scores=scores,
+            indices=[self.indices[row] for row in index],
+            _gradients={layer: gradient[index] for layer, gradient in self._gradients.items()},
         )
 
     def hessian_vector_product(self, layer: str, direction: Tensor) -> Tensor:
@@ -151,15 +149,11 @@ class SeveralImagesError(LayerError):
     """A layer does not return one row for each of several images, or has other places for each."""
 
 
-class ForwardPass:
-    """One forward pass of one batch, observed at zero or more layers. Any number of targets can be scored on it.
+@dataclass(frozen=True, eq=False)
+class PassSettings:
+    """What a forward pass reads, beside the model, its inputs and the layers.
 
-    Args:
-        model: Any module; it is left unchanged.
-        inputs: The model's inputs. The image input is their main tensor, see
-            :func:`camtool.hooks.structures.nested_tensors.find_main_tensor`.
-        layers: The layers to explain, or their names; ``None`` for the best ones; none for methods that work at the
-            input. See :func:`camtool.evidence.plan.find_plan`.
+    Attributes:
         black: ``(C,)``, a black pixel as the model gets it; ``None`` where it is not known.
         call_index: The call of a layer to observe if it runs several times: 0 is the first, -1 the last. ``None`` is
             the last, too; the user then gets a warning that there are others.
@@ -167,74 +161,73 @@ class ForwardPass:
         depths: Other layers on the way to each layer that are observed as well, see
             :func:`camtool.layers.depths.find_depths`; by default none.
         score: The user's own score, which decides which layer is best.
-        run: Runs the model; by default :func:`camtool.hooks.observation.observe`. An engine gives another one.
+    """
+
+    black: Tensor | None = None
+    call_index: int | None = None
+    placement: Placement = "centers"
+    depths: Depths = 0
+    score: class_scores.UserScore | None = None
+
+
+_DEFAULT_SETTINGS = PassSettings()
+
+
+@dataclass(eq=False, repr=False)
+class ForwardPass:
+    """One forward pass of one batch, observed at zero or more layers. Any number of targets can be scored on it.
+
+    :func:`run_forward_pass` runs the model and makes it.
 
     Attributes:
         model: The model.
         inputs: The model's inputs.
-        image_input: The image input ``(N, C, *size)``, detached.
+        main_input: The image input ``(N, C, *size)``, the tensor among the inputs.
+        image_input: The image input, detached.
         plan: What is known about the model with inputs of this shape: the layers to observe.
+        observation: What the model and the layers returned.
+        observe: What ran the model.
+        settings: The settings.
+        call_index: That of the settings, -1 for ``None``.
         layers: The layers to explain.
         layer_outputs: Layer name to the output of the observed call, in the layer's own layout, on the graph.
         call_counts: Layer name to the number of its calls.
         output: The model's output, on the graph that starts at the earliest layer.
         predictions: The output by image: scores ``(N, K, ...)``, or detections.
-        black: As above.
-        call_index: As above, -1 for ``None``.
-        is_call_chosen: True if ``call_index`` was given.
-        placement: As above.
-        asked_depths: The argument ``depths``.
-        run: As above.
         class_count: The number of classes; ``None`` where it is not known.
     """
 
+    model: nn.Module
+    inputs: ModelInputs
+    main_input: Tensor
+    plan: Plan
+    observation: Observation
+    observe: Observe
+    settings: PassSettings
+    call_index: int
     # Filled when first needed. The tuple tells that there are no class vectors, (None,), from not yet known, None.
     _scored: ScoredTargets | None = None
     _link: class_scores.FoundLink | None = None
     _class_vectors: tuple[Tensor | None] | None = None
     _branches: CapturedBranches | None = None
     _folded_model: FoldedModel | None = None
+    _attention: dict[bool, CapturedAttention] = field(default_factory=dict)
+    _tail_chunk_sizes: dict[str, int] = field(default_factory=dict)
+    _places: dict[str, LayerPlace] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        model: nn.Module,
-        inputs: ModelInputs,
-        layers: Sequence[str | Layer] | None,
-        *,
-        black: Tensor | None = None,
-        call_index: int | None = None,
-        placement: Placement = "centers",
-        depths: Depths = 0,
-        score: class_scores.UserScore | None = None,
-        run: Observe = observe,
-    ) -> None:
-        main = find_main_tensor(inputs)
-        if main is None:
-            raise CamtoolError("the model's inputs hold no floating-point tensor, so there is no image to explain.")
-        self.model, self.inputs, self.black, self.placement = model, inputs, black, placement
-        self.is_call_chosen, self.call_index = call_index is not None, -1 if call_index is None else call_index
-        self._main, self.image_input = main, main.detach()
-        self.asked_depths, self.run = depths, run
-        self.plan = find_plan(model, inputs, layers, call_index=self.call_index, depths=depths, score=score)
-        self.layers = list(self.plan.layers)
-        names = [layer.name for layer in self.plan.observed]
-        observed = run(model, names, inputs, grad=bool(names), rows=self.plan.rows)
-        self.call_counts = {name: len(calls) for name, calls in observed.calls.items()}
-        self.layer_outputs = {name: get_call(name, calls, self.call_index) for name, calls in observed.calls.items()}
-        if run not in self.plan.norms:
-            self.plan.norms[run] = bool(find_batch_norms(observed.output))
-        self._repeat, self._missing_graph, self._weights = observed.repeat, observed.missing_graph, observed.weights
-        self.output: Any = predictions.to_batch(observed.output, len(main))
-        self.predictions = predictions.get_predictions(self.output, model)
+    def __post_init__(self) -> None:
+        self.image_input, self.layers, calls = self.main_input.detach(), list(self.plan.layers), self.observation.calls
+        self.call_counts = {name: len(of_layer) for name, of_layer in calls.items()}
+        self.layer_outputs = {name: get_call(name, of_layer, self.call_index) for name, of_layer in calls.items()}
+        if self.observe not in self.plan.norms:
+            self.plan.norms[self.observe] = bool(find_batch_norms(self.observation.output))
+        self.output: Any = predictions.to_batch(self.observation.output, len(self.main_input))
+        self.predictions = predictions.get_predictions(self.output, self.model)
         by_class = self.predictions if isinstance(self.predictions, Tensor) else None
         self.class_count = self._count_classes() if by_class is None else by_class.shape[1]
         # Further passes must run in the autocast mode of this one, also if the caller has left it by then.
         self._device_type = device_type = self.predictions[0].device.type
         self._autocast = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
-        # Filled when first needed.
-        self._attention: dict[bool, CapturedAttention] = {}
-        self._tail_chunk_sizes: dict[str, int] = {}
-        self._places: dict[str, LayerPlace] = {}
 
     def _count_classes(self) -> int | None:
         """Return the number of classes of a detector; that of an open vocabulary shows in the output alone."""
@@ -255,7 +248,7 @@ class ForwardPass:
         outputs, count = self.layer_outputs, len(self.image_input)
         return all(layer.layout.fits(outputs[layer.name].shape, count) for layer in self.plan.observed)
 
-    def score_targets(self, wanted: Sequence[targets.Target], images: Sequence[int]) -> ScoredTargets:
+    def score_rows(self, wanted: Sequence[targets.Target], images: Sequence[int]) -> ScoredTargets:
         """Return the targets with their scores.
 
         The latest result is kept, so that several methods and layers share the gradients of the same targets.
@@ -267,23 +260,24 @@ class ForwardPass:
         # Targets are frozen dataclasses, so equal ones compare equal; a user's own target compares by identity.
         latest = self._scored
         if latest is None or latest.targets != list(wanted) or latest.images != list(images):
-            latest = self._scored = self._score_targets(list(wanted), list(images))
+            latest = self._scored = self._score_rows(list(wanted), list(images))
         return latest
 
-    def _score_targets(self, wanted: list[targets.Target], images: list[int]) -> ScoredTargets:
+    def _score_rows(self, wanted: list[targets.Target], images: list[int]) -> ScoredTargets:
         output, outputs, indices = self.output, self.layer_outputs, images
-        if self._repeat is not None and len(set(images)) < len(images):
+        repeat, missing_graph = self.observation.repeat, self.observation.missing_graph
+        if repeat is not None and len(set(images)) < len(images):
             # Each row gets a copy of its image's outputs, without a forward pass: one backward pass serves all.
-            repeated, indices = self._repeat(images, [layer.name for layer in self.layers]), [*range(len(images))]
+            repeated, indices = repeat(images, [layer.name for layer in self.layers]), [*range(len(images))]
             output = predictions.to_batch(repeated.output, len(images))
             outputs = {name: get_call(name, calls, self.call_index) for name, calls in repeated.calls.items()}
         with enable_gradients():
             scores = targets.score_targets(wanted, output, indices)
         outputs = {layer.name: outputs[layer.name] for layer in self.layers}
-        scored = ScoredTargets(wanted, images, scores, outputs, indices, self.plan.norms[self.run])
+        scored = ScoredTargets(wanted, images, scores, outputs, indices, self.plan.norms[self.observe])
         if self.layers and not scores.requires_grad and not lacks_gradients(self.model):
             find = partial(describe_missing_gradient, self.model, self.select_inputs(0))
-            scored.find_reason = find if self._missing_graph is None else partial(str, self._missing_graph)
+            scored.find_reason = find if missing_graph is None else partial(str, missing_graph)
         return scored
 
     def find_link(self) -> class_scores.FoundLink:
@@ -293,16 +287,16 @@ class ForwardPass:
         """
         if self._link is None:
             # An engine's output has no graph of the model's operations.
-            has_graph, links = bool(self.layers) and self.run is observe, self.plan.facts.links
+            has_graph, links = bool(self.layers) and self.observe is observe, self.plan.facts.links
             if not isinstance(self.predictions, Tensor):
                 self._link = class_scores.FoundLink("softmax")
             elif has_graph or not class_scores.is_between_zero_and_one(self.predictions):
-                self._link = class_scores.find_link(self.model, self.output, self._find_final_operation)
+                self._link = class_scores.infer_link(self.model, self.output, self._find_final_operation)
             else:
                 if not links:
                     with follow_step("Examining the model"):
                         output = self._run_with_graph()
-                        links.append(class_scores.find_link(self.model, output, self._find_final_operation))
+                        links.append(class_scores.infer_link(self.model, output, self._find_final_operation))
                 self._link = links[0]
         return self._link
 
@@ -322,7 +316,7 @@ class ForwardPass:
     def _run_with_graph(self) -> Any:
         """Return the output for the first image on a graph: it shows whether a softmax or a sigmoid made it."""
         with enable_gradients(), self.restore_autocast(), guard(self.model):
-            image = self._main[:1].detach().clone().requires_grad_()
+            image = self.main_input[:1].detach().clone().requires_grad_()
             try:
                 return predictions.to_batch(run_model(self.model, self.select_inputs(0, image)), 1)
             except ForwardError:  # a part of the model runs in inference mode
@@ -393,12 +387,12 @@ class ForwardPass:
             weights = None if place is None else place.weights
             # Weights that the centers depend on may have been trained, loaded or replaced since. Engines compare all.
             is_old = weights is not None and not (
-                (self._weights is not None and weights.equal_parameters_of(self._weights))
+                (self.observation.weights is not None and weights.equal_parameters_of(self.observation.weights))
                 or weights.equal_those_of(list_weights(self.model, buffers=False))
             )
             if place is None or is_old:
                 place = self._examine_place(layer)
-            self._places[layer.name] = place if self.placement == "centers" else place.stretch(layer)
+            self._places[layer.name] = place if self.settings.placement == "centers" else place.stretch(layer)
         return self._places[layer.name]
 
     def _examine_place(self, layer: Layer) -> LayerPlace:
@@ -406,7 +400,7 @@ class ForwardPass:
             place = find_place(self.model, self.inputs, layer, call_index=self.call_index)
         if not place.by_content:
             self.plan.facts.places[layer] = place
-        elif self.placement == "centers" and len(self.image_input) > 1 and not self._has_equal_places(layer):
+        elif self.settings.placement == "centers" and len(self.image_input) > 1 and not self._has_equal_places(layer):
             raise SeveralImagesError(
                 f"where the cells of layer {layer.name!r} lie depends on each image's content; pass one at a time."
             )
@@ -437,7 +431,7 @@ class ForwardPass:
         def is_valid(outputs: _BlankOutputs) -> bool:
             return outputs.key == key and outputs.weights.equal_those_of(list_weights(self.model))
 
-        engine = getattr(self.run, "engine", "eager")  # what one engine computes says nothing about another
+        engine = getattr(self.observe, "engine", "eager")  # what one engine computes says nothing about another
         question = "blank outputs", engine, tuple(layer.name for layer in self.plan.observed)
         # Only the latest is kept for each set of layers, as these are tensors.
         return remember_for_model(self.model, question, compute, is_valid).outputs
@@ -447,7 +441,7 @@ class ForwardPass:
         names = [layer.name for layer in self.plan.observed]
         with self.restore_autocast():
             inputs = self.replace_image_input(images, range(len(images)))
-            calls = self.run(self.model, names, inputs, grad=False, rows=self.plan.rows).calls
+            calls = self.observe(self.model, names, inputs, grad=False, rows=self.plan.rows).calls
         return {name: get_call(name, calls[name], self.call_index) for name in names}
 
     def fold_model(self) -> FoldedModel:
@@ -472,7 +466,7 @@ class ForwardPass:
         count = 1 if variants is None else len(variants)
 
         def select(tensor: Tensor) -> Tensor:
-            if tensor is self._main and variants is not None:
+            if tensor is self.main_input and variants is not None:
                 return variants
             return tensor[image : image + 1].expand(count, *tensor.shape[1:])
 
@@ -486,7 +480,7 @@ class ForwardPass:
             images: The image whose other inputs each of them gets; by default in order.
         """
         rest = slice(None) if images is None else list(images)
-        return map_batch(self.inputs, lambda tensor: image_input if tensor is self._main else tensor[rest])
+        return map_batch(self.inputs, lambda tensor: image_input if tensor is self.main_input else tensor[rest])
 
     def restore_autocast(self) -> AbstractContextManager[None]:
         """Return a context in the autocast mode of this forward pass, for further ones."""
@@ -495,3 +489,34 @@ class ForwardPass:
         if (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) == self._autocast:
             return nullcontext()
         return torch.autocast(kind, dtype=dtype, enabled=is_enabled)
+
+
+def run_forward_pass(
+    model: nn.Module,
+    inputs: ModelInputs,
+    layers: Sequence[str | Layer] | None,
+    settings: PassSettings = _DEFAULT_SETTINGS,
+    observe: Observe = observe,
+) -> ForwardPass:
+    """Choose the layers, run the model once with hooks on them, and return what came.
+
+    The backward pass runs later, when gradients are first read: :meth:`ScoredTargets.compute_gradients`.
+
+    Args:
+        model: Any module; it is left unchanged.
+        inputs: The model's inputs. The image input is their main tensor, see
+            :func:`camtool.hooks.structures.nested_tensors.find_main_tensor`.
+        layers: The layers to explain, or their names; ``None`` for the best ones; none for methods that work at the
+            input. See :func:`camtool.evidence.plan.find_plan`.
+        settings: What else is read.
+        observe: Registers the hooks and runs the model; by default :func:`camtool.hooks.observation.observe`. An engine
+            gives another one.
+    """
+    main = find_main_tensor(inputs)
+    if main is None:
+        raise CamtoolError("the model's inputs hold no floating-point tensor, so there is no image to explain.")
+    call_index = -1 if settings.call_index is None else settings.call_index
+    plan = find_plan(model, inputs, layers, call_index=call_index, depths=settings.depths, score=settings.score)
+    names = [layer.name for layer in plan.observed]
+    observation = observe(model, names, inputs, grad=bool(names), rows=plan.rows)
+    return ForwardPass(model, inputs, main, plan, observation, observe, settings, call_index)

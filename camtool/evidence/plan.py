@@ -70,9 +70,10 @@ def find_plan(
     depths: Depths = 0,
     score: UserScore | None = None,
 ) -> Plan:
-    """Return the plan of a forward pass; it is made once for each model, input shape and set of arguments.
+    """Choose the layers to observe; the first call for a model and an input shape runs the model to examine it.
 
-    It holds while the structure of the model does not change, see :mod:`camtool.hooks.structures.caches`.
+    The plan is made once for each model, input shape and set of arguments. It holds while the structure of the model
+    does not change, see :mod:`camtool.hooks.structures.caches`.
 
     Args:
         model: Any module. Its state is preserved.

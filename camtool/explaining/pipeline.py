@@ -1,7 +1,8 @@
 """From one batch to its explanations, with fixed settings: what :class:`camtool.Explainer` does for each batch.
 
-The path of a batch is: run one forward pass with hooks on the layers, resolve the targets on what the model returned,
-let each method compute maps, and check them.
+The path of a batch in :meth:`BatchExplainer.explain`: run one forward pass with hooks on the layers, resolve the
+targets on what the model returned, let each method compute maps, and check them. ARCHITECTURE.md lists the steps of a
+call with their files.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from camtool.engines.comparison import run_by_engines
 from camtool.engines.observers import CompiledObserver
 from camtool.errors import LayerError, MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence, gather_evidence_by_level
-from camtool.evidence.forward_pass import ForwardPass, SeveralImagesError
+from camtool.evidence.forward_pass import ForwardPass, PassSettings, SeveralImagesError, run_forward_pass
 from camtool.explaining.device_maps import ClassMaps, compute_class_maps
 from camtool.explaining.explanation import Explanation
 from camtool.explaining.refining import find_regions
@@ -141,13 +142,13 @@ class BatchExplainer:
         return run_by_engines(self.engines, self.model, question, compute, lambda maps: maps.list_maps(method))
 
     def compute_device_maps_with(
-        self, run: Observe, batch: InputBatch, classes: Tensor, *, differentiable: bool = False
+        self, observe: Observe, batch: InputBatch, classes: Tensor, *, differentiable: bool = False
     ) -> ClassMaps:
         """Return the maps of one class ``(N,)`` of each image by the first method, see :func:`compute_class_maps`."""
         method = self.methods[0]
         options = method.select_options(self.options)
-        forward_pass = self.run_forward_pass(run, batch)
-        with run.limit_threads() if isinstance(run, CompiledObserver) else nullcontext():
+        forward_pass = self.run_batch(batch, observe)
+        with observe.limit_threads() if isinstance(observe, CompiledObserver) else nullcontext():
             return compute_class_maps(forward_pass, method, options, classes, self.merge, differentiable=differentiable)
 
     def _describe_question(self, kinds: Collection[type], images: int) -> object:
@@ -157,22 +158,22 @@ class BatchExplainer:
         is_alone = images == 1  # a model may treat a single image differently
         return methods, self.merge, options, frozenset(kinds), is_alone
 
-    def explain(self, batch: InputBatch, requests: Sequence[Any], run: Observe = observe) -> list[Any]:
+    def explain(self, batch: InputBatch, requests: Sequence[Any], observe: Observe = observe) -> list[Any]:
         """Return for each image what was requested of it: an explanation, or a list over targets, methods or both.
 
         Args:
             batch: The batch.
             requests: The targets of each image.
-            run: Runs the model: by default as it is.
+            observe: Runs the model: by default as it is.
         """
         try:
-            forward_pass = self.run_forward_pass(run, batch)
+            forward_pass = self.run_batch(batch, observe)
             # The cores are left to the engine, if one runs the model.
-            with run.limit_threads() if isinstance(run, CompiledObserver) else nullcontext():
+            with observe.limit_threads() if isinstance(observe, CompiledObserver) else nullcontext():
                 rows = self.resolve_rows(requests, forward_pass, batch)
                 by_method = [self._explain_rows(method, forward_pass, batch, rows) for method in self.methods]
         except SeveralImagesError:
-            return self._explain_one_by_one(batch, requests, run)
+            return self._explain_one_by_one(batch, requests, observe)
         by_row = [list(of_row) for of_row in zip(*by_method, strict=True)] if self.has_many_methods else by_method[0]
         results: list[Any] = []
         for image, request in enumerate(requests):
@@ -180,7 +181,7 @@ class BatchExplainer:
             results.append(of_image if targets.asks_for_several(request) else of_image[0])
         return results
 
-    def _explain_one_by_one(self, batch: InputBatch, requests: Sequence[Any], run: Observe) -> list[Any]:
+    def _explain_one_by_one(self, batch: InputBatch, requests: Sequence[Any], observe: Observe) -> list[Any]:
         """Do what :meth:`explain` does where a layer has rows or places that are not the same for all images.
 
         Raises:
@@ -192,13 +193,13 @@ class BatchExplainer:
         together = [explanation.score for explanation in scorer.predict(batch, requests)]
         if len(alone) != len(together) or not np.allclose(alone, together, rtol=1e-3, atol=1e-3 * max(map(abs, alone))):
             raise LayerError("the model joins the images of a batch: alone, they have other scores. Pass batch_size=1.")
-        return [result for single in singles for result in self.explain(*single, run)]
+        return [result for single in singles for result in self.explain(*single, observe)]
 
     def predict(self, batch: InputBatch, requests: Sequence[Any]) -> list[Prediction]:
         """Return the score of each target that is requested of each image, in order."""
-        forward_pass = self.run_forward_pass(observe, batch)
+        forward_pass = self.run_batch(batch)
         rows, link = self.resolve_rows(requests, forward_pass, batch), forward_pass.find_link().link
-        scores = forward_pass.score_targets([row.target for row in rows], [row.image for row in rows]).scores.tolist()
+        scores = forward_pass.score_rows([row.target for row in rows], [row.image for row in rows]).scores.tolist()
         by_class = forward_pass.classify().probabilities
         probabilities = [None] * len(batch.items) if by_class is None else by_class.cpu().numpy()
         return [
@@ -235,33 +236,23 @@ class BatchExplainer:
             return [resolve_phrases(self.model, self.labels, of_image) for of_image in phrases]
         return [resolve_labels(self.model, self.labels, forward_pass.class_count)] * len(forward_pass.predictions)
 
-    def run_forward_pass(self, run: Observe, batch: InputBatch) -> ForwardPass:
-        """Run one forward pass with hooks on the layers.
+    def run_batch(self, batch: InputBatch, observe: Observe = observe) -> ForwardPass:
+        """Run one forward pass with hooks on the layers, see :func:`camtool.evidence.forward_pass.run_forward_pass`.
 
         Raises:
             LayerError: A layer does not return one row for the only image.
             SeveralImagesError: A layer does not return one row for each of several images.
         """
-        forward_pass = self._run_once(run, batch)
+        black = batch.items[0].black if batch.items else None
+        settings = PassSettings(black, batch.call_index, self.placement, self.depths, batch.score)
+        layers = self.layers if self.needs_layers else []
+        forward_pass = run_forward_pass(self.model, batch.inputs, layers, settings, observe)
         if not forward_pass.fits_plan():
             # The user changed the model since the plan was made, so it is made anew.
             caches.forget_model(self.model)
-            forward_pass = self._run_once(run, batch)
+            forward_pass = run_forward_pass(self.model, batch.inputs, layers, settings, observe)
             _check_row_counts(forward_pass.layer_outputs, len(forward_pass.image_input))
         return forward_pass
-
-    def _run_once(self, run: Observe, batch: InputBatch) -> ForwardPass:
-        return ForwardPass(
-            self.model,
-            batch.inputs,
-            self.layers if self.needs_layers else [],
-            black=batch.items[0].black if batch.items else None,
-            call_index=batch.call_index,
-            placement=self.placement,
-            depths=self.depths,
-            score=batch.score,
-            run=run,
-        )
 
     def _explain_rows(
         self, method: Method, forward_pass: ForwardPass, batch: InputBatch, rows: Sequence[Row]
@@ -270,24 +261,20 @@ class BatchExplainer:
         wanted, images = [row.target for row in rows], [row.image for row in rows]
         if method.ignores_layer or self.layers is not None or len(forward_pass.layers) < 2:
             evidence = gather_evidence(forward_pass, wanted, images, at_input=method.ignores_layer)
-            return [*self._explain_evidence(method, evidence, forward_pass, batch, rows)]
+            return [*self._explain_evidence(method, evidence, batch, rows)]
         # No layer was named, so several are those of a detector's feature levels: each row has its own.
         by_row: dict[int, Explanation] = {}
         for indices, at_level in gather_evidence_by_level(forward_pass, wanted, images):
             of_level = [rows[index] for index in indices]
-            explanations = self._explain_evidence(method, [at_level], forward_pass, batch, of_level)
+            explanations = self._explain_evidence(method, [at_level], batch, of_level)
             by_row.update(zip(indices, explanations, strict=True))
         return [by_row[index] for index in range(len(rows))]
 
     def _explain_evidence(
-        self,
-        method: Method,
-        evidence: Sequence[Evidence],
-        forward_pass: ForwardPass,
-        batch: InputBatch,
-        rows: Sequence[Row],
+        self, method: Method, evidence: Sequence[Evidence], batch: InputBatch, rows: Sequence[Row]
     ) -> Iterator[Explanation]:
         """Yield one explanation for each row, from the evidence about these rows at one or more layers."""
+        forward_pass = evidence[0].forward_pass
         merged, centers = self._compute_maps(method, evidence)
         # Single numbers are read from here on, which arrays give several times faster than tensors.
         maps, scores = merged.float().cpu().numpy(), evidence[0].scores.tolist()
@@ -351,14 +338,14 @@ class BatchExplainer:
         # Maps are computed in their own precision. If autocast is off already, entering it would only take time.
         is_autocast = torch.is_autocast_enabled(device)
         with torch.no_grad(), torch.autocast(device, enabled=False) if is_autocast else nullcontext():
-            maps = [method(of_layer, **options) for of_layer in evidence]
-            for of_layer, raw in zip(evidence, maps, strict=True):
+            maps, centers = [], []
+            for of_layer in evidence:
+                raw = method(of_layer, **options)
                 _check_maps(method, of_layer, raw)
-            # Methods may return maps on another grid than the layer's, e.g. the input's.
-            centers = [
-                None if method.at_input_size else of_layer.find_centers(raw, at_depths=method.reads_depths)
-                for of_layer, raw in zip(evidence, maps, strict=True)
-            ]
+                maps.append(raw)
+                # Methods may return maps on another grid than the layer's, e.g. the input's.
+                at_depths = method.reads_depths
+                centers.append(None if method.at_input_size else of_layer.find_centers(raw, at_depths=at_depths))
             return (maps[0], centers[0]) if len(maps) == 1 else self._merge(maps, centers, evidence)
 
     def _merge(
@@ -404,7 +391,7 @@ class BatchExplainer:
         with Cleanup(), guard(self.model):
             # Each forward pass restores the generators, so with the old states a random model would repeat its map.
             seed_generators_anew()
-            forward_pass = single.run_forward_pass(observe, alone)
+            forward_pass = single.run_batch(alone)
             evidence = gather_evidence(forward_pass, [target], [0], at_input=method.ignores_layer)
             context = CheckContext(
                 raw=explanation.raw,

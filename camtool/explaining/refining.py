@@ -24,7 +24,7 @@ from camtool.explaining.explanation import Explanation, describe_unknown_source
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
 from camtool.hooks.chunks import iterate_chunks
-from camtool.hooks.observation import Observation, Observe, observe
+from camtool.hooks.observation import Observation, Observe
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.inputs.prepared_inputs import PreparedInput
@@ -126,7 +126,7 @@ def _gather_again(result: Explanation, explainer: _Explainer) -> tuple[Evidence,
     """
     _, _, batch, image, target = cast("partial[object]", result.checker).args
     alone = batch.select(slice(image, image + 1))
-    forward_pass = replace(cast("Any", explainer), methods=(), engines=()).run_forward_pass(observe, alone)
+    forward_pass = replace(cast("Any", explainer), methods=(), engines=()).run_batch(alone)
     (evidence,) = gather_evidence(forward_pass, [target], [0], at_input=True)
     _check_score(float(evidence.scores[0]), result.score)
     return evidence, alone.items[0]

@@ -17,7 +17,7 @@ from camtool.arguments.explain_arguments import get_module, to_list
 from camtool.arguments.message_parts import add_article
 from camtool.errors import CamtoolError, LayerError, TargetError
 from camtool.evidence.evidence import Evidence, gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import run_forward_pass
 from camtool.figures import panels, paper_style
 from camtool.figures.paper_style import LINE_HEIGHT, TEXT_SIZE, Scale, Width, to_inches
 from camtool.figures.saving import load_canvas
@@ -294,7 +294,7 @@ def _collect_evidence(loaded: Loaded, batch: InputBatch, layers: list[Layer], wa
     Raises:
         TargetError: There are several targets.
     """
-    forward_pass = ForwardPass(loaded.model, batch.inputs, layers)
+    forward_pass = run_forward_pass(loaded.model, batch.inputs, layers)
     labels = resolve_labels(loaded.model, loaded.labels, forward_pass.class_count)
     geometry = batch.items[0].view.geometry
     predictions, link = forward_pass.predictions[0], forward_pass.find_link().link

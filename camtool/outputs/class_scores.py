@@ -246,7 +246,7 @@ class FoundLink(NamedTuple):
     notes: tuple[MapWarning, ...] = ()
 
 
-def find_link(
+def infer_link(
     model: nn.Module, output: Any = None, find_final_operation: Callable[[], str | None] | None = None
 ) -> FoundLink:
     """Return how a model's scores become probabilities.

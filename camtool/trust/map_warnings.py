@@ -184,7 +184,7 @@ def _check_layers(evidence: Sequence[Evidence], target: Target, *, has_zero_grad
         if place is not None and place.is_moved:
             yield _describe_moved(of_layer.layer, has_places=place.has_places)
         # A layer that runs several times has several outputs, and a map shows only one of them.
-        if of_layer.call_count > 1 and not of_layer.forward_pass.is_call_chosen:
+        if of_layer.call_count > 1 and of_layer.forward_pass.settings.call_index is None:
             yield MapWarning(
                 f"Layer {of_layer.layer!r} ran {of_layer.call_count} times in one forward pass; the map is of the last "
                 f"call. Choose another with call_index=: 0 is the first, {of_layer.call_count - 1} the last.",

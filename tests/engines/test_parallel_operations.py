@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import camtool
 from camtool.evidence.evidence import gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import run_forward_pass
 from camtool.layers.selection import find_layers
 from camtool.targets import ClassScore
 
@@ -79,6 +79,6 @@ def test_zero_gradients_are_found_wherever_the_values_are(rows: int, nonzero: in
             return torch.stack([score, -score], 1)
 
     model, images = Net().eval(), torch.randn(rows, 1, 20, 50)
-    forward_pass = ForwardPass(model, images, find_layers(model, images, ["conv"]))
+    forward_pass = run_forward_pass(model, images, find_layers(model, images, ["conv"]))
     evidence = gather_evidence(forward_pass, [ClassScore(0)] * rows)[0]
     assert evidence.has_zero_gradient == [nonzero is None] * rows

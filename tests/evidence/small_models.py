@@ -10,7 +10,7 @@ import torchvision.models as zoo
 from torch import Tensor, nn
 
 from camtool.evidence.evidence import Evidence, gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import ForwardPass, run_forward_pass
 from camtool.layers.selection import find_layers
 from camtool.targets import ClassScore, Target
 from tests.helpers.nets import Apply
@@ -57,7 +57,7 @@ MODELS = {
 
 def observe_layers(model: nn.Module, *layers: str, images: int = 3, dtype: torch.dtype = torch.float32) -> ForwardPass:
     inputs = torch.randn(images, 3, 32, 32, dtype=dtype)
-    return ForwardPass(model, inputs, find_layers(model, inputs, layers or None))
+    return run_forward_pass(model, inputs, find_layers(model, inputs, layers or None))
 
 
 def gather_one(model: nn.Module, layer: str, targets: Sequence[Target] | None = None, **options: Any) -> Evidence:

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import camtool
 from camtool.errors import ForwardError, LayerError
 from camtool.evidence.evidence import Evidence, gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import PassSettings, run_forward_pass
 from camtool.evidence.rescoring import run_forward, run_tail, score_with_graph
 from camtool.layers.selection import find_layers
 from camtool.targets import ClassScore, Contrast, Custom, Probability
@@ -43,7 +43,7 @@ def test_a_missing_gradient_is_looked_into_when_it_is_asked_for() -> None:
     model, passes = WithoutGraph(*make_cnn()), list[int]()
     (evidence,) = gather_evidence(forward_pass := observe_layers(model, "2"), [ClassScore(1)] * 3)
     model.register_forward_hook(lambda *_: passes.append(1))
-    forward_pass.score_targets([ClassScore(2)] * 3, [0, 1, 2])
+    forward_pass.score_rows([ClassScore(2)] * 3, [0, 1, 2])
     assert passes == []
     with pytest.raises(LayerError, match="detaches the output"):
         _ = evidence.gradients
@@ -106,9 +106,9 @@ def test_reading_gradients_runs_one_backward_pass(backward_passes: list[int]) ->
 def test_gradients_at_several_layers_equal_those_at_each_layer_alone() -> None:
     model, targets = make_cnn(), [ClassScore(3)]
     inputs = torch.randn(1, 3, 32, 32)
-    together = gather_evidence(ForwardPass(model, inputs, find_layers(model, inputs, ["0", "2"])), targets)
+    together = gather_evidence(run_forward_pass(model, inputs, find_layers(model, inputs, ["0", "2"])), targets)
     alone = [
-        gather_evidence(ForwardPass(model, inputs, find_layers(model, inputs, [name])), targets)[0]
+        gather_evidence(run_forward_pass(model, inputs, find_layers(model, inputs, [name])), targets)[0]
         for name in ("0", "2")
     ]
     for one, other in zip(together, alone, strict=True):
@@ -210,7 +210,7 @@ def test_gradients_are_equal_if_the_tail_does_not_support_vmap(monkeypatch: pyte
 
     monkeypatch.setattr(torch.autograd, "grad", fail_if_batched)
     assert_close(
-        gather_evidence(ForwardPass(forward_pass.model, forward_pass.inputs, forward_pass.layers), wanted, images)[
+        gather_evidence(run_forward_pass(forward_pass.model, forward_pass.inputs, forward_pass.layers), wanted, images)[
             0
         ].gradients,
         batched,
@@ -230,7 +230,7 @@ def test_for_inputs_observes_other_images_at_the_same_layer(model_and_layer: tup
     model, layer = model_and_layer
     evidence, make_images = gather_one(model, layer, [ClassScore(1)] * 3), torch.randn(3, 3, 32, 32)
     (expected,) = gather_evidence(
-        ForwardPass(model, make_images, find_layers(model, make_images, [layer])), [ClassScore(1)] * 3
+        run_forward_pass(model, make_images, find_layers(model, make_images, [layer])), [ClassScore(1)] * 3
     )
     assert torch.equal(evidence.for_inputs(make_images).activations, expected.activations)
     assert_close(evidence.for_inputs(make_images).gradients, expected.gradients)
@@ -243,7 +243,7 @@ def test_at_layer_observes_the_same_images_at_another_layer(model_and_layer: tup
     model, layer = model_and_layer
     forward_pass = observe_layers(model, layer)
     (expected,) = gather_evidence(forward_pass, [ClassScore(1)] * 2, [2, 0])
-    (blind,) = gather_evidence(ForwardPass(model, forward_pass.inputs, []), [ClassScore(1)] * 2, [2, 0])
+    (blind,) = gather_evidence(run_forward_pass(model, forward_pass.inputs, []), [ClassScore(1)] * 2, [2, 0])
     assert_close(blind.at_layer(layer).activations, expected.activations)
     assert_close(blind.at_layer(layer).gradients, expected.gradients)
     with pytest.raises(LayerError, match="no layer 'nowhere'"):
@@ -253,8 +253,8 @@ def test_at_layer_observes_the_same_images_at_another_layer(model_and_layer: tup
 def test_black_inputs_hold_the_models_value_of_black() -> None:
     model, inputs = make_cnn(), torch.randn(2, 3, 32, 32)
     layers, black = find_layers(model, inputs, ["2"]), torch.tensor([-2.0, -1.0, -3.0])
-    (known,) = gather_evidence(ForwardPass(model, inputs, layers, black=black), [ClassScore(1)] * 2)
-    (unknown,) = gather_evidence(ForwardPass(model, inputs, layers), [ClassScore(1)] * 2)
+    (known,) = gather_evidence(run_forward_pass(model, inputs, layers, PassSettings(black)), [ClassScore(1)] * 2)
+    (unknown,) = gather_evidence(run_forward_pass(model, inputs, layers), [ClassScore(1)] * 2)
     assert torch.equal(known.black_inputs, black[None, :, None, None].expand(2, 3, 32, 32))
     assert not unknown.black_inputs.any()
 
@@ -263,7 +263,9 @@ def test_a_model_that_writes_to_its_input_changes_no_image() -> None:
     model = nn.Sequential(nn.ReLU(inplace=True), make_cnn()).eval()
     inputs = torch.randn(2, 3, 32, 32)
     before = inputs.clone()
-    evidence = gather_evidence(ForwardPass(model, inputs, find_layers(model, inputs, ["1.2"])), [ClassScore(1)] * 2)[0]
+    evidence = gather_evidence(
+        run_forward_pass(model, inputs, find_layers(model, inputs, ["1.2"])), [ClassScore(1)] * 2
+    )[0]
     _ = evidence.for_inputs(inputs).gradients
     _ = run_forward(evidence, inputs), run_tail(evidence, evidence.activations[:1])
     assert torch.equal(inputs, before)

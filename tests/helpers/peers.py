@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.evidence.evidence import Evidence, gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import PassSettings, run_forward_pass
 from camtool.layers.selection import find_layers
 from camtool.targets import Custom, Target
 
@@ -88,7 +88,7 @@ def evidence(model: nn.Module, layer: str, target: Any = scaled_logit, *, black:
 
 def about(model: nn.Module, layer: str, targets: Sequence[Target], *, black: Tensor | None = None) -> Evidence:
     x = pictures_for(model)
-    return gather_evidence(ForwardPass(model, x, find_layers(model, x, [layer]), black=black), targets)[0]
+    return gather_evidence(run_forward_pass(model, x, find_layers(model, x, [layer]), PassSettings(black)), targets)[0]
 
 
 def of_grad_cam(kind: Callable[..., Any], model: nn.Module, layer: str, target: Any = scaled_logit) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.testing import assert_close
 
 from camtool.evidence.evidence import Evidence, gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import run_forward_pass
 from camtool.methods import METHODS
 from camtool.targets import Target
 from tests.helpers.nets import Apply
@@ -216,7 +216,7 @@ def import_hf() -> Any:
 
 
 def gather_rows(net: nn.Module, x: Tensor, wanted: list[Target], images: list[int] | None = None) -> Evidence:
-    (evidence,) = gather_evidence(ForwardPass(net, x, []), wanted, images)
+    (evidence,) = gather_evidence(run_forward_pass(net, x, []), wanted, images)
     return evidence
 
 

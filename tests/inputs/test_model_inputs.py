@@ -16,7 +16,7 @@ from torch.testing import assert_close
 import camtool
 from camtool.errors import ImageError, LayerError
 from camtool.evidence.evidence import gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import PassSettings, run_forward_pass
 from camtool.evidence.rescoring import run_forward, run_tail, score_inputs, score_with_graph
 from camtool.hooks.forward_and_backward import run_model
 from camtool.hooks.structures.nested_tensors import map_batch
@@ -496,14 +496,14 @@ def test_the_gradients_at_each_call_equal_those_of_autograd(siamese) -> None:
     a, b = torch.randn(2, 3, 16, 16), torch.randn(2, 3, 16, 16)
     positions = 4 * 4
     for call_index, head, image in ((0, siamese.left, a), (1, siamese.right, b), (-1, siamese.right, b)):
-        forward_pass = ForwardPass(
+        forward_pass = run_forward_pass(
             siamese,
             {call_index % 2: image, 1 - call_index % 2: b if call_index == 0 else a},
             [],
-            call_index=call_index,
+            PassSettings(call_index=call_index),
         )
         layers = find_layers(siamese, forward_pass.inputs, ["trunk"], call_index=call_index)
-        again = ForwardPass(siamese, forward_pass.inputs, layers, call_index=call_index)
+        again = run_forward_pass(siamese, forward_pass.inputs, layers, PassSettings(call_index=call_index))
         evidence = gather_evidence(again, [ClassScore(1), ClassScore(2)])[0]
         assert_close(evidence.activations, siamese.trunk(image).detach())
         expected = (head.weight[[1, 2]] / positions)[:, :, None, None].expand(-1, -1, 4, 4)
@@ -580,7 +580,7 @@ def test_the_tail_continues_from_the_selected_call(siamese, call_index) -> None:
     a, b = torch.randn(2, 2, 3, 16, 16)
     inputs = {0: a, 1: b} if call_index == 0 else {1: b, 0: a}
     layers = find_layers(siamese, inputs, ["trunk"], call_index=call_index)
-    forward_pass = ForwardPass(siamese, inputs, layers, call_index=call_index)
+    forward_pass = run_forward_pass(siamese, inputs, layers, PassSettings(call_index=call_index))
     (evidence,) = gather_evidence(forward_pass, [ClassScore(1)] * 2)
     heads = (siamese.left, siamese.right)
     still = heads[1 - call_index](siamese.trunk((a, b)[1 - call_index]).mean((2, 3))).detach()
@@ -594,7 +594,9 @@ def test_the_tail_continues_if_the_other_branch_has_one_image() -> None:
     """The three variants of one branch are joined with three copies of the single image in the other."""
     net, (one, other) = Joined().eval(), torch.randn(2, 2, 3, 16, 16)
     inputs = {1: other, 0: one}
-    (evidence,) = gather_evidence(ForwardPass(net, inputs, find_layers(net, inputs, ["others"])), [ClassScore(1)] * 2)
+    (evidence,) = gather_evidence(
+        run_forward_pass(net, inputs, find_layers(net, inputs, ["others"])), [ClassScore(1)] * 2
+    )
     variants = torch.randn(3, 6, 4, 4)
     still = net.ones(one)[1].mean((1, 2)).expand(3, -1)
     expected = net.head(torch.cat([still, variants.mean((2, 3))], 1)).detach()[:, 1]
@@ -607,7 +609,7 @@ def test_the_tail_continues_if_the_other_branch_has_one_image() -> None:
 def test_the_other_inputs_follow_their_image(masked) -> None:
     inputs = make_masked_inputs()
     ordered = {"pixel_values": inputs["pixel_values"], **inputs}
-    forward_pass = ForwardPass(masked, ordered, find_layers(masked, ordered, ["trunk"]))
+    forward_pass = run_forward_pass(masked, ordered, find_layers(masked, ordered, ["trunk"]))
     (evidence,) = gather_evidence(forward_pass, [ClassScore(1)] * 3)
     changed = torch.randn(3, 3, 24, 32)
 

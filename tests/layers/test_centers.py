@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import camtool
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import run_forward_pass
 from camtool.geometry.cell_centers import CellCenters
 from camtool.hooks.structures.caches import forget_model
 from camtool.layers import centers
@@ -310,7 +310,7 @@ def test_weights_that_are_freed_after_the_forward_pass() -> None:
 
 def find_known_centers(model: nn.Module, image: Tensor, layer: Layer) -> CellCenters | None:
     """Return the centers as an explanation gets them: from the plan, if they are known and hold."""
-    return ForwardPass(model, image, [layer]).find_place(layer).centers
+    return run_forward_pass(model, image, [layer]).find_place(layer).centers
 
 
 @pytest.mark.parametrize("frozen", [False, True])

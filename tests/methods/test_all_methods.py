@@ -17,7 +17,7 @@ from torch.testing import assert_close
 import camtool
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import PassSettings, run_forward_pass
 from camtool.evidence.linear_head import get_linear_head
 from camtool.geometry.cell_centers import AxisCenters, CellCenters, Placement
 from camtool.layers.layouts import Layer, Layout
@@ -142,7 +142,7 @@ def look(
 ) -> Evidence:
     """Return evidence; masks are stretched over the image, as in the papers."""
     targets = target if isinstance(target, list) else [target] * len(x)
-    (evidence,) = gather_evidence(ForwardPass(net, x, [layer], placement=placement), targets)
+    (evidence,) = gather_evidence(run_forward_pass(net, x, [layer], PassSettings(placement=placement)), targets)
     return evidence
 
 

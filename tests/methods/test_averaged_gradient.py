@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import camtool
 from camtool.errors import LayerError, MethodError, TargetError
 from camtool.evidence.evidence import Evidence, gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import PassSettings, run_forward_pass
 from camtool.layers.layouts import Layer, Layout
 from camtool.methods import METHODS
 from camtool.targets import ClassScore, Custom, Negated, Probability, Region, Target, Value
@@ -61,7 +61,9 @@ def net_for(name: str, axes: int = 2) -> tuple[Net, Layer]:
 def seen_directly(score: Any, x: Tensor, *wanted: Target, images: list[int] | None = None, **known: Any) -> Evidence:
     """The picture itself is the activations, and the logits are what ``score`` makes of it."""
     net = nn.Sequential(nn.Identity(), Apply(score))
-    forward_pass = ForwardPass(net, x, [Layer("0", Layout("channels first", tuple(x.shape[2:])))], **known)
+    forward_pass = run_forward_pass(
+        net, x, [Layer("0", Layout("channels first", tuple(x.shape[2:])))], PassSettings(**known)
+    )
     return gather_evidence(forward_pass, list(wanted) or [Value()] * len(x), images)[0]
 
 
@@ -100,7 +102,7 @@ def test_hessian_products_of_rows_of_one_image_equal_single_rows() -> None:
     net, layer = deep_net()
     x, images = torch.randn(2, *IMAGES), [1, 0, 1, 1]
     wanted: list[Target] = [ClassScore(2), Probability(1), ClassScore(5), Probability(0)]
-    (evidence,) = gather_evidence(ForwardPass(net, x, [layer], placement="stretch"), wanted, images)
+    (evidence,) = gather_evidence(run_forward_pass(net, x, [layer], PassSettings(placement="stretch")), wanted, images)
     direction = torch.randn_like(evidence.activations)
     ours = evidence.hessian_vector_product(direction)
     for row, image in enumerate(images):
@@ -112,7 +114,7 @@ def test_earlier_layer_does_not_change_the_hessian_product_of_a_later_one() -> N
     net, layer = deep_net()
     x = torch.randn(1, *IMAGES)
     first = Layer("trunk.0", layer.layout)
-    _, later = gather_evidence(ForwardPass(net, x, [first, layer]), [Probability(1)])
+    _, later = gather_evidence(run_forward_pass(net, x, [first, layer]), [Probability(1)])
     direction = torch.randn_like(later.activations)
     close_to_peak(
         later.hessian_vector_product(direction),
@@ -351,7 +353,7 @@ def test_path_begins_at_black_if_it_is_known() -> None:
     assert_close(METHODS["integratedgradcam"](evidence, steps=1), torch.tensor([[[2.0 * 4, 0]]]))
     net, layer = bent_net("channels last")
     x = torch.randn(1, *IMAGES).double()
-    (seen,) = gather_evidence(ForwardPass(net, x, [layer], black=torch.full((3,), -2.0)), [ClassScore(3)])
+    (seen,) = gather_evidence(run_forward_pass(net, x, [layer], PassSettings(torch.full((3,), -2.0))), [ClassScore(3)])
     expected = integrated_gradcam(case_of(net, layer, x, 3), steps=4, black=-2.0)
     close_to_peak(METHODS["integratedgradcam"](seen, steps=4), doubles([expected]), 1e-10)
 
@@ -423,7 +425,7 @@ def test_cameras_rejects_a_model_of_one_input_size() -> None:
 def test_cameras_rejects_regional_targets(about: Any) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1))
     (evidence,) = gather_evidence(
-        ForwardPass(net, torch.randn(1, 3, 6, 6), [Layer("0", Layout("channels first", (6, 6)))]),
+        run_forward_pass(net, torch.randn(1, 3, 6, 6), [Layer("0", Layout("channels first", (6, 6)))]),
         [about(Region(0, torch.ones(6, 6)))],
     )
     with pytest.raises(MethodError, match=r"cameras resizes the image, but target \w+ refers to a fixed region of it"):
@@ -468,7 +470,7 @@ def test_rows_equal_single_rows_and_a_batch_equals_single_images(name: str) -> N
     net, layer = net_for(name)
     x, images = torch.randn(2, 3, 18, 18, dtype=torch.float64), [1, 0, 1]
     wanted: list[Target] = [ClassScore(n) for n in (2, 5, 4)]
-    (evidence,) = gather_evidence(ForwardPass(net, x, [layer], placement="stretch"), wanted, images)
+    (evidence,) = gather_evidence(run_forward_pass(net, x, [layer], PassSettings(placement="stretch")), wanted, images)
     ours = METHODS[name](evidence)
     for row, image in enumerate(images):
         alone = METHODS[name](look(net, layer, x[image : image + 1], wanted[row]))

@@ -20,7 +20,7 @@ from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import MethodError
 from camtool.evidence.contributions import trace_contributions
 from camtool.evidence.evidence import Evidence, gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import PassSettings, run_forward_pass
 from camtool.layers.selection import find_layers
 from camtool.methods import METHODS
 from camtool.methods.families.competition import _scale_to_equal_means, faithcam
@@ -53,7 +53,7 @@ def deep(classes: int = 4) -> nn.Module:
 
 
 def look(net: nn.Module, x: Tensor, wanted: list[Any], images: list[int] | None = None, **settings: Any) -> Evidence:
-    forward_pass = ForwardPass(net, x, find_layers(net, x), **{"depths": 4, **settings})
+    forward_pass = run_forward_pass(net, x, find_layers(net, x), PassSettings(**{"depths": 4, **settings}))
     return gather_evidence(forward_pass, wanted, images)[0]
 
 
@@ -453,7 +453,7 @@ class Segmenter(nn.Module):
 
 def test_rivals_of_a_segmenter_are_the_classes_in_the_image() -> None:
     net, x = Segmenter().double().eval(), torch.rand(1, 2, 8, 8).double()
-    output = ForwardPass(net, x, find_layers(net, x)).get_image_output(0)
+    output = run_forward_pass(net, x, find_layers(net, x)).get_image_output(0)
     corner, right = torch.zeros(8, 8), torch.arange(8).expand(8, 8) >= 4
     corner[:2, :4] = 1
     (rival,) = Region(0, corner).find_rivals(output, 10)
@@ -486,7 +486,7 @@ def test_boxes_of_one_object_compete_once() -> None:
 def test_rivals_of_a_detection_are_detections_of_other_objects() -> None:
     detector = small_detector()
     x = torch.rand(1, 3, 224, 224)
-    output = ForwardPass(detector, x, find_layers(detector, x)).get_image_output(0)
+    output = run_forward_pass(detector, x, find_layers(detector, x)).get_image_output(0)
     target = Detection(1).resolve_on(output)
     rivals = target.find_rivals(output, 5)
     assert len(rivals) == 5

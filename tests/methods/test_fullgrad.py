@@ -11,14 +11,14 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from camtool.evidence.evidence import Evidence, gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import run_forward_pass
 from camtool.methods import METHODS
 from camtool.methods.families.input_gradient import compute_full_gradients
 from camtool.targets import ClassScore, Target
 
 
 def ask(net: nn.Module, x: Tensor, targets: list[Target], images: list[int] | None = None) -> Evidence:
-    return gather_evidence(ForwardPass(net, x, []), targets, images)[0]
+    return gather_evidence(run_forward_pass(net, x, []), targets, images)[0]
 
 
 def rows(term: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import camtool
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import PassSettings, run_forward_pass
 from camtool.layers.layouts import Layer, Layout
 from camtool.methods import METHODS
 from camtool.targets import ClassScore, Target
@@ -39,7 +39,9 @@ def relu_net(relu: Callable[[], nn.Module] = nn.ReLU) -> nn.Module:
 def ask(
     net: nn.Module, x: Tensor, targets: list[Target] | None = None, images: list[int] | None = None, **known: Any
 ) -> Evidence:
-    return gather_evidence(ForwardPass(net, x, [], **known), targets or [ClassScore(0)] * len(x), images)[0]
+    return gather_evidence(
+        run_forward_pass(net, x, [], PassSettings(**known)), targets or [ClassScore(0)] * len(x), images
+    )[0]
 
 
 def pictures(count: int = 2) -> Tensor:
@@ -84,7 +86,7 @@ def test_smoothgrad_without_noise_equals_the_gradient_by_hand() -> None:
 
 def test_guided_gradcam_equals_numbers_by_hand() -> None:
     net = hand_net()
-    forward_pass = ForwardPass(net, HAND_PICTURE, [Layer("1", Layout("channels first", (2,)))])
+    forward_pass = run_forward_pass(net, HAND_PICTURE, [Layer("1", Layout("channels first", (2,)))])
     (evidence,) = gather_evidence(forward_pass, [ClassScore(1)])
     # Activations (4, 0) and (0, 1), mean gradients 3 and -2: Grad-CAM is (12, 0).
     assert METHODS["guided-gradcam"](evidence).tolist() == [[72, 0]]
@@ -211,7 +213,9 @@ def test_guided_backprop_ends_if_the_model_fails() -> None:
 
 def test_guided_gradcam_shows_detail_where_gradcam_is_high() -> None:
     net, x = relu_net(), pictures()
-    forward_pass = ForwardPass(net, x, [Layer("3", Layout("channels first", (6, 6)))], placement="stretch")
+    forward_pass = run_forward_pass(
+        net, x, [Layer("3", Layout("channels first", (6, 6)))], PassSettings(placement="stretch")
+    )
     (inside,) = gather_evidence(forward_pass, [ClassScore(2)] * 2)
     cam = functional.interpolate(METHODS["gradcam"](inside)[:, None], size=(8, 8), mode="bilinear")[:, 0]
     guided = METHODS["guided-backprop"](ask(net, x, [ClassScore(2)] * 2), cap=1)
@@ -325,7 +329,7 @@ def test_methods_work_in_inference_mode(name: str) -> None:
 def test_largest_values_are_clipped_to_the_percentile(name: str) -> None:
     net = net_of(nn.Conv2d(3, 4, 3), nn.ReLU(), features=4 * 18 * 18)
     layer = Layer("1", Layout("channels first", (18, 18)))
-    forward_pass = ForwardPass(net, torch.randn(2, 3, 20, 20).double(), [layer])
+    forward_pass = run_forward_pass(net, torch.randn(2, 3, 20, 20).double(), [layer])
     (evidence,) = gather_evidence(forward_pass, [ClassScore(0)] * 2)
     whole, cut = run(name, evidence, cap=1), run(name, evidence)
     ranked = whole.flatten(1).sort(1).values

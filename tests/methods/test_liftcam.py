@@ -17,7 +17,7 @@ import camtool
 from camtool.errors import MethodError
 from camtool.evidence.deeplift import compute_deeplift_contributions
 from camtool.evidence.evidence import Evidence, gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import PassSettings, run_forward_pass
 from camtool.layers.layouts import Layer, Layout
 from camtool.methods import METHODS
 from camtool.targets import ClassScore, Probability, Target
@@ -126,7 +126,7 @@ def test_rows_of_one_image_equal_single_rows() -> None:
     net, layer = build(nn.ReLU)
     x, images = make_images(2), [1, 0, 1]
     wanted: list[Target] = [ClassScore(n) for n in (2, 5, 4)]
-    (evidence,) = gather_evidence(ForwardPass(net, x, [layer], placement="stretch"), wanted, images)
+    (evidence,) = gather_evidence(run_forward_pass(net, x, [layer], PassSettings(placement="stretch")), wanted, images)
     ours = compute_weights(evidence)
     for row, image in enumerate(images):
         assert_close(ours[row], compute_weights(look(net, layer, x[image : image + 1], wanted[row]))[0])

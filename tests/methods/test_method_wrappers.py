@@ -20,7 +20,7 @@ import camtool
 from camtool.arguments.message_parts import suggest_names
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import PassSettings, run_forward_pass
 from camtool.layers.selection import find_layers
 from camtool.methods import METHODS, WRAPPERS, Method, check_options, find_method, wrap_method, wrapper
 from camtool.methods.method_wrappers import compute_class_confidence
@@ -60,7 +60,9 @@ def look(
 ) -> Evidence:
     wanted = target if isinstance(target, list) else [target] * len(x)
     (evidence,) = gather_evidence(
-        ForwardPass(model, x, find_layers(model, x, ["0"]), black=black, placement="stretch"), wanted, images
+        run_forward_pass(model, x, find_layers(model, x, ["0"]), PassSettings(black, placement="stretch")),
+        wanted,
+        images,
     )
     return evidence
 
@@ -204,7 +206,7 @@ def test_tta_runs_three_brightnesses_and_their_mirror_images() -> None:
 def test_tta_does_not_mirror_the_image_for_a_regional_target() -> None:
     model, x, log = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)).double(), pictures()[:2], []
     regions = [Region(0, torch.ones(8, 10).tril()), Region(1, torch.ones(8, 10).triu())]
-    forward_pass = ForwardPass(model, x, find_layers(model, x), black=BLACK)
+    forward_pass = run_forward_pass(model, x, find_layers(model, x), PassSettings(BLACK))
     ramp = torch.arange(10.0).double()
 
     def maps_of(targets: list[Target]) -> Tensor:

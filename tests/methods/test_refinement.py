@@ -24,7 +24,7 @@ from camtool.demo.camnet import prepare_images
 from camtool.demo.scenes import UNSEEN, draw_scene
 from camtool.errors import CamtoolError, MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import run_forward_pass
 from camtool.methods.families.scorecam import blur_input
 from camtool.methods.refinement import make_masks, measure_drops, refine_maps, regress
 from camtool.targets import ClassScore, Detection
@@ -52,7 +52,7 @@ class Plate(nn.Module):
 
 
 def look(net: nn.Module, x: Tensor, classes: list[int], images: list[int] | None = None) -> Evidence:
-    return gather_evidence(ForwardPass(net, x, []), [ClassScore(c) for c in classes], images, at_input=True)[0]
+    return gather_evidence(run_forward_pass(net, x, []), [ClassScore(c) for c in classes], images, at_input=True)[0]
 
 
 def small_net(axes: int = 2, classes: int = 3) -> nn.Module:

@@ -19,7 +19,7 @@ import camtool
 from benchmarks.photos import read_photos
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import run_forward_pass
 from camtool.layers.layouts import Layer, Layout
 from camtool.methods import METHODS
 from camtool.targets import AgainstRest, ClassScore, Contrast, Custom, Negated, Probability, Target
@@ -36,7 +36,7 @@ def pooled(weight: list[list[float]], bias: list[float]) -> nn.Module:
 
 
 def look(net: nn.Module, x: Tensor, *wanted: object, images: list[int] | None = None) -> Evidence:
-    forward_pass = ForwardPass(net, x, [Layer("0", Layout("channels first", tuple(x.shape[2:])))])
+    forward_pass = run_forward_pass(net, x, [Layer("0", Layout("channels first", tuple(x.shape[2:])))])
     return gather_evidence(forward_pass, list(wanted), images)[0]  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import camtool
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import PassSettings, run_forward_pass
 from camtool.hooks import fast_repeated_passes
 from camtool.layers.layouts import Layer, Layout
 from camtool.maps import scale_min_max
@@ -60,7 +60,9 @@ def look(
     model: nn.Module, x: Tensor, targets: list[Target] | None = None, images: list[int] | None = None, layer: str = "0"
 ) -> Evidence:
     grid = tuple(-(-length // 2) for length in x.shape[2:])
-    forward_pass = ForwardPass(model, x, [Layer(layer, Layout("channels first", grid))], placement="stretch")
+    forward_pass = run_forward_pass(
+        model, x, [Layer(layer, Layout("channels first", grid))], PassSettings(placement="stretch")
+    )
     return gather_evidence(forward_pass, targets or [ClassScore(1)] * len(x), images)[0]
 
 
@@ -215,7 +217,7 @@ def test_scorecam_equals_numbers_by_hand() -> None:
     model = nn.Sequential(nn.Identity(), nn.Flatten(), nn.Linear(4, 1, bias=False))
     model[2].weight.data = torch.tensor([[1.0, 1.0, -1.0, -1.0]])
     x = torch.tensor([[[1.0, 3.0], [2.0, 0.0]]])  # the masks are [0, 1] and [1, 0]
-    forward_pass = ForwardPass(model, x, [Layer("0", Layout("channels first", (2,)))])
+    forward_pass = run_forward_pass(model, x, [Layer("0", Layout("channels first", (2,)))])
     (evidence,) = gather_evidence(forward_pass, [ClassScore(1)])
     # What is left of the picture is [0, 3], [0, 0], a score of 3, and [1, 0], [2, 0], a score of -1.
     first = 1 / (1 + torch.tensor(-4.0).exp())

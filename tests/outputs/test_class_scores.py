@@ -18,8 +18,8 @@ from camtool.outputs.class_scores import (
     compute_class_scores,
     compute_probabilities,
     compute_top_score,
-    find_link,
     find_logits,
+    infer_link,
 )
 from camtool.outputs.detections import find_detections
 from camtool.outputs.predictions import count_images, get_predictions
@@ -104,12 +104,12 @@ def test_queries_with_masks_become_score_planes() -> None:
 def test_model_config_gives_the_class_count_and_the_link() -> None:
     model = nn.Linear(2, 2)
     assert get_class_count(model) is None
-    assert find_link(model).link == "softmax"
+    assert infer_link(model).link == "softmax"
     model.config = SimpleNamespace(num_labels=7, problem_type="multi_label_classification")
     assert get_class_count(model) == 7
-    assert find_link(model).link == "sigmoid"
+    assert infer_link(model).link == "sigmoid"
     model.config.problem_type = None
-    assert find_link(model).link == "softmax"
+    assert infer_link(model).link == "softmax"
     other = nn.Linear(2, 2)
     other.names = {0: "cat", 1: "dog"}
     assert get_class_count(other) == 2

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from camtool.outputs.class_scores import FoundLink, find_link
+from camtool.outputs.class_scores import FoundLink, infer_link
 
 SMALL = torch.tensor([[0.25, 0.5, 0.125], [0.5, 0.75, 0.0]])
 """Numbers between 0 and 1, which do not sum to 1."""
@@ -64,18 +64,18 @@ ENDS: dict[str, tuple[Callable[[Tensor], Tensor], FoundLink]] = {
 @pytest.mark.parametrize("name", ENDS)
 def test_link_of_scores_on_the_graph(name: str) -> None:
     end, expected = ENDS[name]
-    assert find_link(nn.Identity(), end(SMALL.clone().requires_grad_())) == expected
+    assert infer_link(nn.Identity(), end(SMALL.clone().requires_grad_())) == expected
 
 
 @pytest.mark.parametrize(
     ("name", "expected"), [("sigmoid", PROBABILITIES), ("linear", LOGITS), ("mul", DOUBT), (None, DOUBT)]
 )
 def test_without_a_graph_the_final_operation_decides(name: str | None, expected: FoundLink) -> None:
-    assert find_link(nn.Identity(), SMALL, lambda: name) == expected
+    assert infer_link(nn.Identity(), SMALL, lambda: name) == expected
 
 
 @pytest.mark.parametrize("scores", [4 * SMALL, SMALL.softmax(1)], ids=["large", "sum to 1"])
 def test_the_final_operation_is_not_asked_for_without_need(scores: Tensor) -> None:
     asked: list[None] = []
-    find_link(nn.Identity(), scores, lambda: asked.append(None))
+    infer_link(nn.Identity(), scores, lambda: asked.append(None))
     assert not asked

@@ -29,7 +29,6 @@ from camtool.evaluation.audit.images import GRID, share_heat
 from camtool.evaluation.audit.statistics import MaximumTest, run_maximum_test
 from camtool.evaluation.subject import Subject, check_image_list, check_single_labels
 from camtool.explaining.device_maps import compute_class_maps
-from camtool.hooks.observation import observe
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.inputs.prepared_inputs import InputBatch
@@ -224,7 +223,7 @@ class Probe:
         images, rows = self._inputs, torch.arange(len(self.targets))
         with Cleanup(), guard(self._subject.model):
             with torch.autocast(images.device.type, enabled=False):
-                forward_pass = self._explainer.run_forward_pass(observe, self._batch)
+                forward_pass = self._explainer.run_batch(self._batch)
                 self._names = self._explainer.find_labels(forward_pass)[0]
                 by_class = {
                     target: compute_class_maps(

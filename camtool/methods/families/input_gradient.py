@@ -380,7 +380,7 @@ def _compute_placed_terms(evidence: Evidence) -> list[tuple[Tensor, list[tuple[T
         dependent = _select_dependent(recorded.calls, leaf)
         calls.extend(call for call in dependent if len(call.output) == len(inputs))
         fewer.extend(call for call in dependent if len(call.output) < len(inputs))
-        if evidence.forward_pass.placement == "centers":
+        if evidence.forward_pass.settings.placement == "centers":
             centers.extend(read_centers([(call.output, call.get_grid()) for call in calls], leaf))
         return [call.output for call in calls]
 

@@ -361,7 +361,7 @@ def get_enlargement(evidence: Evidence, masks: Placement) -> Enlarge:
     Raises:
         MethodError: ``masks`` is unknown, or ``"centers"`` although maps are stretched.
     """
-    if masks == "centers" and evidence.forward_pass.placement == "stretch":
+    if masks == "centers" and evidence.forward_pass.settings.placement == "stretch":
         raise MethodError("masks='centers' needs placement='centers', got placement='stretch'; leave masks= out.")
     if masks == "centers":
         return partial(evidence.resize_to_input, holds=True)

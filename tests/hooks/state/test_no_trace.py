@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import camtool
 from camtool.evidence.evidence import gather_evidence
-from camtool.evidence.forward_pass import ForwardPass
+from camtool.evidence.forward_pass import run_forward_pass
 from camtool.evidence.rescoring import run_forward, run_tail
 from camtool.hooks.observation import observe, resume
 from camtool.hooks.private_torch import save_function_modes
@@ -309,7 +309,7 @@ ROADS = {
 
 
 def evidence(model: nn.Module, x: Tensor) -> camtool.Evidence:
-    forward_pass = ForwardPass(model, x, [Layer(LAYER, Layout("channels first", (8, 8)))])
+    forward_pass = run_forward_pass(model, x, [Layer(LAYER, Layout("channels first", (8, 8)))])
     return gather_evidence(forward_pass, [ClassScore(0)] * len(x))[0]
 
 
