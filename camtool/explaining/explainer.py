@@ -203,6 +203,7 @@ def explain(model: Model, img: Images, target_class: AnyTargets = None, **option
     Raises:
         CamtoolError: An argument does not fit; :mod:`camtool.errors` lists the classes.
     """
+    # Explainer.__call__ below prepares the images; ARCHITECTURE.md lists the steps from here to the map.
     return Explainer(model, **options)(img, target_class)
 
 
@@ -308,7 +309,7 @@ class Explainer(Generic[Result]):
 
     Attributes:
         preparer: Prepares the images.
-        batches: Explains the prepared batches.
+        batch_explainer: Explains the prepared batches.
 
     Raises:
         MethodError: A method, an option or a merge is unknown.
@@ -357,7 +358,7 @@ class Explainer(Generic[Result]):
         self._model, self._whole, self._settings = loaded.model, whole, settings
         transform, kind, reading = settings.transform or loaded.transform, settings.kind, settings.reading
         self.preparer = InputPreparer(loaded.model, transform, settings.device, kind=kind, reading=reading)
-        self.batches = _EXPLAINERS[settings.verify](
+        self.batch_explainer = _EXPLAINERS[settings.verify](
             model=loaded.model,
             methods=methods,
             has_many_methods=isinstance(method, (list, tuple)),
@@ -390,26 +391,30 @@ class Explainer(Generic[Result]):
     def __call__(self, img: Images, target_class: AnyTargets = None) -> Any: ...
     @explain_foreign_arguments
     def __call__(self, img: Images, target_class: AnyTargets = None) -> Any:
-        """Explain images; the arguments and the results are those of :func:`explain`."""
+        """Explain images; the arguments and the results are those of :func:`explain`.
+
+        Here the images are prepared. What runs the model and computes the maps is :meth:`BatchExplainer.explain`.
+        """
         check_argument_order(img, target_class)
         if self._recommend is not None:
             self._choose_method(img, self._recommend)
         # The first block takes over if an interrupt arrives just as one of the others ends.
         key = None if isinstance(target_class, int | None) else targets.get_score_key(target_class)
-        with Cleanup() as cleanup, guard(self._model, evaluate=not self.batches.engines):
+        batch_explainer = self.batch_explainer
+        with Cleanup() as cleanup, guard(self._model, evaluate=not batch_explainer.engines):
             cleanup.push(partial(MOST_ROWS.set, MOST_ROWS.get()))
             MOST_ROWS.set(self._settings.batch_size)
             count, batches = self.preparer.prepare_batches(
                 img,
                 self._settings.batch_size or _IMAGES_AT_ONCE,
                 image=self._settings.image,
-                layers=self.batches.layers,
+                layers=batch_explainer.layers,
                 call_index=self._settings.call_index,
-                score=UserScore(partial(targets.score_request, target_class, self.batches.labels), key),
-                needs_layers=self.batches.needs_layers,
+                score=UserScore(partial(targets.score_request, target_class, batch_explainer.labels), key),
+                needs_layers=batch_explainer.needs_layers,
             )
             requests = match_targets(target_class, count)
-            explain = self.batches.explain_by_engines if self.batches.engines else self.batches.explain
+            explain = batch_explainer.explain_by_engines if batch_explainer.engines else batch_explainer.explain
             results: list[Any] = []
             has_several = count is not None and count > 1
             with follow_images(len(requests)) if has_several else nullcontext() as steps:
@@ -428,15 +433,15 @@ class Explainer(Generic[Result]):
             images = ReadOnDemand(images, self.preparer)
         chosen = recommend(images)
         if chosen is None:  # a later call may have enough images
-            self.batches = replace(self.batches, notes=(_TOO_FEW_IMAGES,))
+            self.batch_explainer = replace(self.batch_explainer, notes=(_TOO_FEW_IMAGES,))
             return
         methods, self._recommend = [find_method(chosen[0])], None
         layers, depths = None if chosen[1] is None else [chosen[1]], read_depths(methods, {})
-        self.batches = replace(self.batches, methods=methods, layers=layers, depths=depths, notes=())
+        self.batch_explainer = replace(self.batch_explainer, methods=methods, layers=layers, depths=depths, notes=())
 
     def __repr__(self) -> str:
-        names = "auto" if self._recommend else ", ".join(method.name for method in self.batches.methods)
-        layers = ", ".join(self.batches.layers or ["the layer of its choice"])
+        names = "auto" if self._recommend else ", ".join(method.name for method in self.batch_explainer.methods)
+        layers = ", ".join(self.batch_explainer.layers or ["the layer of its choice"])
         return f"<Explainer of {add_article(type(self._whole).__name__)}: {names} at {layers}>"
 
     def prepare(self, img: OneImage | Tensor | NDArray[Any]) -> PreparedInput:
@@ -497,7 +502,7 @@ class Explainer(Generic[Result]):
                 which is not read, such a class gives a map of NaN, and an overlay without heat.
             CamtoolError: The model is no classifier.
         """
-        with Cleanup(), guard(self._model, evaluate=not self.batches.engines):
+        with Cleanup(), guard(self._model, evaluate=not self.batch_explainer.engines):
             batch = self.preparer.to_model(images)
             pixels = to_device_pixels(batch, self.preparer.transform)
             maps = self._compute_device_maps("draw_overlays", batch, target_class, differentiable=False)
@@ -529,7 +534,7 @@ class Explainer(Generic[Result]):
                 which is not read, such a class gives a map of NaN.
             CamtoolError: The model is no classifier.
         """
-        with Cleanup(), guard(self._model, evaluate=not self.batches.engines):
+        with Cleanup(), guard(self._model, evaluate=not self.batch_explainer.engines):
             batch = self.preparer.to_model(images)
             maps = self._compute_device_maps("compute_maps", batch, target_class, differentiable=differentiable)
             return maps.to_heatmaps(batch.shape[2:]) if resize else maps.raw
@@ -538,16 +543,17 @@ class Explainer(Generic[Result]):
         """Return the maps of a batch without explanations."""
         if self._recommend is not None:
             self._choose_method(batch, self._recommend)
-        if len(self.batches.methods) != 1 or not self.batches.needs_layers:
+        explainer = self.batch_explainer
+        if len(explainer.methods) != 1 or not explainer.needs_layers:
             raise MethodError(f"{caller} takes one method that looks at a layer, e.g. 'gradcam'.")
         asked = read_classes(target_class, len(batch))
         classes = asked.to(batch.device, torch.long, non_blocking=True).expand(len(batch))
         given = InputBatch([], batch, self._settings.call_index)
         if differentiable:
             with guard(self._model):
-                maps = self.batches.compute_device_maps_with(observe_connected, given, classes, differentiable=True)
+                maps = explainer.compute_device_maps_with(observe_connected, given, classes, differentiable=True)
         else:
-            maps = self.batches.compute_device_maps(given, classes)
+            maps = explainer.compute_device_maps(given, classes)
         if not isinstance(target_class, Tensor):
             for index in {*asked.flatten().tolist()} - {-1}:
                 check_class_index(index, max(maps.logits.shape[1], 2))

@@ -194,9 +194,9 @@ class _Block:
     ) -> None:
         self.make_explainer = partial(Explainer, model, layer=layer, **settings)
         explainer = self.make_explainer("eigencam")  # a method that all models support whose layers can be hooked
-        self.module, self.depths, self.settings = explainer.batches.model, depths, settings
+        self.module, self.depths, self.settings = explainer.batch_explainer.model, depths, settings
         self.start_graph = start_graph
-        self.layers, self.preparer = explainer.batches.layers, explainer.preparer
+        self.layers, self.preparer = explainer.batch_explainer.layers, explainer.preparer
 
     def prepare(self, inputs: Tensor | Inputs) -> InputBatch:
         """Return what the model was called with as a batch."""
@@ -272,10 +272,10 @@ class ObservedPass:
             batch = self._batch = self._batch or self._block.prepare(self._inputs)
             notes = (_TRAIN_MODE,) if self._training else ()
             with self._restore_autocast():
-                self._check_methods(explainer.batches.methods, batch.inputs)
-                run = _Replay(batch.inputs, self._scored, self._calls, self._reason)
+                self._check_methods(explainer.batch_explainer.methods, batch.inputs)
+                replay = _Replay(batch.inputs, self._scored, self._calls, self._reason)
                 requests = match_targets(target_class, len(batch.items))
-                return replace(explainer.batches, notes=notes).explain(batch, requests, run)
+                return replace(explainer.batch_explainer, notes=notes).explain(batch, requests, replay)
 
     def keep_output(self, layer: str, _: nn.Module, output: Any) -> Any:
         """Copy what a layer returned, and note where in the graph it was made. This is a hook of the layer."""

@@ -155,7 +155,7 @@ def _try_explaining(
 def _describe_nothing(explainer: Explainer[Any], photo: PreparedInput, error: NothingFoundError) -> Explanation:
     """Return what a run writes of a photo in which a detector found nothing: an answer, and no failure."""
     warnings = (*photo.notes, MapWarning(str(error), "nothing-found"))
-    raw, method = np.zeros((1,) * len(photo.view.size), np.float32), explainer.batches.methods[0].name
+    raw, method = np.zeros((1,) * len(photo.view.size), np.float32), explainer.batch_explainer.methods[0].name
     return Explanation(raw, photo.view, "nothing found", None, math.nan, None, method, "", warnings)
 
 
