@@ -180,7 +180,7 @@ def _apply(
     activations, gradients = (upcast(layer.layout.to_grid(tensor)) for tensor in (output, gradient))
     evidence: Any = GridEvidence(activations, gradients, logits)
     try:
-        return method(evidence, **options)
+        return method.compute_raw_maps(evidence, **options)
     except NotCompilableError as error:
         raise MethodError(f"method {method.name!r} cannot be computed on the device: {error}.") from error
 

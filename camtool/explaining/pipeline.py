@@ -340,7 +340,7 @@ class BatchExplainer:
         with torch.no_grad(), torch.autocast(device, enabled=False) if is_autocast else nullcontext():
             maps, centers = [], []
             for of_layer in evidence:
-                raw = method(of_layer, **options)
+                raw = method.compute_raw_maps(of_layer, **options)
                 _check_maps(method, of_layer, raw)
                 maps.append(raw)
                 # Methods may return maps on another grid than the layer's, e.g. the input's.

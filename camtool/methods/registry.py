@@ -89,11 +89,11 @@ _NO_SCORE = frozenset({"activations", "attention"})
 
 @dataclass(frozen=True)
 class Method:
-    """A method with its metadata.
+    """A method with its metadata. Its function computes the raw maps; that of a :class:`WeightingMethod`, the weights.
 
     Attributes:
         name: The name that users pass as ``method=``.
-        function: The function from evidence to raw maps, or to weights if ``is_weighting``.
+        function: The function from evidence to raw maps. It stands in :mod:`camtool.methods.families`.
         paper: The source: an arXiv number or a DOI. Empty for a user's own function.
         needs: What the method needs in addition to a forward pass; empty if unknown, as for a user's own function.
         cost: The cost in addition to that forward pass.
@@ -102,7 +102,6 @@ class Method:
         weights: The function that computes only the weights ``(R, C, *grid)`` or ``(R, C, 1, ...)``, for methods that
             weigh activations; None for other methods.
         at_input_size: Whether the maps are at the input's size although they are made from a layer.
-        is_weighting: Whether ``function`` returns weights, from which the map is made, see :func:`weighting`.
     """
 
     name: str
@@ -113,12 +112,14 @@ class Method:
     ignores_layer: bool = False
     weights: MethodFunction | None = None
     at_input_size: bool = False
-    is_weighting: bool = False
 
     def __call__(self, evidence: Evidence, **options: Any) -> Tensor:
-        """Compute the raw maps, ``(R, *grid)``; from weights ``w`` they are ``relu(Σ_k w_k A_k)``."""
-        computed = self.function(evidence, **options)
-        return (computed * evidence.activations).sum(1).relu() if self.is_weighting else computed
+        """Compute the raw maps, ``(R, *grid)``."""
+        return self.compute_raw_maps(evidence, **options)
+
+    def compute_raw_maps(self, evidence: Evidence, **options: Any) -> Tensor:
+        """Compute the raw maps, ``(R, *grid)``."""
+        return self.function(evidence, **options)
 
     @property
     def summary(self) -> str:
@@ -158,6 +159,22 @@ class Method:
         depths: Depths = options.get("depths", self.options["depths"])
         check_depths(depths)
         return int(depths) if isinstance(depths, Integral) else depths
+
+
+@dataclass(frozen=True)
+class WeightingMethod(Method):
+    """A method such as Grad-CAM, whose function computes weights of the activations, see :func:`weighting`.
+
+    Attributes:
+        function: The function from evidence to the weights ``(R, C, *grid)`` or ``(R, C, 1, ...)``.
+        weights: The same function.
+    """
+
+    def compute_raw_maps(self, evidence: Evidence, **options: Any) -> Tensor:
+        """Compute the raw maps ``relu(Σ_k w_k A_k)``, ``(R, *grid)``: the ReLU of the weighted sum."""
+        weights = self.function(evidence, **options)  # e.g. gradcam in camtool/methods/families/gradient.py
+        weighted_sum = (weights * evidence.activations).sum(1)
+        return weighted_sum.relu()
 
 
 @dataclass(frozen=True)
@@ -236,12 +253,13 @@ def weighting(
     """Register a method by its weights: a function from evidence to ``(R, C, *grid)`` or ``(R, C, 1, ...)``.
 
     The map is the positive part of the weighted sum of the activations, ``relu(Σ_k w_k A_k)``, which
-    :meth:`Method.__call__` computes. The arguments are those of :func:`method`.
+    :meth:`WeightingMethod.compute_raw_maps` computes. The arguments are those of :func:`method`.
     """
 
     def register(function: MethodFunction) -> MethodFunction:
-        function = method(name, paper=paper, needs=needs, cost=cost)(function)
-        METHODS[name] = replace(METHODS[name], weights=function, is_weighting=True)
+        _check_name_is_free("method", name)
+        several, function = _check_needs(name, needs), check_options_of(function, MethodError)
+        METHODS[name] = WeightingMethod(name, function, paper, several, cost, weights=function)
         return function
 
     return register
@@ -358,9 +376,9 @@ def find_method(name: str | MethodFunction) -> Method:
     outer, colon, inner = name.partition(":")
     if colon:
         return wrap_method(outer, inner)
-    method = METHODS.get(name) or find_by_name(name, METHODS)
-    if method is not None:
-        return method
+    registered = METHODS.get(name) or find_by_name(name, METHODS)
+    if registered is not None:
+        return registered
     wrapper = find_by_name(name, WRAPPERS)
     if wrapper is not None:
         raise MethodError(
@@ -388,18 +406,18 @@ def wrap_method(wrapper: str, inner: str | MethodFunction) -> Method:
     if outer is None:
         near = suggest_names(wrapper, WRAPPERS)
         raise MethodError(f"wrapper {wrapper!r} is unknown.{near} Known wrappers: {', '.join(WRAPPERS)}.")
-    method = find_method(inner)
-    _check_wrapping(outer, method)
+    wrapped = find_method(inner)
+    _check_wrapping(outer, wrapped)
     return Method(
-        name=f"{outer.name}:{method.name}",
-        function=_compose(outer.function, method),
-        paper=", ".join(filter(None, [outer.paper, method.paper])),
-        needs=method.needs | outer.needs if method.needs else method.needs,
+        name=f"{outer.name}:{wrapped.name}",
+        function=_compose(outer.function, wrapped),
+        paper=", ".join(filter(None, [outer.paper, wrapped.paper])),
+        needs=wrapped.needs | outer.needs if wrapped.needs else wrapped.needs,
         # A wrapper that needs weights runs the method once; others run it several times.
-        cost="some passes" if method.cost == "a pass" and not outer.needs_weights else method.cost,
-        ignores_layer=method.ignores_layer,
-        weights=method.weights if outer.needs_weights else None,
-        at_input_size=outer.at_input_size or method.at_input_size,
+        cost="some passes" if wrapped.cost == "a pass" and not outer.needs_weights else wrapped.cost,
+        ignores_layer=wrapped.ignores_layer,
+        weights=wrapped.weights if outer.needs_weights else None,
+        at_input_size=outer.at_input_size or wrapped.at_input_size,
     )
 
 

@@ -1,9 +1,9 @@
 """Gradient methods: weigh the activations of one layer by the gradient of the score.
 
 ``A`` are the activations and ``g`` the gradient of the score with respect to them, both ``(R, C, *grid)``. Most methods
-here are registered by their weights ``w``, of which :meth:`camtool.methods.Method.__call__` makes the map
-``relu(Σ_k w_k A_k)``. The ReLU keeps the evidence for the target. The methods use the image itself; those that average
-over other images are in :mod:`camtool.methods.families.averaged_gradient`.
+here are registered by their weights ``w``, of which :meth:`camtool.methods.registry.WeightingMethod.compute_raw_maps`
+makes the map ``relu(Σ_k w_k A_k)``. The ReLU keeps the evidence for the target. The methods use the image itself; those
+that average over other images are in :mod:`camtool.methods.families.averaged_gradient`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def cam(evidence: Evidence) -> Tensor:
 def gradcam(evidence: Evidence) -> Tensor:
     """Weigh channels by their mean gradient.
 
-    ``w_k`` is the mean of ``g_k`` over the positions (Selvaraju et al. 2017, eq. 1 and 2).
+    ``w_k`` is the mean of ``g_k`` over the positions (Selvaraju et al. 2017, eq. 1). The map is the ReLU of the
+    weighted sum, ``relu(Σ_k w_k A_k)`` (eq. 2).
 
     Returns:
         The weights ``(R, C, 1, ...)``.

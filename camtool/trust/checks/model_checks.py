@@ -15,6 +15,7 @@ from camtool.hooks.observation import observe
 from camtool.hooks.registration import DROPOUTS
 from camtool.hooks.structures.modules import has_matrix, iterate_hookable_modules
 from camtool.hooks.structures.nested_tensors import find_main_tensor
+from camtool.methods.registry import WeightingMethod
 from camtool.trust.checks.check_context import CheckContext
 from camtool.trust.checks.check_report import Finding
 
@@ -141,7 +142,7 @@ def find_depth_skip_reason(context: CheckContext) -> str | None:
     if context.class_scores is None:
         return "it takes a classifier"
     # Methods that weigh each cell are meant for early layers, too, e.g. layercam.
-    is_weighting = context.method.is_weighting and context.method.cost == "a pass"
+    is_weighting = isinstance(context.method, WeightingMethod) and context.method.cost == "a pass"
     if not is_weighting or any(side > 1 for side in context.method.function(context.evidence[0]).shape[2:]):
         return "the method does not weigh each channel by one number"
     return None
