@@ -111,7 +111,7 @@ def observe(
     rows: Mapping[str, Rows] = _SINGLE_ROWS,
     without_graph: Collection[str] = (),
 ) -> Observation:
-    """Run ``model`` once, in evaluation mode, and keep the outputs of ``layers``.
+    """Run ``model`` once, in evaluation mode, and keep the outputs of ``layers``: :func:`_observe` has hooks do it.
 
     Args:
         model: Any module. Its state is preserved, see :func:`camtool.hooks.state.guard.guard`.
@@ -156,29 +156,35 @@ def _observe(
     grad: bool,
     grad_in_trunk: bool,
 ) -> tuple[Observation, bool]:
-    """Return the observation, and True if the graph is connected from the first layer that ran to the output."""
-    calls: dict[str, list[Tensor]] = {layer: [] for layer in (*layers, *without_graph)}
-    has_begun = is_cut = False
+    """Register the hooks, run the model and remove the hooks.
 
-    def keep_output(layer: str, _: nn.Module, output: Any) -> Any:
-        nonlocal has_begun, is_cut
+    Returns:
+        The observation, and True if the graph is connected from the first layer that ran to the output.
+    """
+    calls: dict[str, list[Tensor]] = {layer: [] for layer in (*layers, *without_graph)}
+    grad_modes: list[bool] = []  # as each call of a layer ended
+
+    def keep_values(layer: str, _: nn.Module, output: Any) -> None:
+        """Keep what a layer returned, without a graph."""
+        tensor = _get_tensor(layer, output).detach().clone()
+        calls[layer].append(rows[layer].split(tensor) if layer in rows else tensor)
+
+    def start_graph(layer: str, _: nn.Module, output: Any) -> Any:
+        """Keep what a layer returned as a leaf, switch grad mode on, and let the model go on with a copy."""
         tensor = _get_tensor(layer, output)
-        if layer in without_graph:
-            calls[layer].append(tensor.detach().clone())
-            return None
         kept = rows[layer].split(tensor) if layer in rows else tensor
-        if grad:
-            has_begun, is_cut = True, is_cut or (has_begun and not torch.is_grad_enabled())
-            torch.set_grad_enabled(True)  # until the forward pass' own grad mode ends, below
-            # A separate tensor, so that other results that the layer derived from this one, e.g. a pooled output, get
-            # no gradient from here.
-            kept = kept.view_as(kept) if kept.requires_grad else kept.detach().requires_grad_()
-        calls[layer].append(kept if grad else kept.detach())
+        grad_modes.append(torch.is_grad_enabled())
+        torch.set_grad_enabled(True)  # until the forward pass' own grad mode ends, below
+        # A separate tensor, so that other results that the layer derived from this one, e.g. a pooled output, get no
+        # gradient from here. Behind an earlier layer it is on that one's graph, and no leaf.
+        kept = kept.view_as(kept) if kept.requires_grad else kept.detach().requires_grad_()
+        calls[layer].append(kept)
         return replace_main_tensor(output, (kept if kept.ndim == tensor.ndim else rows[layer].join(kept)).clone())
 
     with guard(model) as cleanup, torch.set_grad_enabled(grad_in_trunk):
         for layer in calls:
-            add_forward_hook(cleanup, find_module(model, layer), partial(keep_output, layer), prepend=True)
+            hook = start_graph if grad and layer not in without_graph else keep_values
+            add_forward_hook(cleanup, find_module(model, layer), partial(hook, layer), prepend=True)
         if grad and isinstance(inputs, dict) and inputs.get("use_cache") is False:
             recompute_blocks(cleanup, model, layers)
         output = run_model(model, inputs)
@@ -186,7 +192,8 @@ def _observe(
         get_call(layer, tensors, -1)
     output = output if grad else map_tensors(output, Tensor.detach)
     tensor = find_main_tensor(output)
-    return Observation(output, calls), not is_cut and (tensor is None or tensor.requires_grad)
+    # A block that ended the grad mode of an earlier layer's hook has cut the graph.
+    return Observation(output, calls), all(grad_modes[1:]) and (tensor is None or tensor.requires_grad)
 
 
 def observe_connected(
