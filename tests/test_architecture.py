@@ -14,10 +14,12 @@ from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import get_origin
 
 import pytest
+import torch
+from torch import nn
 
 import camtool
 
@@ -99,6 +101,45 @@ def test_the_architecture_page_shows_the_import_contract() -> None:
     page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`[^|]+) \|", page, re.MULTILINE)
     assert [sorted(re.findall(r"`(\w+)`", row)) for row in rows] == read_layers()
+
+
+def read_path_of_a_call() -> list[tuple[str, str]]:
+    """Return the files and functions that the page lists as the path of a call, in order."""
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    steps = re.findall(r"^\d+\. `([\w/]+\.py)`: (.*)$", page, re.MULTILINE)
+    return [(file, name) for file, text in steps for name in re.findall(r"`([\w.]+)`", text) if name != "Explainer"]
+
+
+def find_first_line(file: str, name: str) -> int:
+    """Return the line at which the code of a function begins; of several overloads the last is the function."""
+    body = ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body
+    found: ast.AST | None = None
+    for part in name.split("."):
+        found = [node for node in body if getattr(node, "name", "") == part][-1]
+        body = found.body  # type: ignore[attr-defined]
+    assert isinstance(found, ast.FunctionDef)
+    return min(node.lineno for node in (found, *found.decorator_list))
+
+
+def test_the_architecture_page_shows_the_path_of_a_call() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).eval()
+    images = torch.rand(1, 3, 16, 16)
+    camtool.explain(model, images, 0)  # the first call also examines the model
+    entered: dict[tuple[str, int], None] = {}
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            entered[frame.f_code.co_filename, frame.f_code.co_firstlineno] = None
+
+    previous = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        camtool.explain(model, images, 1)
+    finally:
+        sys.setprofile(previous)
+    listed = [(str(PACKAGE / file), find_first_line(file, name)) for file, name in read_path_of_a_call()]
+    assert len(listed) > 10
+    assert [place for place in entered if place in listed] == listed
 
 
 def test_the_top_of_the_package_shows_the_architecture() -> None:
