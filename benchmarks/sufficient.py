@@ -6,7 +6,8 @@ nothing was tried. The search was chosen on 39 others of them and on 12 photos w
 
 Each claim is checked again, one image at a time, by the model itself and by masks that are drawn here: **refuted**
 counts regions alone with less than 90 % of the probability, or with other numbers than the result says; **wrongly**
-those that are said to be minimal with a cell that can be dropped.
+those that are said to be minimal with a cell that can be dropped. **With the mean color** is what the same regions give
+if the rest has the mean color of the photo, which the sentence of the result says, too: the claim is about its fill.
 
 **Area** is the mean share of the input, beside that of the smallest region that other orders of the cells find with as
 many passes: bisection along the map of Grad-CAM, of RISE and of Score-CAM, whose passes count, and along a random
@@ -115,16 +116,23 @@ def _measure_network(network: Network) -> Iterator[dict[str, Any]]:
     questions = [one for number, one in enumerate(network.list_questions(HELD_OUT)) if number in _UNTOUCHED]
     areas: dict[str, list[float]] = {}
     checks: dict[str, list[list[float]]] = {}
+    kept_with_mean: dict[str, list[float]] = {}
     for number, question in enumerate(questions):
         trial = _Trial(network, question)
         for passes in PASSES:
             region = trial.result.sufficient(KEEP, passes)
             areas.setdefault(f"{_OURS}, {passes}", []).append(region.share)
             checks.setdefault(f"{_OURS}, {passes}", []).append(trial.check(region))
+            kept_with_mean.setdefault(f"{_OURS}, {passes}", []).append(region.other_fill[1] / region.score)
             for name, area in trial.search_otherwise(passes, seed=number):
                 areas.setdefault(f"{name}, {passes}", []).append(area)
         print(question.index, {name: round(values[-1], 3) for name, values in areas.items()}, flush=True)
-        yield _summarize(areas, checks)
+        yield _summarize(areas, checks) | {
+            "kept with the mean color": {
+                name: [round(float(np.quantile(values, share)), 3) for share in (0, 0.5, 1)]
+                for name, values in kept_with_mean.items()
+            }
+        }
 
 
 def _summarize(areas: dict[str, list[float]], checks: dict[str, list[list[float]]]) -> dict[str, Any]:
@@ -175,6 +183,7 @@ class _Trial:
         for fill, (alone, without) in region.by_fill.items():
             again = self.score(region.cells, fill), self.score(~region.cells, fill)
             is_refuted |= again[0] < KEEP * whole or not np.allclose(again, (alone, without), rtol=1e-3, atol=1e-6)
+        is_refuted |= not np.allclose(self.score(region.cells, "mean"), region.other_fill[1], rtol=1e-3, atol=1e-6)
         if region.is_minimal:
             for cell in np.argwhere(region.cells):
                 fewer = region.cells.copy()
@@ -299,6 +308,9 @@ def write_tables(rows: dict[str, Any]) -> str:
             f"({check['not minimal after all']} wrongly), median area {median:.2f}"
         )
     lines.append(f"| `sufficient()`, checked one image at a time | {' | '.join(cells)} |")
+    kept = [row["kept with the mean color"][f"{_OURS}, {passes}"] for _, row, passes in asked]
+    cells = [f"median {median:.0%} ({low:.0%} to {high:.0%})" for low, median, high in kept]
+    lines.append(f"| what its regions keep with the rest in its mean color | {' | '.join(cells)} |")
     scenes = rows.get("scenes")
     if scenes is not None:
         (share, error), (mean, its_error) = scenes["at least 80 % of the cells"], scenes["cells on the object"]

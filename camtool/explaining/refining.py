@@ -152,6 +152,9 @@ _MOST_PASSES = 100_000
 # Share of a score by which a region must do better than asked in the search, so that rounding does not decide.
 _MARGIN = 1e-4
 
+# The first of these that was not asked for shows how much a claim depends on its fill.
+_OTHER_FILLS = ("mean", "blur")
+
 
 def find_regions(
     result: Explanation, kind: str, share: float, passes: int, fill: Removals, regions: int, cells: int
@@ -174,7 +177,8 @@ def find_regions(
     fills = _name_fills(fill)
     check_count("regions", regions)
     check_count("cells", cells, least=2)
-    check_count("passes", passes, least=(FEWEST_PASSES + 2) * len(fills) * regions + 1)
+    fewest = FEWEST_PASSES * len(fills) + _count_confirming_passes(len(fills))
+    check_count("passes", passes, least=fewest * regions + 1)
     if passes > _MOST_PASSES:
         raise CamtoolError(f"passes must be at most {_MOST_PASSES:,}, got {passes!r}.")
     explainer = _get_explainer(result, f"{kind}()")
@@ -212,6 +216,7 @@ class _Verified:
     is_minimal: bool
     alone: list[float]
     without: list[float]
+    other_fill: tuple[str, float] | None
 
 
 class _Trial:
@@ -243,6 +248,9 @@ class _Trial:
             raise CamtoolError(f"the score must be above 0 to keep a share of it, got {self.whole:g}; explain a class.")
         inputs, self._is_sufficient = evidence.inputs, is_sufficient
         self._fills: dict[str, Fill] = {name: start_removal(inputs, fill) for name, fill in fills.items()}
+        # A region that is enough with one fill may be worth nothing with another, so one pass tells that of each claim.
+        other = next(name for name in _OTHER_FILLS if name not in fills) if len(fills) == 1 else None
+        self._other_fill = None if other is None else (other, start_removal(inputs, other))
         side = min(cells, *inputs.shape[2:])
         rows, columns = (torch.arange(length, device=inputs.device) * side // length for length in inputs.shape[2:])
         self.numbers, self._grid = rows[:, None] * side + columns, (side, side)
@@ -273,20 +281,22 @@ class _Trial:
             holding.extend(parts[values >= goal])
             return cast("NDArray[np.float64]", values)
 
-        part = find_part(measure, heat, goal, passes // count - 2, allowed)
+        to_confirm = _count_confirming_passes(count)
+        part = find_part(measure, heat, goal, (passes - to_confirm) // count, allowed)
         if part is None:
             self.score_without_all = self.whole if self._is_sufficient else float(self.score(~allowed[None]).amax())
             return None
         cells, is_minimal, _ = part
         for tried in [cells, *sorted(holding, key=np.sum)[1:]]:
-            if self.passes + 2 * count > end:
+            if self.passes + to_confirm > end:
                 break
             alone, without = self.score(np.stack([tried, ~tried]), by_model=True).unbind(1)
             suffices = tried.all() or alone.amin() >= share * self.whole
             is_needed = without.amax() <= (1 - share) * self.whole
             is_confirmed = suffices if self._is_sufficient else is_needed
             if is_confirmed:
-                return _Verified(tried, is_minimal and tried is cells, alone.tolist(), without.tolist())
+                other = self._score_with_other_fill(tried if self._is_sufficient else ~tried)
+                return _Verified(tried, is_minimal and tried is cells, alone.tolist(), without.tolist(), other)
         raise CamtoolError(
             "the model did not confirm what its engine or prepared copy found; it may be random, or round coarsely."
         )
@@ -298,24 +308,33 @@ class _Trial:
             kept: ``(M, h, w)``.
             by_model: Run the model itself, and no engine and no copy.
         """
-        self.passes += len(kept) * len(self._fills)
+        return torch.stack([self._score_filled(kept, fill, by_model=by_model) for fill in self._fills.values()])
+
+    def _score_with_other_fill(self, kept: NDArray[np.bool_]) -> tuple[str, float] | None:
+        """Return the name of a fill that was not asked for, and the model's own score of some cells with it."""
+        if self._other_fill is None:
+            return None
+        name, fill = self._other_fill
+        return name, float(self._score_filled(kept[None], fill, by_model=True))
+
+    def _score_filled(self, kept: NDArray[np.bool_], fill: Fill, *, by_model: bool) -> Tensor:
+        """Return the scores ``(M,)`` of the image with all but some cells replaced by a fill, see :meth:`score`."""
+        self.passes += len(kept)
         cells = torch.from_numpy(kept.reshape(len(kept), -1)).to(self.numbers.device)
-        forward_pass, scores = self._evidence.forward_pass, list[Tensor]()
-        with forward_pass.restore_autocast():
-            size = forward_pass.fold_model().chunk_size
-        for fill in self._fills.values():
 
-            def make(part: slice, fill: Fill = fill) -> Tensor:
-                removed = ~cells[part][:, self.numbers]
-                return fill(torch.zeros(len(removed), dtype=torch.long, device=removed.device), removed)
+        def make(part: slice) -> Tensor:
+            removed = ~cells[part][:, self.numbers]
+            return fill(torch.zeros(len(removed), dtype=torch.long, device=removed.device), removed)
 
-            if by_model or self._is_in_engine:
-                run = partial(run_forward, self._evidence) if by_model else self._run_engine
-                values = torch.cat([run(make(part)) for part in iterate_chunks(len(kept), size)])
-            else:
-                values = score_inputs(self._evidence, [0], len(kept), make)[:, 0]
-            scores.append(upcast(values).double().cpu())
-        return torch.stack(scores)
+        if by_model or self._is_in_engine:
+            forward_pass = self._evidence.forward_pass
+            with forward_pass.restore_autocast():
+                size = forward_pass.fold_model().chunk_size
+            run = partial(run_forward, self._evidence) if by_model else self._run_engine
+            values = torch.cat([run(make(part)) for part in iterate_chunks(len(kept), size)])
+        else:
+            values = score_inputs(self._evidence, [0], len(kept), make)[:, 0]
+        return upcast(values).double().cpu()
 
     @property
     def _is_in_engine(self) -> bool:
@@ -335,6 +354,11 @@ class _Trial:
         return self._evidence.targets[0](predictions.to_batch(observed.output, len(variants)))
 
 
+def _count_confirming_passes(fills: int) -> int:
+    """Return the passes that confirm a region: two by each fill; if there is only one, one more by another fill."""
+    return 3 if fills == 1 else 2 * fills
+
+
 def _describe_region(
     trial: _Trial, result: Explanation, item: PreparedInput, verified: _Verified, kind: str
 ) -> VerifiedRegion:
@@ -350,6 +374,7 @@ def _describe_region(
         score_alone=min(verified.alone),
         score_without=max(verified.without),
         by_fill=dict(zip(trial.fills, zip(verified.alone, verified.without, strict=True), strict=True)),
+        other_fill=verified.other_fill,
         passes=trial.passes,
         is_minimal=verified.is_minimal,
         label=result.label,

@@ -223,6 +223,8 @@ class VerifiedRegion(image_writing.Displayable):
         score_alone: The score with all outside replaced; the lowest one, if there are several fills.
         score_without: The score with the region replaced; the highest one, if there are several fills.
         by_fill: Name of a fill to the score of the region alone and that without it.
+        other_fill: Where one fill was asked for: the name of another one, and the score with it, of the region alone if
+            it is sufficient, and without it if it is necessary. The claim need not hold for it. Else ``None``.
         passes: The forward passes that were used, for all of :attr:`others` together.
         is_minimal: True if no single cell can be dropped; False if the passes did not suffice to find out.
         label: What is explained.
@@ -240,6 +242,7 @@ class VerifiedRegion(image_writing.Displayable):
     score_alone: float
     score_without: float
     by_fill: dict[str, tuple[float, float]]
+    other_fill: tuple[str, float] | None
     passes: int
     is_minimal: bool
     label: str
@@ -265,15 +268,23 @@ class VerifiedRegion(image_writing.Displayable):
         """Say what the region is enough for, and what is left without it."""
         photo = "the photo" if self.view.seen.all() else "what the model sees"
         score = f"{'probability' if self.is_probability else 'score'} of {self.label!r}"
-        fills = " or ".join(_FILL_WORDS.get(name, f"replaced by {name}") for name in self.by_fill)
+        fills = " or ".join(map(_describe_fill, self.by_fill))
         alone, without = format_percent(self.score_alone / self.score), format_percent(self.score_without / self.score)
         share = "Less than 1%" if 0 < self.share < 0.005 else format_percent(self.share)
+        other = self._describe_other()
         if not self.cells.any():
-            return f"Nothing of {photo} is needed: all of it {fills}, {alone} of the {score} is left."
+            return f"Nothing of {photo} is needed: all of it {fills}, {alone} of the {score} is left{other}."
         if self.kind == "sufficient":
-            gives = f"{share} of {photo} alone, the rest {fills}, gives {alone} of the {score}"
+            gives = f"{share} of {photo} alone, the rest {fills}, gives {alone} of the {score}{other}"
             return f"{gives}; without it {without} is left."
-        return f"Without {share} of {photo}, {fills}, {without} of the {score} is left; it alone gives {alone}."
+        return f"Without {share} of {photo}, {fills}, {without} of the {score} is left{other}; it alone gives {alone}."
+
+    def _describe_other(self) -> str:
+        """Say in brackets how much of the score is left with another fill."""
+        if self.other_fill is None:
+            return ""
+        name, score = self.other_fill
+        return f" ({format_percent(score / self.score)} if {_describe_fill(name)})"
 
     def overlay(self) -> NDArray[np.uint8]:
         """Return the photo with all but the region faded and gray, ``(H, W, 3)`` uint8; each region has an outline.
@@ -299,3 +310,7 @@ class VerifiedRegion(image_writing.Displayable):
 
 # Name of a fill to how it is said in a sentence.
 _FILL_WORDS = {"blur": "blurred", "mean": "in its mean color", "zero": "at zero", "inpaint": "inpainted"}
+
+
+def _describe_fill(name: str) -> str:
+    return _FILL_WORDS.get(name, f"replaced by {name}")
