@@ -42,6 +42,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "border": Check(map_checks.check_border, map_checks.find_border_skip_reason),
         "transform": Check(input_checks.check_transform),
         "channels": Check(input_checks.check_channels, input_checks.find_skip_reason),
+        "color": Check(input_checks.check_color),
         "scale": Check(input_checks.check_scale, input_checks.find_skip_reason),
     }
 )

@@ -50,6 +50,10 @@ _SAME_NORMALIZATION = 0.05
 # White minus black of bytes from which a mean is subtracted, as models of Caffe take them, in BGR.
 _CAFFE_SPAN = 200
 
+# Largest distance between the channels of a gray image, from 0 for black to 1 for white: two steps of a byte, as files
+# are compressed and resized channel by channel.
+_GRAY = 2 / 255
+
 # Images of a folder from which on inputs are compared, and up to which.
 _FEWEST_IMAGES, _MOST_IMAGES = 8, 64
 
@@ -237,6 +241,17 @@ def check_channels(context: CheckContext) -> Iterator[Finding]:
             f"{better[1]:.0%}), so the image may be BGR where the model expects RGB, or the reverse.",
             {"entropy": better[1], "entropy if exchanged": better[2]},
         )
+
+
+def check_color(context: CheckContext) -> Iterator[Finding]:
+    """Find an image whose channels are equal; its prediction alone does not show that colors are missing."""
+    if context.inputs.ndim != 4 or context.inputs.shape[1] != 3:
+        return
+    black, white = _find_black_and_white(context.inputs, context.item)
+    values = (context.inputs - black) / (white - black)
+    is_constant = values.amax() - values.amin() <= _GRAY
+    if not is_constant and (values.amax(1) - values.amin(1)).max() <= _GRAY:
+        yield Finding("gray-image", "The image is gray: its three channels show the same picture.")
 
 
 def check_scale(context: CheckContext) -> Iterator[Finding]:

@@ -319,6 +319,7 @@ FAULTS: dict[str, tuple[str, Callable[[], camtool.Explanation]]] = {
     "labels of other classes": ("labels-mixed-up", lambda: _explain(make_kinds(is_sorted=False), target=0)),
     "an early layer": ("early-layer", lambda: _explain(Deep(), layer="1", target=0)),
     "red and blue exchanged": ("channels-swapped", _swapped),
+    "a gray photo": ("gray-image", lambda: _demo(_photo().convert("L"))),
     "values in another range": ("scale-misfit", _unscaled),
     "an output of two tensors": ("several-outputs", lambda: _explain(TwoOutputs())),
     "a model in training mode": ("train-mode", _train_mode),

@@ -135,6 +135,22 @@ SOUND = {
 }
 
 
+@pytest.mark.parametrize(
+    ("change", "is_gray"),
+    [
+        (lambda photo: photo, False),
+        (lambda photo: photo.convert("L"), True),
+        (lambda photo: photo.convert("L").convert("RGB"), True),
+        (lambda photo: Image.blend(photo.convert("L").convert("RGB"), photo, 0.2), False),  # faded colors
+        (lambda photo: Image.new("RGB", photo.size, (90, 90, 90)), False),  # has a warning of its own
+    ],
+)
+def test_a_gray_photo_is_a_fact_and_no_alarm(demo, change, is_gray: bool) -> None:
+    report = camtool.explain(demo, change(Image.fromarray(photos.unseen(0).image))).check()
+    assert ("gray-image" in report.codes) == is_gray
+    assert "gray-image" not in [finding.code for finding in report.warnings]
+
+
 @pytest.mark.parametrize("title", SOUND)
 def test_a_sound_transform_has_no_finding(title: str) -> None:
     model, transform = SOUND[title]
