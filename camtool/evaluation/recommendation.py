@@ -290,7 +290,7 @@ class Recommendation:
         layer: The layer, for ``layer=``; ``None`` for methods at the input.
         reason: Why, in a sentence or two. It says so if there were too few images for a choice.
         tried: All that was measured, the best first.
-        front: Those of it that nothing beats in faithfulness, localization and time together.
+        front: Those of it that nothing beats in faithfulness, single deletion, localization and time together.
     """
 
     method: str
@@ -327,10 +327,10 @@ def recommend(
     explained; with ``truth`` the share of the heat on the object, which then counts as much as the faithfulness. Of
     the candidates that are not measurably worse than the best one, by one standard error of the paired difference,
     those are left that are not measurably worse in localization, and of these the quickest is chosen. What another
-    candidate beats in everything is not chosen, nor what is less faithful than Grad-CAM at the default layer, which is
-    the choice if there are fewer than ten images.
+    candidate beats in everything is not chosen, nor what is less faithful than Grad-CAM at the default layer or, by one
+    standard error, behind it in single deletion or localization. With fewer than ten images Grad-CAM is the choice.
 
-    Single deletion is told beside it, but for ``occlusion``, which measures the same by itself: 16 of its 49 windows
+    Single deletion is not known for ``occlusion``, which measures the same by itself: 16 of its 49 windows
     are the metric's own cells, with the same fill.
 
     Args:
@@ -420,11 +420,13 @@ def _decide(allowed: Sequence[Tried], tried: Sequence[Tried], count: int) -> Rec
             f"more, and {count} came."
         )
         return Recommendation(reference.method, reference.layer or None, reason, order, front)
-    least = reference.quality.mean() if reference in allowed else -np.inf
-    possible = [trial for trial in front if trial in allowed and trial.quality.mean() >= least]
+    possible = [trial for trial in front if trial in allowed]
+    if reference in allowed:
+        possible = [trial for trial in possible if not _falls_behind(trial, reference)]
     best = max(possible, key=lambda trial: trial.quality.mean())
     choice = min(_list_equal(possible, best), key=lambda trial: trial.milliseconds)
-    reason = _explain_choice(choice, best, tried, count)
+    highest = max(allowed, key=lambda trial: trial.quality.mean())
+    reason = _explain_choice(choice, best, highest, tried, count)
     return Recommendation(choice.method, choice.layer or None, reason, order, front)
 
 
@@ -435,6 +437,17 @@ def _list_equal(possible: Sequence[Tried], best: Tried) -> list[Tried]:
         return equal
     sharpest = max(equal, key=lambda tried: float(_get_localization(tried).mean()))
     return [trial for trial in equal if not _is_worse(_get_localization(trial), _get_localization(sharpest))]
+
+
+def _falls_behind(trial: Tried, reference: Tried) -> bool:
+    """Return True if the mean quality is less than that of the reference, or another measure is measurably worse."""
+    if trial.quality.mean() < reference.quality.mean():
+        return True
+    pairs = [(trial.single_deletion, reference.single_deletion), (trial.localization, reference.localization)]
+    return any(
+        values is not None and of_reference is not None and _is_worse(values, of_reference)
+        for values, of_reference in pairs
+    )
 
 
 def _get_localization(tried: Tried) -> NDArray[np.float64]:
@@ -456,6 +469,8 @@ def _is_dominated(trial: Tried, tried: Sequence[Tried]) -> bool:
 def _dominates(first: Tried, second: Tried) -> bool:
     """Return True if one is at least as good in everything, and better in something."""
     pairs = [(first.faithfulness.mean(), second.faithfulness.mean()), (-first.milliseconds, -second.milliseconds)]
+    if first.single_deletion is not None and second.single_deletion is not None:
+        pairs.append((first.single_deletion.mean(), second.single_deletion.mean()))
     if first.localization is not None and second.localization is not None:
         pairs.append((first.localization.mean(), second.localization.mean()))
     return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
@@ -472,11 +487,18 @@ def _describe(choice: Tried, tried: Sequence[Tried], count: int) -> str:
     )
 
 
-def _explain_choice(choice: Tried, best: Tried, tried: Sequence[Tried], count: int) -> str:
+def _explain_choice(choice: Tried, best: Tried, highest: Tried, tried: Sequence[Tried], count: int) -> str:
+    """Say what was chosen, and why not the best one that may be chosen, or the one of the highest quality of all."""
     facts = _describe(choice, tried, count)
-    if choice is best:
-        return f"{facts} None is better."
     measure = "the mean of both" if choice.has_truth else "faithfulness"
+    if highest.quality.mean() > best.quality.mean():
+        facts = (
+            f"{facts} {highest.method} has {highest.quality.mean():.2f} in {measure}, but is behind gradcam elsewhere."
+        )
+    elif choice is best:
+        return f"{facts} None is better."
+    if choice is best:
+        return facts
     if best.milliseconds > choice.milliseconds:
         but = f"takes {best.milliseconds / choice.milliseconds:.1f} times as long"
     else:

@@ -317,7 +317,7 @@ class Explainer(Generic[Result]):
         CamtoolError: ``device`` is not the model's, or a list of methods or layers is empty.
     """
 
-    _recommend: Callable[[Any], tuple[str, str | None] | None] | None = None
+    _recommend: Callable[[Any], tuple[str, str | None, str] | None] | None = None
     """Chooses method and layer by the first images; ``None`` once they are chosen, or if a method was named."""
 
     @overload
@@ -425,7 +425,7 @@ class Explainer(Generic[Result]):
                         steps.update(len(batch.items))
             return results[0] if count is None else results
 
-    def _choose_method(self, img: Any, recommend: Callable[[Any], tuple[str, str | None] | None]) -> None:
+    def _choose_method(self, img: Any, recommend: Callable[[Any], tuple[str, str | None, str] | None]) -> None:
         """Take the method and the layer that are recommended for the model, as none was named."""
         images = img if self.preparer.is_batch(img) else [img]
         if isinstance(images, (list, tuple)):
@@ -437,7 +437,8 @@ class Explainer(Generic[Result]):
             return
         methods, self._recommend = [find_method(chosen[0])], None
         layers, depths = None if chosen[1] is None else [chosen[1]], read_depths(methods, {})
-        self.batch_explainer = replace(self.batch_explainer, methods=methods, layers=layers, depths=depths, notes=())
+        notes = (MapWarning(f"method='auto' chose {chosen[2]}", "chosen-method"),)
+        self.batch_explainer = replace(self.batch_explainer, methods=methods, layers=layers, depths=depths, notes=notes)
 
     def __repr__(self) -> str:
         names = "auto" if self._recommend else ", ".join(method.name for method in self.batch_explainer.methods)
@@ -560,20 +561,20 @@ class Explainer(Generic[Result]):
         return maps
 
 
-def _recommend(model: Model, settings: Settings, images: Sequence[Any] | Tensor) -> tuple[str, str | None] | None:
-    """Return the recommended method and layer, which are kept for the model; ``None`` if the images are few."""
+def _recommend(model: Model, settings: Settings, images: Sequence[Any] | Tensor) -> tuple[str, str | None, str] | None:
+    """Return the recommended method, its layer and why, kept for the model; ``None`` if the images are few."""
     is_enough = len(images) >= FEW_IMAGES
 
-    def compute() -> tuple[str, str | None] | None:
+    def compute() -> tuple[str, str | None, str] | None:
         if not is_enough:
             return None
         # Evaluation lies above this module, as it explains images to compare methods.
         given = {name: getattr(settings, name) for name in ("transform", "labels", "device")}
         choice = camtool.recommend(model, images, **given)
         _LOG.info("method='auto': %s", choice.reason)
-        return choice.method, choice.layer
+        return choice.method, choice.layer, choice.reason
 
-    def is_valid(choice: tuple[str, str | None] | None) -> bool:
+    def is_valid(choice: tuple[str, str | None, str] | None) -> bool:
         return choice is not None or not is_enough
 
     return remember_for_model(to_loaded(model).model, "recommendation", compute, is_valid)

@@ -28,9 +28,10 @@ def build_net():
     return nn.Sequential(trunk, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
 
 
-def tried(method, values, milliseconds, localization=None):
+def tried(method, values, milliseconds, localization=None, deletion=0.25):
     localized = None if localization is None else np.full(len(values), localization)
-    return Tried(method, "layer", np.asarray(values, float), np.full(len(values), 0.25), localized, milliseconds)
+    deleted = None if deletion is None else np.broadcast_to(deletion, len(values))
+    return Tried(method, "layer", np.asarray(values, float), deleted, localized, milliseconds)
 
 
 def test_the_quickest_of_those_that_are_not_measurably_worse_is_chosen():
@@ -53,14 +54,14 @@ def test_the_quickest_of_those_that_are_not_measurably_worse_is_chosen():
 
 
 def test_of_those_that_are_as_faithful_the_quickest_that_is_as_well_localized_is_chosen():
-    gradcam = tried("gradcam", [0.1, 0.2], 1, localization=0.7)
+    gradcam = tried("gradcam", [0.1, 0.2], 1, localization=0.4)
     best = tried("best", [0.5, 0.7], 50, localization=0.6)
     sharp = tried("sharp", [0.6, 0.58], 8, localization=0.8)
     blurred = tried("blurred", [0.6, 0.58], 5, localization=0.5)
     all_of_them = [gradcam, best, sharp, blurred]
     found = recommendation._decide(all_of_them, all_of_them, 10)
     assert found.method == "sharp"
-    assert "80% of the heat is on the right image of mosaics (70%), and an image takes 8 ms (1)" in found.reason
+    assert "80% of the heat is on the right image of mosaics (40%), and an image takes 8 ms (1)" in found.reason
     quick = tried("best", [0.5, 0.7], 2, localization=0.6)
     found = recommendation._decide([gradcam, quick, sharp], [gradcam, quick, sharp], 10)
     assert found.method == "sharp"
@@ -69,6 +70,25 @@ def test_of_those_that_are_as_faithful_the_quickest_that_is_as_well_localized_is
     found = recommendation._decide(unknown, unknown, 10)
     assert found.method == "blurred"
     assert "localization was not measured" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("values", "is_chosen"),
+    [
+        ({"localization": 0.4, "deletion": [0.3, 0.2] * 5}, True),
+        ({"localization": 0.39}, False),
+        ({"deletion": 0.24}, False),
+        ({"deletion": [0.4, 0.05] * 5}, True),  # 0.025 less, with a standard error of 0.06
+        ({"deletion": None}, True),  # it removes the cells itself
+    ],
+)
+def test_what_is_behind_gradcam_in_any_measure_is_not_chosen(values, is_chosen):
+    gradcam = tried("gradcam", [0.1, 0.2] * 5, 1, localization=0.4)
+    other = tried("other", [0.5, 0.7] * 5, 2, **{"localization": 0.4, **values})
+    found = recommendation._decide([gradcam, other], [gradcam, other], 10)
+    assert found.method == ("other" if is_chosen else "gradcam")
+    behind = "other has 0.60 in faithfulness, but is behind gradcam elsewhere."
+    assert found.reason.endswith("None is better." if is_chosen else behind)
 
 
 class FixedSize(nn.Module):
@@ -206,6 +226,9 @@ def test_auto_explains_with_what_is_recommended_and_keeps_it(caplog):
         again = camtool.explain(net, IMAGES[0], method="auto")
     assert len(caplog.records) == 1
     assert {each.method for each in results} == {again.method}
+    (note,) = (warning for warning in again.warnings if warning.code == "chosen-method")
+    assert note.severity == "note"
+    assert note.startswith(f"method='auto' chose {Candidate(again.method, again.layer)}: faithfulness is ")
     expected = camtool.explain(net, IMAGES, method=again.method, layer=again.layer or None)
     np.testing.assert_array_equal(results[3].raw, expected[3].raw)
 
