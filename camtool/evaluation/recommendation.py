@@ -420,9 +420,7 @@ def _decide(allowed: Sequence[Tried], tried: Sequence[Tried], count: int) -> Rec
             f"more, and {count} came."
         )
         return Recommendation(reference.method, reference.layer or None, reason, order, front)
-    possible = [trial for trial in front if trial in allowed]
-    if reference in allowed:
-        possible = [trial for trial in possible if not _falls_behind(trial, reference)]
+    possible = _list_possible(front, allowed, reference)
     best = max(possible, key=lambda trial: trial.quality.mean())
     choice = min(_list_equal(possible, best), key=lambda trial: trial.milliseconds)
     highest = max(allowed, key=lambda trial: trial.quality.mean())
@@ -439,15 +437,18 @@ def _list_equal(possible: Sequence[Tried], best: Tried) -> list[Tried]:
     return [trial for trial in equal if not _is_worse(_get_localization(trial), _get_localization(sharpest))]
 
 
-def _falls_behind(trial: Tried, reference: Tried) -> bool:
-    """Return True if the mean quality is less than that of the reference, or another measure is measurably worse."""
-    if trial.quality.mean() < reference.quality.mean():
-        return True
-    pairs = [(trial.single_deletion, reference.single_deletion), (trial.localization, reference.localization)]
-    return any(
-        values is not None and of_reference is not None and _is_worse(values, of_reference)
-        for values, of_reference in pairs
-    )
+def _list_possible(front: Sequence[Tried], allowed: Sequence[Tried], reference: Tried) -> list[Tried]:
+    """Return those that may be chosen: what is less faithful than the reference, or measurably behind it, may not."""
+    possible = [trial for trial in front if trial in allowed]
+    if reference not in allowed:
+        return possible
+    return [
+        trial
+        for trial in possible
+        if trial.quality.mean() >= reference.quality.mean()
+        and not _is_worse(trial.single_deletion, reference.single_deletion)
+        and not _is_worse(trial.localization, reference.localization)
+    ]
 
 
 def _get_localization(tried: Tried) -> NDArray[np.float64]:
@@ -455,8 +456,10 @@ def _get_localization(tried: Tried) -> NDArray[np.float64]:
     return tried.localization
 
 
-def _is_worse(values: NDArray[np.float64], best: NDArray[np.float64]) -> bool:
-    """Return True if the mean paired difference is more than one standard error."""
+def _is_worse(values: NDArray[np.float64] | None, best: NDArray[np.float64] | None) -> bool:
+    """Return True if both are known and the mean paired difference is more than one standard error."""
+    if values is None or best is None:
+        return False
     difference = best - values
     error = difference.std(ddof=1) / np.sqrt(len(difference)) if len(difference) > 1 else 0.0
     return bool(difference.mean() > error)
@@ -469,10 +472,10 @@ def _is_dominated(trial: Tried, tried: Sequence[Tried]) -> bool:
 def _dominates(first: Tried, second: Tried) -> bool:
     """Return True if one is at least as good in everything, and better in something."""
     pairs = [(first.faithfulness.mean(), second.faithfulness.mean()), (-first.milliseconds, -second.milliseconds)]
-    if first.single_deletion is not None and second.single_deletion is not None:
-        pairs.append((first.single_deletion.mean(), second.single_deletion.mean()))
-    if first.localization is not None and second.localization is not None:
-        pairs.append((first.localization.mean(), second.localization.mean()))
+    for name in ("single_deletion", "localization"):
+        values, others = getattr(first, name), getattr(second, name)
+        if values is not None and others is not None:
+            pairs.append((values.mean(), others.mean()))
     return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
 
 

@@ -295,7 +295,7 @@ class _Trial:
             is_needed = without.amax() <= (1 - share) * self.whole
             is_confirmed = suffices if self._is_sufficient else is_needed
             if is_confirmed:
-                other = self._score_with_other_fill(tried if self._is_sufficient else ~tried)
+                other = self._score_with_other_fill(tried)
                 return _Verified(tried, is_minimal and tried is cells, alone.tolist(), without.tolist(), other)
         raise CamtoolError(
             "the model did not confirm what its engine or prepared copy found; it may be random, or round coarsely."
@@ -310,11 +310,12 @@ class _Trial:
         """
         return torch.stack([self._score_filled(kept, fill, by_model=by_model) for fill in self._fills.values()])
 
-    def _score_with_other_fill(self, kept: NDArray[np.bool_]) -> tuple[str, float] | None:
-        """Return the name of a fill that was not asked for, and the model's own score of some cells with it."""
+    def _score_with_other_fill(self, region: NDArray[np.bool_]) -> tuple[str, float] | None:
+        """Return the name of a fill that was not asked for, and the model's own score with it: alone, or without."""
         if self._other_fill is None:
             return None
         name, fill = self._other_fill
+        kept = region if self._is_sufficient else ~region
         return name, float(self._score_filled(kept[None], fill, by_model=True))
 
     def _score_filled(self, kept: NDArray[np.bool_], fill: Fill, *, by_model: bool) -> Tensor:

@@ -161,39 +161,55 @@ def _observe(
     Returns:
         The observation, and True if the graph is connected from the first layer that ran to the output.
     """
-    calls: dict[str, list[Tensor]] = {layer: [] for layer in (*layers, *without_graph)}
-    grad_modes: list[bool] = []  # as each call of a layer ended
-
-    def keep_values(layer: str, _: nn.Module, output: Any) -> None:
-        """Keep what a layer returned, without a graph."""
-        tensor = _get_tensor(layer, output).detach().clone()
-        calls[layer].append(rows[layer].split(tensor) if layer in rows else tensor)
-
-    def start_graph(layer: str, _: nn.Module, output: Any) -> Any:
-        """Keep what a layer returned as a leaf, switch grad mode on, and let the model go on with a copy."""
-        tensor = _get_tensor(layer, output)
-        kept = rows[layer].split(tensor) if layer in rows else tensor
-        grad_modes.append(torch.is_grad_enabled())
-        torch.set_grad_enabled(True)  # until the forward pass' own grad mode ends, below
-        # A separate tensor, so that other results that the layer derived from this one, e.g. a pooled output, get no
-        # gradient from here. Behind an earlier layer it is on that one's graph, and no leaf.
-        kept = kept.view_as(kept) if kept.requires_grad else kept.detach().requires_grad_()
-        calls[layer].append(kept)
-        return replace_main_tensor(output, (kept if kept.ndim == tensor.ndim else rows[layer].join(kept)).clone())
-
+    hooks = _Hooks((*layers, *without_graph), rows)
     with guard(model) as cleanup, torch.set_grad_enabled(grad_in_trunk):
-        for layer in calls:
-            hook = start_graph if grad and layer not in without_graph else keep_values
+        for layer in hooks.calls:
+            hook = hooks.start_graph if grad and layer not in without_graph else hooks.keep_values
             add_forward_hook(cleanup, find_module(model, layer), partial(hook, layer), prepend=True)
         if grad and isinstance(inputs, dict) and inputs.get("use_cache") is False:
             recompute_blocks(cleanup, model, layers)
         output = run_model(model, inputs)
-    for layer, tensors in calls.items():
+    for layer, tensors in hooks.calls.items():
         get_call(layer, tensors, -1)
     output = output if grad else map_tensors(output, Tensor.detach)
-    tensor = find_main_tensor(output)
-    # A block that ended the grad mode of an earlier layer's hook has cut the graph.
-    return Observation(output, calls), all(grad_modes[1:]) and (tensor is None or tensor.requires_grad)
+    return Observation(output, hooks.calls), hooks.is_connected(output)
+
+
+class _Hooks:
+    """What is done with the outputs of layers during a forward pass.
+
+    Attributes:
+        calls: Layer to what it returned, call by call.
+        grad_modes: Whether grad mode was on as each call of a layer ended, of those that start the graph.
+    """
+
+    def __init__(self, layers: Sequence[str], rows: Mapping[str, Rows]) -> None:
+        self.calls: dict[str, list[Tensor]] = {layer: [] for layer in layers}
+        self.grad_modes: list[bool] = []
+        self._rows = rows
+
+    def is_connected(self, output: Any) -> bool:
+        """Return False if a block that ended the grad mode of an earlier layer's hook has cut the graph."""
+        tensor = find_main_tensor(output)
+        return all(self.grad_modes[1:]) and (tensor is None or tensor.requires_grad)
+
+    def keep_values(self, layer: str, _: nn.Module, output: Any) -> None:
+        """Keep what a layer returned, without a graph."""
+        tensor = _get_tensor(layer, output).detach().clone()
+        self.calls[layer].append(self._rows[layer].split(tensor) if layer in self._rows else tensor)
+
+    def start_graph(self, layer: str, _: nn.Module, output: Any) -> Any:
+        """Keep what a layer returned as a leaf, switch grad mode on, and let the model go on with a copy."""
+        tensor = _get_tensor(layer, output)
+        kept = self._rows[layer].split(tensor) if layer in self._rows else tensor
+        self.grad_modes.append(torch.is_grad_enabled())
+        torch.set_grad_enabled(True)  # until the forward pass' own grad mode ends, in _observe
+        # A separate tensor, so that other results that the layer derived from this one, e.g. a pooled output, get no
+        # gradient from here. Behind an earlier layer it is on that one's graph, and no leaf.
+        kept = kept.view_as(kept) if kept.requires_grad else kept.detach().requires_grad_()
+        self.calls[layer].append(kept)
+        joined = kept if kept.ndim == tensor.ndim else self._rows[layer].join(kept)
+        return replace_main_tensor(output, joined.clone())
 
 
 def observe_connected(
