@@ -14,9 +14,9 @@ from camtool import targets as targets
 from camtool import testing as testing
 from camtool.app.web_page.building import export_page as export_page
 from camtool.attention_maps.attention import attention as attention
-from camtool.attention_maps.attention_result import AttentionMaps as AttentionMaps
-from camtool.attention_maps.attention_result import patch_similarity as patch_similarity
 from camtool.attention_maps.bags import bag_attention as bag_attention
+from camtool.attention_maps.result import AttentionMaps as AttentionMaps
+from camtool.attention_maps.result import patch_similarity as patch_similarity
 from camtool.attention_maps.words import WordAttention as WordAttention
 from camtool.attention_maps.words import word_attention as word_attention
 from camtool.concept_maps.concepts import Concepts as Concepts

@@ -47,7 +47,7 @@ ALLOWED: dict[str, str] = {
     "evaluation/audit/state:hold_folder": AGAIN,
     "explaining/device_maps:read_classes": QUICK,
     "hooks/fast_repeated_passes:rounds_to_tf32": QUICK,
-    "hooks/forward_and_backward:retry_with_gradients": AGAIN,
+    "hooks/model_passes:retry_with_gradients": AGAIN,
     "hooks/private_torch:get_write_counts": QUICK,
     "inputs/downloads:_Deadline:_shut_down": CLEANS,
     "layers/centers:_pass_node": QUICK,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import camtool
-from camtool.hooks.forward_and_backward import NEED_GRADIENTS
+from camtool.hooks.model_passes import NEED_GRADIENTS
 from camtool.hooks.observation import observe
 from camtool.hooks.tracing import trace
 

@@ -20,15 +20,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.checks import check_choice
 from camtool.arguments.explain_arguments import explain_foreign_arguments, get_module
-from camtool.attention_maps.attention_result import (
-    AttentionMaps,
-    Head,
-    Queries,
-    Query,
-    QueryKind,
-    check_head,
-    find_class_token,
-)
+from camtool.attention_maps.result import AttentionMaps, Head, Queries, Query, QueryKind, check_head, find_class_token
 from camtool.errors import ImageError, LayerError
 from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.hooks.attention.capture import AttentionCall, visit_attention

@@ -11,7 +11,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NoReturn
 
 import typer
@@ -35,7 +34,6 @@ class Terminated(KeyboardInterrupt):
     """Stop of a run by SIGTERM; it ends as at Ctrl-C."""
 
 
-@dataclass
 class Stop:
     """Stop of a block of work.
 

@@ -12,12 +12,11 @@ import typer
 from typer import Argument, Option
 
 from camtool.arguments.message_parts import format_count
-from camtool.cli import terminal
 from camtool.cli.options import run_options
 from camtool.cli.options.dataclasses_to_typer import takes_options
 from camtool.cli.options.result_options import PrintOptions
 from camtool.cli.progress.run_progress import build_countdown
-from camtool.cli.terminal import escape, print_line
+from camtool.cli.terminal import err, escape, print_json, print_line, show_activity
 from camtool.errors import CamtoolError
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def report(
     written = _write(run, photos=photos, copy_photos=copy_photos, quiet=printed.hides_progress)
     packed = None if bundle is None else _pack(run, bundle, is_quiet=printed.hides_progress)
     if printed.as_json:
-        terminal.print_json(
+        print_json(
             {**asdict(written), "path": str(written.path)}
             | ({} if packed is None else {"bundle": {**asdict(packed), "path": str(packed.path)}})
         )
@@ -80,7 +79,7 @@ def write_after_run(out: Path, *, is_stopped: bool, quiet: bool) -> None:
     try:
         written = _write(out, is_quick=is_stopped, quiet=quiet)
     except (CamtoolError, OSError) as error:
-        terminal.err.print(f"[yellow]There is no report:[/] {escape(str(error))}", soft_wrap=True)
+        err.print(f"[yellow]There is no report:[/] {escape(str(error))}", soft_wrap=True)
         return
     if not quiet:
         what = "them all" if written.explanations or not written.failures else "why"
@@ -88,7 +87,7 @@ def write_after_run(out: Path, *, is_stopped: bool, quiet: bool) -> None:
 
 
 def _pack(run: Path, bundle: Path, *, is_quiet: bool) -> WrittenBundle:
-    with terminal.show_activity("Writing the bundle", is_quiet=is_quiet):
+    with show_activity("Writing the bundle", is_quiet=is_quiet):
         from camtool.evaluation.bundle import write_bundle
 
         return write_bundle(run, bundle)
@@ -140,7 +139,7 @@ def replay(
         quiet = ["--quiet"] if printed.hides_progress else []
         _repeat_run(context, replayer, [f"--out={folder}", *quiet])
     if printed.as_json:
-        terminal.print_json(_build_json(replayer))
+        print_json(_build_json(replayer))
     elif not printed.quiet or not replayer.is_identical:
         _print_result(replayer)
     raise typer.Exit(0 if replayer.is_identical else 1)

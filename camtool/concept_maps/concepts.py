@@ -22,7 +22,7 @@ from camtool import targets
 from camtool.arguments.checks import check_choice, check_count, check_integer
 from camtool.arguments.explain_arguments import check_settings, explain_foreign_arguments, get_module, read_by_position
 from camtool.arguments.message_parts import format_count, format_percent
-from camtool.concept_maps.concept_colors import get_color, tint_photo
+from camtool.concept_maps.concept_colors import get_color
 from camtool.concept_maps.factorization import compute_shares, factorize
 from camtool.errors import CamtoolError, LayerError, MethodError
 from camtool.evidence.forward_pass import run_forward_pass
@@ -462,3 +462,31 @@ def rank_classes(probabilities: Tensor, names: Sequence[str] | None) -> tuple[tu
         return Vote(targets.get_class_label(index, names), index, probability)
 
     return tuple(tuple(map(build_vote, *concept)) for concept in zip(indices.tolist(), values.tolist(), strict=True))
+
+
+# From this strength on, a concept's color has full opacity, as in overlays.
+_FULL_OPACITY_STRENGTH = 0.5
+
+# Power of the strengths in the mix of colors. With 8, colors mix only where two concepts are almost equally strong.
+_SHARPNESS = 8
+
+
+def tint_photo(photo: Pixels, strengths: NDArray[np.float32], colors: Sequence[Color], alpha: float) -> Pixels:
+    """Return the photo with each pixel in the color of its strongest concept.
+
+    Where two concepts are almost equally strong, their colors mix, so that the border is smooth. The opacity rises with
+    the strength as in :func:`camtool.rendering.blend`.
+
+    Args:
+        photo: ``(H, W, 3)`` uint8.
+        strengths: ``(n, H, W)`` in [0, 1], one map for each concept.
+        colors: ``n`` colors.
+        alpha: Opacity of the color of a strong concept, 0 to 1.
+    """
+    strongest = strengths.max(0)
+    weights = (strengths / np.where(strongest > 0, strongest, 1)) ** _SHARPNESS
+    color = np.tensordot(weights / weights.sum(0).clip(1), np.asarray(colors, np.float32), axes=(0, 0))
+    t = np.minimum(1, strongest / _FULL_OPACITY_STRENGTH)
+    opacity = (alpha * t * t * (3 - 2 * t))[..., None]
+    tinted: Pixels = np.rint((1 - opacity) * photo + opacity * color).astype(np.uint8)
+    return tinted

@@ -26,7 +26,7 @@ from camtool.engines.prepared import PreparedModel, copy_for_capture
 from camtool.engines.program import Plan, capture_program, read_plan, write_program
 from camtool.engines.runtimes import RUNTIMES, TorchGraph, is_installed, list_missing
 from camtool.errors import CamtoolError, NotCompilableError, raise_interrupt
-from camtool.hooks.forward_and_backward import run_model
+from camtool.hooks.model_passes import run_model
 from camtool.hooks.observation import Observation, Rows
 from camtool.hooks.private_torch import find_hooked_modules, has_backward_hooks, has_global_hooks
 from camtool.hooks.registration import list_foreign_hooks

@@ -27,7 +27,7 @@ from camtool.explaining.explanation import Explanation
 from camtool.explaining.pipeline import BatchExplainer
 from camtool.explaining.types import Model
 from camtool.hooks.fast_repeated_passes import FoldedModel
-from camtool.hooks.forward_and_backward import run_model
+from camtool.hooks.model_passes import run_model
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.inputs.formats.file_image import FileImage

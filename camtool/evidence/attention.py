@@ -16,7 +16,7 @@ from camtool.arguments.message_parts import format_count
 from camtool.errors import LayerError, MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.hooks.attention.capture import AttentionBlock, AttentionCall, CapturedAttention
-from camtool.hooks.forward_and_backward import compute_row_gradients
+from camtool.hooks.model_passes import compute_row_gradients
 from camtool.hooks.observation import resume
 from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.structures.modules import lacks_gradients

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from camtool.evidence.evidence import Evidence
-from camtool.hooks.forward_and_backward import compute_row_gradients
+from camtool.hooks.model_passes import compute_row_gradients
 from camtool.hooks.state.guard import enable_gradients
 from camtool.layers.layouts import Layer
 from camtool.maps import upcast

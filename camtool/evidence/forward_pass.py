@@ -22,12 +22,7 @@ from camtool.hooks.attention.capture import AttentionCall, CapturedAttention, ca
 from camtool.hooks.chunks import compute_chunk_size, count_largest_output
 from camtool.hooks.fast_repeated_passes import FoldedModel
 from camtool.hooks.final_operation import find_final_operation
-from camtool.hooks.forward_and_backward import (
-    compute_row_gradients,
-    compute_row_products,
-    describe_missing_gradient,
-    run_model,
-)
+from camtool.hooks.model_passes import compute_row_gradients, compute_row_products, describe_missing_gradient, run_model
 from camtool.hooks.norm_gradients import find_batch_norms
 from camtool.hooks.observation import Observation, Observe, get_call, observe
 from camtool.hooks.registration import list_foreign_hooks

@@ -10,7 +10,7 @@ from camtool import targets
 from camtool.errors import MethodError
 from camtool.evidence.class_vectors import find_linear_layers, is_same_up_to_rounding
 from camtool.evidence.evidence import Evidence
-from camtool.hooks.forward_and_backward import compute_row_gradients
+from camtool.hooks.model_passes import compute_row_gradients
 from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.structures.modules import lacks_gradients
 

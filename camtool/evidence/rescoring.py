@@ -16,7 +16,7 @@ from camtool import targets
 from camtool.errors import ForwardError, TargetError
 from camtool.evidence.evidence import Evidence
 from camtool.hooks.chunks import get_most_rows, iterate_chunks
-from camtool.hooks.forward_and_backward import run_model
+from camtool.hooks.model_passes import run_model
 from camtool.hooks.observation import resume
 from camtool.hooks.state.guard import enable_gradients, guard
 from camtool.hooks.structures.nested_tensors import shares_several_values

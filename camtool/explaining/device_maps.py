@@ -20,7 +20,7 @@ from camtool.evidence.forward_pass import ForwardPass
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import draw_heat
 from camtool.geometry.transform_output import find_statistics
-from camtool.hooks.forward_and_backward import differentiate
+from camtool.hooks.model_passes import differentiate
 from camtool.hooks.state.guard import enable_gradients
 from camtool.layers.layouts import Layer
 from camtool.maps import scale_by_peak, scale_min_max, upcast

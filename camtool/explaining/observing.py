@@ -29,7 +29,7 @@ from camtool.evidence.plan import find_plan
 from camtool.explaining.explainer import Explainer
 from camtool.explaining.types import AnyTargets, Layers, Methods, Model, Settings
 from camtool.geometry.cell_centers import Placement
-from camtool.hooks.forward_and_backward import GRADIENT_EDGES
+from camtool.hooks.model_passes import GRADIENT_EDGES
 from camtool.hooks.observation import Observation, Rows
 from camtool.hooks.observation import observe as run_observed
 from camtool.hooks.private_torch import get_compiled_call, is_transforming, start_inference_mode

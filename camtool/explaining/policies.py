@@ -27,7 +27,7 @@ from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation
 from camtool.explaining.refining import refine
 from camtool.explaining.types import Layers, Model, OneMethod
-from camtool.hooks.forward_and_backward import run_model
+from camtool.hooks.model_passes import run_model
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.caches import cached_property
 from camtool.inputs.model_inputs import Inputs

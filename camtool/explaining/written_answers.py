@@ -21,7 +21,7 @@ from camtool.errors import CamtoolError, MethodError, ModelError
 from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation
 from camtool.explaining.word_checks import Score, WordCheck, check_words
-from camtool.hooks.forward_and_backward import run_model
+from camtool.hooks.model_passes import run_model
 from camtool.hooks.state.guard import guard
 from camtool.inputs.image_files import ImageSource, read_image
 from camtool.layers.image_tokens_in_text import TILED_IMAGE, TiledImage, find_image_tokens, find_placeholder

@@ -15,7 +15,7 @@ from camtool.hooks.attention.capture import AttentionCall as AttentionCall
 from camtool.hooks.attention.capture import CapturedAttention as CapturedAttention
 from camtool.hooks.attention.capture import capture_attention as capture_attention
 from camtool.hooks.attention.capture import visit_attention as visit_attention
-from camtool.hooks.forward_and_backward import run_model as run_model
+from camtool.hooks.model_passes import run_model as run_model
 from camtool.hooks.observation import Observation as Observation
 from camtool.hooks.observation import get_call as get_call
 from camtool.hooks.observation import observe as observe

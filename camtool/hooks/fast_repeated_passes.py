@@ -17,7 +17,7 @@ from torch.nn.utils import fuse_conv_bn_weights
 
 from camtool.errors import raise_interrupt
 from camtool.hooks.chunks import compute_chunk_size, count_largest_output
-from camtool.hooks.forward_and_backward import run_model
+from camtool.hooks.model_passes import run_model
 from camtool.hooks.registration import list_foreign_hooks
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.modules import is_exported_for_one_image, lacks_gradients, list_weights

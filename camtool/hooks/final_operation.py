@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from camtool.hooks.forward_and_backward import run_model
+from camtool.hooks.model_passes import run_model
 from camtool.hooks.private_torch import FunctionMode
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.nested_tensors import ModelInputs

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from camtool.arguments.explain_arguments import HasModel, get_module
 from camtool.arguments.message_parts import add_article, format_count
 from camtool.errors import ForwardError, LayerError, raise_interrupt
-from camtool.hooks.forward_and_backward import NEED_GRADIENTS, retry_with_gradients, run_model
+from camtool.hooks.model_passes import NEED_GRADIENTS, retry_with_gradients, run_model
 from camtool.hooks.recomputed_blocks import recompute_blocks
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.hooks.state.guard import guard

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.explain_arguments import HasModel, get_module
 from camtool.errors import ForwardError
-from camtool.hooks.forward_and_backward import retry_with_gradients, run_model
+from camtool.hooks.model_passes import retry_with_gradients, run_model
 from camtool.hooks.private_torch import get_write_count, is_in_transform
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.hooks.state.cleanup import Cleanup

@@ -20,7 +20,7 @@ from camtool.errors import CamtoolError, ImageError
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.torchvision_transforms import read_geometry
 from camtool.geometry.transform_output import unwrap_image
-from camtool.hooks.forward_and_backward import ASSUMED_SIZES
+from camtool.hooks.model_passes import ASSUMED_SIZES
 from camtool.hooks.structures import modules, nested_tensors
 from camtool.hooks.structures.caches import cached_property
 from camtool.inputs import accepted_inputs, image_files, prepared_inputs

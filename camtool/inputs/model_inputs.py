@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from camtool.arguments.message_parts import suggest_names
 from camtool.errors import CamtoolError, ForwardError, ImageError, LayerError, TargetError
 from camtool.hooks import tracing
-from camtool.hooks.forward_and_backward import run_model
+from camtool.hooks.model_passes import run_model
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures import nested_tensors
 from camtool.hooks.structures.caches import remember_for_model

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from camtool.errors import ForwardError, LayerError
 from camtool.hooks.chunks import get_most_rows
-from camtool.hooks.forward_and_backward import differentiate
+from camtool.hooks.model_passes import differentiate
 from camtool.hooks.observation import observe
 from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.structures.modules import lacks_gradients

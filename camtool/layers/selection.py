@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from camtool.errors import LayerError
-from camtool.hooks.forward_and_backward import MAKES_SPECTROGRAM, apply_detector_transform, describe_missing_gradient
+from camtool.hooks.model_passes import MAKES_SPECTROGRAM, apply_detector_transform, describe_missing_gradient
 from camtool.hooks.observation import get_call
 from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.modules import find_detector_transform, find_module, runs_outside_torch

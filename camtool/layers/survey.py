@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from camtool.errors import ForwardError, LayerError, TargetError
 from camtool.hooks.chunks import get_most_rows
-from camtool.hooks.forward_and_backward import apply_detector_transform, differentiate
+from camtool.hooks.model_passes import apply_detector_transform, differentiate
 from camtool.hooks.observation import Observation, Rows, observe, resume
 from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.structures import modules

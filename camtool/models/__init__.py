@@ -17,8 +17,8 @@ from camtool.models.loading import build_untrained as build_untrained
 from camtool.models.loading import load as load
 from camtool.models.loading import load_with_preprocessing as load_with_preprocessing
 from camtool.models.loading import to_loaded as to_loaded
-from camtool.models.model_wrappers import unwrap_layer as unwrap_layer
-from camtool.models.model_wrappers import unwrap_model as unwrap_model
+from camtool.models.loading import unwrap_layer as unwrap_layer
+from camtool.models.loading import unwrap_model as unwrap_model
 from camtool.models.preprocessing import StatedPreprocessing as StatedPreprocessing
 from camtool.models.preprocessing import scale_statistics as scale_statistics
 from camtool.models.sources import Source as Source

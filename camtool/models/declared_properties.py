@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from camtool.arguments.message_parts import format_count
 from camtool.errors import TargetError, raise_interrupt
 from camtool.geometry.transform_output import Transform
-from camtool.hooks.forward_and_backward import run_model
+from camtool.hooks.model_passes import run_model
 from camtool.hooks.private_torch import is_convolution
 from camtool.hooks.state.guard import enable_gradients, guard
 from camtool.hooks.structures.caches import remember_for_model

@@ -29,10 +29,10 @@ from camtool.geometry.transform_output import Transform
 from camtool.hooks.structures.modules import describe_unhookable
 from camtool.models.function_models import CallKeywords, FunctionModel
 from camtool.models.loaded import Loaded, TextEncoder
-from camtool.models.model_wrappers import unwrap_model
+from camtool.models.model_wrappers import INNER_MODELS
 from camtool.models.preprocessing import StatedPreprocessing, check_fits_model, read_transform_beside
 from camtool.models.sources import FACTORY, MODEL_FILES, SOURCES, Source
-from camtool.models.sources.keras.model import KerasModel, check_backend, is_keras
+from camtool.models.sources.keras.model import KerasModel, check_backend, get_keras_module, is_keras
 from camtool.models.sources.python_factory import FactorySource
 from camtool.models.sources.source import describe_errors
 from camtool.models.two_towers import ENCODERS, ImageTower, TextTower, find_encoders
@@ -64,6 +64,51 @@ def to_loaded(model: nn.Module | Loaded | Callable[[Tensor], Any]) -> Loaded:
     if hasattr(inner, "config") and takes_image_and_text(inner):
         return replace(loaded, model=VisionLanguageModel.of(inner))
     return loaded if inner is loaded.model else replace(loaded, model=inner)
+
+
+def unwrap_model(model: nn.Module) -> nn.Module:
+    """Return the model inside of any number of wrappers; the model itself if there is none.
+
+    Wrappers are ``DataParallel``, ``DistributedDataParallel``, compiled models, averaged models, and models of PEFT.
+    The adapters of PEFT are modules inside the model, so they stay active. For a Keras model that with its layers as
+    modules is returned.
+
+    Raises:
+        ModelError: A Keras model has no weights yet, or is quantized.
+    """
+    while True:
+        # Models of PEFT are of many classes, so the attributes they share are used.
+        get_base_model = getattr(model, "get_base_model", None)
+        if hasattr(model, "peft_config") and callable(get_base_model):
+            inner = get_base_model()
+        else:
+            # With the base classes: a subclass of a wrapper is a wrapper.
+            names = (f"{base.__module__}.{base.__qualname__}" for base in type(model).__mro__)
+            inner = next((_get_inner(model, INNER_MODELS[name]) for name in names if name in INNER_MODELS), None)
+        if inner is model or not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _get_inner(model: nn.Module, attribute: str) -> object:
+    return getattr(model, attribute, None) if attribute else get_keras_module(model)
+
+
+def unwrap_layer(wrapper: nn.Module, layer: str | nn.Module) -> str | nn.Module:
+    """Return a layer in a form that the model inside of a wrapper knows.
+
+    A name that leads through the wrapper, such as ``"module.layer4"``, becomes the module that it names.
+    """
+    inner = unwrap_model(wrapper)
+    if isinstance(inner, KerasModel):
+        return inner.find_layer(layer)
+    if isinstance(layer, nn.Module) or wrapper is inner:
+        return layer
+    try:
+        return wrapper.get_submodule(layer)
+    except AttributeError:
+        # The name is one of the model inside, or unknown.
+        return layer
 
 
 def build_text_encoder(whole: nn.Module) -> TextEncoder:

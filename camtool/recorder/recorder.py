@@ -22,7 +22,7 @@ from typing_extensions import Self
 from camtool.arguments.explain_arguments import HasModel, get_module
 from camtool.arguments.message_parts import format_count, suggest_names
 from camtool.errors import CamtoolError, LayerError
-from camtool.hooks.forward_and_backward import run_model
+from camtool.hooks.model_passes import run_model
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.structures.modules import find_module, find_module_name
 from camtool.hooks.structures.nested_tensors import ModelInputs

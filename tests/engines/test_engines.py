@@ -17,7 +17,7 @@ from camtool.engines import observers
 from camtool.engines.compiled import CompiledModel
 from camtool.engines.graph_capture import capture_model
 from camtool.engines.segments import split_at_layers
-from camtool.hooks.forward_and_backward import run_model
+from camtool.hooks.model_passes import run_model
 from camtool.methods import METHODS
 from camtool.targets import Contrast, Group, Negated, Probability
 from tests.engines.nets import ENGINES, RUNTIMES, Gated, Net, assert_agree, build, explain_twice, get_lines

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import camtool
-from camtool.hooks.forward_and_backward import compute_row_gradients, differentiate
+from camtool.hooks.model_passes import compute_row_gradients, differentiate
 from camtool.hooks.norm_gradients import find_batch_norms, has_wrong_norm_gradients
 
 LAYOUTS = {

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from camtool import Recorder
 from camtool.errors import CamtoolError, ForwardError, LayerError
-from camtool.hooks.forward_and_backward import ASSUMED_SIZES, run_model
+from camtool.hooks.model_passes import ASSUMED_SIZES, run_model
 from camtool.hooks.observation import observe, resume
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.structures.nested_tensors import find_main_tensor

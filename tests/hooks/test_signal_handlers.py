@@ -20,7 +20,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 import camtool
 from camtool.errors import ForwardError, raise_interrupt
-from camtool.hooks.forward_and_backward import NEED_GRADIENTS
+from camtool.hooks.model_passes import NEED_GRADIENTS
 from camtool.hooks.state import guard
 from camtool.hooks.structures.tensor_table import TensorTable
 from tests.helpers.block_ends import ends_block

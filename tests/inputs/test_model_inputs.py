@@ -18,7 +18,7 @@ from camtool.errors import ImageError, LayerError
 from camtool.evidence.evidence import gather_evidence
 from camtool.evidence.forward_pass import PassSettings, run_forward_pass
 from camtool.evidence.rescoring import run_forward, run_tail, score_inputs, score_with_graph
-from camtool.hooks.forward_and_backward import run_model
+from camtool.hooks.model_passes import run_model
 from camtool.hooks.structures.nested_tensors import map_batch
 from camtool.layers.selection import find_layers
 from camtool.targets import ClassScore

@@ -14,7 +14,7 @@ from torchvision.models import detection as zoo
 import camtool
 from camtool.errors import TargetError
 from camtool.evidence.evidence import Evidence
-from camtool.hooks.forward_and_backward import apply_detector_transform
+from camtool.hooks.model_passes import apply_detector_transform
 from camtool.hooks.structures.modules import find_detector_transform
 from camtool.layers.selection import find_layers
 from camtool.targets import AllDetections, Detection, Top

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import camtool
 from camtool.errors import CamtoolError
-from camtool.hooks.forward_and_backward import run_model
+from camtool.hooks.model_passes import run_model
 from camtool.hooks.observation import observe
 from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.hooks.tracing import trace

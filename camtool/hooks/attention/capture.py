@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from camtool.hooks.forward_and_backward import run_model
+from camtool.hooks.model_passes import run_model
 from camtool.hooks.private_torch import FunctionMode, run_without_override_check
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor

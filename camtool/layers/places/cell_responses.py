@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from camtool.errors import CamtoolError, ForwardError
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
-from camtool.hooks.forward_and_backward import differentiate
+from camtool.hooks.model_passes import differentiate
 from camtool.hooks.observation import get_call, observe_with_trunk
 from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.structures.modules import lacks_gradients

@@ -35,7 +35,7 @@ from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import draw_heat
 from camtool.hooks.chunks import iterate_chunks
 from camtool.hooks.conservative_gradients import change_gradient
-from camtool.hooks.forward_and_backward import differentiate
+from camtool.hooks.model_passes import differentiate
 from camtool.hooks.private_torch import FunctionMode
 from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.structures.graph_nodes import find_reachable, get_inputs, list_nodes

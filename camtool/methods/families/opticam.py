@@ -12,7 +12,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_with_graph
 from camtool.geometry.cell_centers import Placement
 from camtool.hooks.chunks import iterate_chunks
-from camtool.hooks.forward_and_backward import differentiate
+from camtool.hooks.model_passes import differentiate
 from camtool.hooks.state.guard import enable_gradients
 from camtool.maps import find_peaks, scale_min_max
 from camtool.methods.families.scorecam import get_enlargement

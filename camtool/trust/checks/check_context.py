@@ -16,7 +16,7 @@ from camtool.evidence.evidence import Evidence
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.transform_output import Transform
-from camtool.hooks.forward_and_backward import run_model
+from camtool.hooks.model_passes import run_model
 from camtool.hooks.observation import run_with_held_layers
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.caches import cached_property

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import run_tail
-from camtool.hooks.forward_and_backward import differentiate
+from camtool.hooks.model_passes import differentiate
 from camtool.hooks.observation import observe
 from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.tracing import trace

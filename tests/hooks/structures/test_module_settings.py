@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from camtool.hooks.forward_and_backward import run_model
+from camtool.hooks.model_passes import run_model
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.module_settings import ModuleSettings, describe_settings
 from camtool.hooks.structures.modules import WeightStates, list_weights, read_tree
