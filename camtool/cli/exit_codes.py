@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import typer
 
-from camtool.cli.terminal import err, escape, print_notice
+from camtool.cli import terminal
 
 
 def exit_with_error(message: str) -> NoReturn:
@@ -25,8 +25,8 @@ def exit_with_error(message: str) -> NoReturn:
         SystemExit: Always.
     """
     # The second and later lines are indented, so that a file name with a line break cannot fake a message.
-    lines = "\n  ".join(escape(line) for line in message.split("\n"))
-    err.print(f"[bold red]Error:[/] {lines}", soft_wrap=not err.is_terminal)
+    lines = "\n  ".join(terminal.escape(line) for line in message.split("\n"))
+    terminal.err.print(f"[bold red]Error:[/] {lines}", soft_wrap=not terminal.err.is_terminal)
     raise SystemExit(2)
 
 
@@ -67,7 +67,7 @@ def exit_at_stop(notice: str = "") -> Iterator[None]:
         yield
     if stop.code:
         if notice:
-            print_notice(notice)
+            terminal.print_notice(notice)
         raise typer.Exit(stop.code)
 
 
