@@ -43,7 +43,7 @@ ExplainFile: TypeAlias = Callable[[str, str], FileResult]
 
 
 def explain_files(paths: list[str], printed: result_options.PrintOptions, explain: ExplainFile) -> None:
-    """ExplainFile each file, and print what was explained, how long it took, where the results are, and each warning.
+    """Explain each file, and print what was explained, how long it took, where the results are, and each warning.
 
     Args:
         paths: The files.
@@ -64,7 +64,7 @@ def explain_files(paths: list[str], printed: result_options.PrintOptions, explai
 
 
 def _explain_file(path: str, name: str, printed: result_options.PrintOptions, explain: ExplainFile) -> dict[str, Any]:
-    """ExplainFile a file, and return its line of the JSON output."""
+    """Explain a file, and return its line of the JSON output."""
     started = time.perf_counter()
     try:
         with FileProgress(Path(path).name, is_quiet=printed.hides_progress):
@@ -111,7 +111,7 @@ def explain_slides(
     drawing: result_options.DrawingOptions,
     printed: result_options.PrintOptions,
 ) -> None:
-    """ExplainFile a class on whole slides: a heatmap and an overlay as pyramids, a preview, a line for each tile.
+    """Explain a class on whole slides: a heatmap and an overlay as pyramids, a preview, a line for each tile.
 
     Args:
         slides: Slides: SVS, NDPI, MRXS, pyramidal TIFF, ...
@@ -166,13 +166,13 @@ def explain_videos(
     drawing: result_options.DrawingOptions,
     printed: result_options.PrintOptions,
 ) -> None:
-    """ExplainFile the frames of videos: write each with the heatmap over it, and a line for each explained frame.
+    """Explain the frames of videos: write each with the heatmap over it, and a line for each explained frame.
 
     Args:
         videos: Videos: MP4, MOV, MKV, WebM, AVI, ...
         target: Class index or name, explained in all frames.
-        every: ExplainFile each N-th frame; those between keep its heatmap.
-        fps: ExplainFile X frames per second, not --every.
+        every: Explain each N-th frame; those between keep its heatmap.
+        fps: Explain X frames per second, not --every.
         smooth: Average the maps of N frames; odd, 1 for none.
         window: Frames that the model takes at once.
     """

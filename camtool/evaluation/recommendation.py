@@ -423,8 +423,7 @@ def _decide(allowed: Sequence[Tried], tried: Sequence[Tried], count: int) -> Rec
     possible = _list_possible(front, allowed, reference)
     best = max(possible, key=lambda trial: trial.quality.mean())
     choice = min(_list_equal(possible, best), key=lambda trial: trial.milliseconds)
-    highest = max(allowed, key=lambda trial: trial.quality.mean())
-    reason = _explain_choice(choice, best, highest, tried, count)
+    reason = _explain_choice(choice, best, tried, count)
     return Recommendation(choice.method, choice.layer or None, reason, order, front)
 
 
@@ -490,18 +489,11 @@ def _describe(choice: Tried, tried: Sequence[Tried], count: int) -> str:
     )
 
 
-def _explain_choice(choice: Tried, best: Tried, highest: Tried, tried: Sequence[Tried], count: int) -> str:
-    """Say what was chosen, and why not the best one that may be chosen, or the one of the highest quality of all."""
+def _explain_choice(choice: Tried, best: Tried, tried: Sequence[Tried], count: int) -> str:
     facts = _describe(choice, tried, count)
-    measure = "the mean of both" if choice.has_truth else "faithfulness"
-    if highest.quality.mean() > best.quality.mean():
-        facts = (
-            f"{facts} {highest.method} has {highest.quality.mean():.2f} in {measure}, but is behind gradcam elsewhere."
-        )
-    elif choice is best:
-        return f"{facts} None is better."
     if choice is best:
-        return facts
+        return f"{facts} None that keeps up with gradcam in each measure is better."
+    measure = "the mean of both" if choice.has_truth else "faithfulness"
     if best.milliseconds > choice.milliseconds:
         but = f"takes {best.milliseconds / choice.milliseconds:.1f} times as long"
     else:

@@ -248,9 +248,6 @@ class _Trial:
             raise CamtoolError(f"the score must be above 0 to keep a share of it, got {self.whole:g}; explain a class.")
         inputs, self._is_sufficient = evidence.inputs, is_sufficient
         self._fills: dict[str, Fill] = {name: start_removal(inputs, fill) for name, fill in fills.items()}
-        # A region that is enough with one fill may be worth nothing with another, so one pass tells that of each claim.
-        other = next(name for name in _OTHER_FILLS if name not in fills) if len(fills) == 1 else None
-        self._other_fill = None if other is None else (other, start_removal(inputs, other))
         side = min(cells, *inputs.shape[2:])
         rows, columns = (torch.arange(length, device=inputs.device) * side // length for length in inputs.shape[2:])
         self.numbers, self._grid = rows[:, None] * side + columns, (side, side)
@@ -312,10 +309,11 @@ class _Trial:
 
     def _score_with_other_fill(self, region: NDArray[np.bool_]) -> tuple[str, float] | None:
         """Return the name of a fill that was not asked for, and the model's own score with it: alone, or without."""
-        if self._other_fill is None:
+        if len(self._fills) > 1:
             return None
-        name, fill = self._other_fill
-        kept = region if self._is_sufficient else ~region
+        # A region that is enough with one fill may be worth nothing with another.
+        name = next(name for name in _OTHER_FILLS if name not in self._fills)
+        kept, fill = region if self._is_sufficient else ~region, start_removal(self._evidence.inputs, name)
         return name, float(self._score_filled(kept[None], fill, by_model=True))
 
     def _score_filled(self, kept: NDArray[np.bool_], fill: Fill, *, by_model: bool) -> Tensor:
