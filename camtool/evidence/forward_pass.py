@@ -511,6 +511,7 @@ def run_forward_pass(
     if main is None:
         raise CamtoolError("the model's inputs hold no floating-point tensor, so there is no image to explain.")
     call_index = -1 if settings.call_index is None else settings.call_index
+    # The first call for a model chooses the layer, by passes of its own.
     plan = find_plan(model, inputs, layers, call_index=call_index, depths=settings.depths, score=settings.score)
     names = [layer.name for layer in plan.observed]
     observation = observe(model, names, inputs, grad=bool(names), rows=plan.rows)

@@ -287,7 +287,7 @@ class BatchExplainer:
             item, top = batch.items[image], predicted[image]
             context = targets.ScoreContext(score, probabilities[image], link)
             yield Explanation(
-                raw=raw,
+                raw=raw,  # on the layer's grid; Explanation.heatmap places it on the photo
                 view=item.view if detector is None else item.view.for_detector(detector),
                 label=target.describe(labels),
                 index=target.get_class_index(),
@@ -340,6 +340,7 @@ class BatchExplainer:
         with torch.no_grad(), torch.autocast(device, enabled=False) if is_autocast else nullcontext():
             maps, centers = [], []
             for of_layer in evidence:
+                # Of Grad-CAM and other weightings this is WeightingMethod.compute_raw_maps, with the ReLU.
                 raw = method.compute_raw_maps(of_layer, **options)
                 _check_maps(method, of_layer, raw)
                 maps.append(raw)

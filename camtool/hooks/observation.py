@@ -169,6 +169,7 @@ def _observe(
         if grad and isinstance(inputs, dict) and inputs.get("use_cache") is False:
             recompute_blocks(cleanup, model, layers)
         output = run_model(model, inputs)
+    # The end of the block has removed the hooks.
     for layer, tensors in hooks.calls.items():
         get_call(layer, tensors, -1)
     output = output if grad else map_tensors(output, Tensor.detach)

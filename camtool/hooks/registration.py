@@ -1,4 +1,4 @@
-"""Hooks on modules, tensors and graph nodes. This is the only module that registers any."""
+"""Hooks on modules, tensors and graph nodes; only :mod:`camtool.hooks.norm_gradients` registers others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Selection of the layers to explain: those that the user names, or else the deepest one that can carry a map."""
+"""Selection of the layers to explain: those that the user names, or else the deepest one that can carry a map.
+
+Which one that is decides :mod:`camtool.layers.survey`, in ``_choose_deepest``.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +145,7 @@ def _find_default_layers(
 
 
 def _find_best(model: nn.Module, inputs: ModelInputs, call_index: int, score: UserScore | None) -> tuple[Layer, ...]:
-    """Return the chosen candidate and those of feature levels, or raise an error that lists the last candidates."""
+    """Return the candidate that the survey chose and those of feature levels, or raise an error that lists the last."""
     candidates = find_candidates(model, inputs, call_index=call_index, score=score)
     chosen = [candidate for candidate in candidates if candidate.chosen]
     if not chosen:

@@ -118,7 +118,7 @@ class Method:
         return self.compute_raw_maps(evidence, **options)
 
     def compute_raw_maps(self, evidence: Evidence, **options: Any) -> Tensor:
-        """Compute the raw maps, ``(R, *grid)``."""
+        """Compute the raw maps, ``(R, *grid)``; :class:`WeightingMethod` does so from weights."""
         return self.function(evidence, **options)
 
     @property
