@@ -27,6 +27,9 @@ LEAST_GROUPS = 8
 # Least effects that are reported, beyond that of the controls: of the probability, and of the share of answers.
 PROBABILITY_FLOOR, ANSWER_FLOOR = 0.1, 0.2
 
+# The reason of a candidate that cannot be removed from any image, nor given to one.
+UNCHANGEABLE = "the photos cannot be changed in this way"
+
 # Images whose cue is shown alone on a blank image.
 _ALONE = 10
 
@@ -271,7 +274,7 @@ class CueTester(Tester[ImageRecord]):
                 return replace(outcome, reason=reason)
         removals = self._try(candidate, used, others, is_removal=True)
         transplants = self._try(candidate, recipients, np.asarray(used), is_removal=False)
-        reason = "" if removals or transplants else "the photos cannot be changed in this way"
+        reason = "" if removals or transplants else UNCHANGEABLE
         transplant, alone = next(iter(transplants), None), self._show_alone(candidate, used[:_ALONE])
         return replace(outcome, removals=removals, transplants=transplant, alone=alone, reason=reason)
 

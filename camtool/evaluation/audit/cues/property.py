@@ -15,7 +15,7 @@ from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from camtool.evaluation.audit.cues.candidates import Change, CueCandidate, Discovery, RegionCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import ALPHA
-from camtool.evaluation.photo_properties import PROPERTIES, measure_parts
+from camtool.evaluation.photo_properties import PROPERTIES, leave_out, measure_parts
 from camtool.inputs.prepared_inputs import PreparedInput
 
 # Side to which photos are made smaller to measure their colors.
@@ -47,6 +47,9 @@ _LEAST_DISTANCE = 0.5
 # Standard deviation of a property that counts as none, e.g. of the tint of gray photos.
 _LEAST_DEVIATION = 1e-6
 
+# Share of a pixel of the photo from which on it is outside of a region of the input: rims of the region do not count.
+_OUTSIDE = 0.99
+
 # Hue in CIELAB up to which a color has a name.
 _NAMES = (
     (15, "pink"),
@@ -70,7 +73,7 @@ class PropertyCandidate(CueCandidate):
         sign: 1 if the class has more of it, -1 for less.
         of_class: Its mean in the class.
         of_others: Its mean in the other classes.
-        kept: Parts of the images that are not changed, see :meth:`leave_region`; None for none.
+        kept: Parts of the images that neither count nor are changed, see :meth:`leave_region`; None for none.
         is_outlier: True if the class stands out by it, see :func:`_mark_outliers`.
     """
 
@@ -98,13 +101,29 @@ class PropertyCandidate(CueCandidate):
         kept = b"" if self.kept is None else self.kept.key.encode()
         return np.array([self.of_class, self.of_others]).tobytes() + kept
 
-    def leave_region(self, other: CueCandidate) -> PropertyCandidate | None:
-        """Return the same property of all but the region of another candidate; None if that has none."""
-        return replace(self, kept=other) if isinstance(other, RegionCandidate) else None
+    def leave_region(self, other: CueCandidate, discovery: Discovery) -> PropertyCandidate | None:
+        """Return the property of all but the region of another candidate, with its means; None if that has none."""
+        if not isinstance(other, RegionCandidate):
+            return None
+        rest = replace(self, kept=other)
+        values = np.array([[rest.measure(discovery.images, record)] for record in discovery.records])
+        _, _, of_class, of_others, _ = discovery.test_class(self.target, self.sign * values)
+        return replace(rest, of_class=float(of_class[0]), of_others=float(of_others[0]))
 
     def measure(self, images: AuditImages, record: ImageRecord) -> float:
         """Return the property, positive in the direction of the class."""
-        return self.sign * float(record.properties[self.number])
+        if self.kept is None:
+            return self.sign * float(record.properties[self.number])
+        photo = leave_out(images.prepare(record.index).photo, self._find_counted(images, record.index))
+        return self.sign * PROPERTIES[self.number].measure(photo)
+
+    def _find_counted(self, images: AuditImages, index: int) -> NDArray[np.bool_] | None:
+        """Return the pixels of a photo that the model sees outside of what is kept, ``(H, W)``; None for all."""
+        if self.kept is None:
+            return None
+        image = images.prepare(index)
+        outside = ~self.kept.locate_change(images, image).cpu()
+        return image.geometry.place(outside.double()).numpy() > _OUTSIDE
 
     def compare_moves(
         self, images: AuditImages, record: ImageRecord, others: Sequence[ImageRecord], random: np.random.Generator
@@ -137,8 +156,11 @@ class PropertyCandidate(CueCandidate):
     def _shift(self, images: AuditImages, index: int, step: float) -> Tensor | None:
         """Return the input for a photo with more or less of the property, ``(C, H, W)``; None if impossible."""
         photo, kind = images.prepare(index).photo, PROPERTIES[self.number]
-        value = kind.measure(photo.astype(float))
-        return self._replace(images, index, kind.shift(photo, value, value + step))
+        counted = self._find_counted(images, index)
+        if counted is not None and not counted.any():
+            return None
+        value = kind.measure(leave_out(photo, counted))
+        return self._replace(images, index, kind.shift(photo, value, value + step, counted))
 
     def _replace(self, images: AuditImages, index: int, pixels: NDArray[np.uint8] | None) -> Tensor | None:
         """Return the input for changed pixels of a photo, ``(C, H, W)``; None without any, or if the size differs."""
