@@ -53,8 +53,32 @@ def test_a_property_is_suspicious_if_nearly_all_parts_of_the_photos_have_it(clas
     assert find([100] * classes, add_object)["brighter (brightness)"] == ""
 
 
-def test_a_property_is_not_suspicious_if_other_classes_differ_as_much():
-    assert find([130, 90, 100, 180], brighten)["brighter (brightness)"] == ""
+@pytest.mark.parametrize(
+    ("levels", "suspicion"),
+    [
+        ([130, 90, 100, 180], ""),  # another class is brighter
+        ([80, 60, 100, 90], ""),  # 10 beyond the others, which are 40 apart
+        ([110, 60, 100, 90], "a property of the whole photo"),  # 40 beyond the others
+    ],
+)
+def test_a_property_is_not_suspicious_if_other_classes_differ_as_much(levels, suspicion):
+    assert find(levels, brighten)["brighter (brightness)"] == suspicion
+
+
+def tint(photo, random):
+    return photo * np.array([0.95, 1, 1])
+
+
+def add_contrast(photo, random):
+    return photo + random.normal(0, 10, photo.shape[:2])[..., None]
+
+
+def test_a_tint_is_suspicious_beside_classes_that_differ_more_by_another_property():
+    for levels in ([100] * 4, [100, 100, 100, 180]):
+        assert find(levels, tint)["greener (red-green tint)"] == "a property of the whole photo"
+    # What is no color may be one of objects: a class that is brighter all over differs by more.
+    assert find([100] * 4, add_contrast)["more contrast (contrast)"] == "a property of the whole photo"
+    assert find([100, 100, 100, 250], add_contrast)["more contrast (contrast)"] == ""
 
 
 def test_parts_of_a_photo_have_its_properties():

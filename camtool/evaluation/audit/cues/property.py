@@ -44,6 +44,10 @@ _STRAY = 0.1
 # Standard deviations within classes by which all parts of the photos of a class differ from those of others.
 _LEAST_DISTANCE = 0.5
 
+# Distance of a class from the nearest other one, as a share of the distance between the others. In seven worlds (see
+# ``CHOSEN_ON`` in ``benchmarks/audit_worlds_scenes.py``) half of it tells tints from the colors of objects.
+_LEAST_GAP = 0.5
+
 # Standard deviation of a property that counts as none, e.g. of the tint of gray photos.
 _LEAST_DEVIATION = 1e-6
 
@@ -203,27 +207,31 @@ def _mark_outliers(discovery: Discovery, candidates: Sequence[PropertyCandidate]
     """Return candidates, with a mark on those by which the class stands out.
 
     All parts of its photos must have the property, those with least and those with most of it, or it may be one of an
-    object. And the class must be farther from the others than any of these is from the rest by any property: where
-    classes are kinds of photos, all differ.
+    object, and more of it than all other classes: where classes are kinds of photos, all differ. What is no color must
+    be farther from the others than any of these is from the rest by any property. A tint need not: it changes how far
+    the other classes are from the rest as well, and classes whose objects have a color are far without it.
     """
     photos = (discovery.images.prepare(record.index).photo for record in discovery.records)
     parts = np.stack([*map(measure_parts, photos)])
-    signed = np.concatenate([np.quantile(sign * parts, _STRAY, axis=1) for sign in (1, -1)], 1)
+    signed = np.stack([np.quantile(sign * parts, _STRAY, axis=1) for sign in (1, -1)], 1)
     marked = list[PropertyCandidate]()
     for candidate in candidates:
-        own, others = _measure_distances(signed, discovery, candidate.target)
-        least, most = own.reshape(2, -1)[:: candidate.sign, candidate.number] * (1, -1)
-        is_outlier = least > others.max(initial=0) and min(least, most) >= _LEAST_DISTANCE
+        ends = signed[:, :: candidate.sign, candidate.number] * (1, -1)
+        own, _, is_beyond = _measure_distances(ends, discovery, candidate.target)
+        _, others, _ = _measure_distances(signed.reshape(len(parts), -1), discovery, candidate.target)
+        is_alone = PROPERTIES[candidate.number].is_color or own[0] > others.max(initial=0)
+        is_outlier = is_alone and is_beyond.all() and own.min() >= _LEAST_DISTANCE
         marked.append(replace(candidate, is_outlier=bool(is_outlier)))
     return marked
 
 
 def _measure_distances(
     values: NDArray[np.float64], discovery: Discovery, target: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
     """Return how far the mean of a class is above that of the others ``(M,)``, and each other class above the rest.
 
-    The distances are in standard deviations within classes, and the rest is without the class.
+    The distances are in standard deviations within classes, and the rest is without the class. The third array is
+    True where the class is beyond all others, by a share of how far these are apart.
 
     Args:
         values: ``(N, M)``, of the records.
@@ -238,8 +246,11 @@ def _measure_distances(
     is_own = classes == target
     rest, count = sums[~is_own].sum(0), counts[~is_own].sum()
     is_compared = np.isin(classes, discovery.targets) & ~is_own & (counts[:, 0] < count)
-    others = means[is_compared] - (rest - sums[is_compared]) / (count - counts[is_compared])
-    return (means[is_own][0] - rest / count) / scale, others / scale
+    compared = means[is_compared]
+    others = compared - (rest - sums[is_compared]) / (count - counts[is_compared])
+    highest, lowest = compared.max(0, initial=-np.inf), compared.min(0, initial=np.inf)
+    is_beyond = means[is_own][0] - highest >= _LEAST_GAP * (highest - lowest)
+    return (means[is_own][0] - rest / count) / scale, others / scale, is_beyond
 
 
 @dataclass(frozen=True, eq=False)
