@@ -1,4 +1,4 @@
-"""How a command ends: the exit code of an error and of a signal.
+"""Exit codes of commands, after an error and after a signal.
 
 Exit codes: 0 all fine, 1 some photos could not be explained, ``--fail-on`` of an audit or a diff applies, a repair is
 none, or the self-test of ``camtool doctor`` failed, 2 invalid request, 130 interrupted (Ctrl-C), 143 terminated

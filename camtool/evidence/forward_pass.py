@@ -146,7 +146,7 @@ class SeveralImagesError(LayerError):
 
 @dataclass(frozen=True, eq=False)
 class PassSettings:
-    """What a forward pass reads, beside the model, its inputs and the layers.
+    """Settings of a forward pass, beside the model, its inputs and the layers.
 
     Attributes:
         black: ``(C,)``, a black pixel as the model gets it; ``None`` where it is not known.
@@ -493,7 +493,7 @@ def run_forward_pass(
     settings: PassSettings = _DEFAULT_SETTINGS,
     observe: Observe = observe,
 ) -> ForwardPass:
-    """Choose the layers, run the model once with hooks on them, and return what came.
+    """Choose the layers, run the model once with hooks on them, and return the outputs.
 
     The backward pass runs later, when gradients are first read: :meth:`ScoredTargets.compute_gradients`.
 
@@ -503,7 +503,7 @@ def run_forward_pass(
             :func:`camtool.hooks.structures.nested_tensors.find_main_tensor`.
         layers: The layers to explain, or their names; ``None`` for the best ones; none for methods that work at the
             input. See :func:`camtool.evidence.plan.find_plan`.
-        settings: What else is read.
+        settings: The settings.
         observe: Registers the hooks and runs the model; by default :func:`camtool.hooks.observation.observe`. An engine
             gives another one.
     """

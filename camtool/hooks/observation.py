@@ -177,7 +177,7 @@ def _observe(
 
 
 class _Hooks:
-    """What is done with the outputs of layers during a forward pass.
+    """Functions of the forward hooks, which collect the outputs of layers during a forward pass.
 
     Attributes:
         calls: Layer to what it returned, call by call.
