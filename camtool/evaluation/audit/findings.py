@@ -12,7 +12,7 @@ import numpy as np
 
 from camtool.evaluation.annotations import is_missing
 from camtool.evaluation.audit import statistics
-from camtool.evaluation.audit.cues.candidates import COMPARED_IMAGES, DECOYS, RegionCandidate
+from camtool.evaluation.audit.cues.candidates import COMPARED_IMAGES, DECOYS, Discovery, RegionCandidate
 from camtool.evaluation.audit.cues.kinds import KINDS
 from camtool.evaluation.audit.cues.stored import select_stored
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
@@ -20,7 +20,7 @@ from camtool.evaluation.audit.report.page import FindingPictures, write_pictures
 from camtool.evaluation.audit.result import Audit, Finding, Verdict, rank_findings
 from camtool.evaluation.audit.setup import AuditRun
 from camtool.evaluation.audit.state import SHOWN, shorten_list
-from camtool.evaluation.audit.trials import ANSWER_FLOOR, CueTester, Outcome
+from camtool.evaluation.audit.trials import ANSWER_FLOOR, UNCHANGEABLE, CueTester, Outcome
 
 # The reason of a decoy for which the passes do not suffice.
 OUT_OF_BUDGET = "the forward-pass budget ran out, so this decoy is counted as a false finding"
@@ -52,12 +52,14 @@ class Conclusion:
     Attributes:
         run: The audit.
         testers: Class → the tests of its candidates.
+        discoveries: Class → the images in which its candidates are found.
         folder: The folder for pictures of the findings; None for none.
         verdicts: The user's verdicts, by the key of a finding.
     """
 
     run: AuditRun
     testers: Mapping[int, CueTester]
+    discoveries: Mapping[int, Discovery]
     folder: Path | None
     verdicts: Mapping[str, Verdict]
 
@@ -143,15 +145,20 @@ class Conclusion:
         return [finding for _, finding in joined]
 
     def _is_effect(self, outcome: Outcome, of: Outcome) -> bool:
-        """Return True if nothing is left of a cue without a place where the region of another one is not changed.
+        """Return True if nothing is left of a cue outside of the region of another one.
 
         A stamp with sharp edges, for example, makes photos sharper.
         """
-        rest = outcome.candidate.leave_region(of.candidate) if outcome.candidate.target == of.candidate.target else None
+        target = outcome.candidate.target
+        if of.candidate.target != target:
+            return False
+        rest = outcome.candidate.leave_region(of.candidate, self.discoveries[target])
         if rest is None:
             return False
-        again = self.testers[rest.target].test(rest)
-        return not again.reason and not (again.p <= self.run.level and again.is_large)
+        again = self.testers[target].test(rest, self.run.level)
+        if again.presence_p > self.run.level:
+            return True
+        return again.reason in ("", UNCHANGEABLE) and not (again.p <= self.run.level and again.is_large)
 
     def _list_keys(self, outcomes: Sequence[Outcome]) -> list[str]:
         """Return a key for each candidate that names no image, so that it stays as it is if images are added."""

@@ -138,11 +138,13 @@ class AuditTests:
         run: The audit.
         kinds: The kinds of candidates that are asked for.
         testers: Class → the tests of its candidates.
+        discoveries: Class → the images in which its candidates are found.
     """
 
     run: AuditRun
     kinds: Mapping[str, Kind]
     testers: dict[int, CueTester] = field(default_factory=dict, init=False)
+    discoveries: dict[int, Discovery] = field(default_factory=dict, init=False)
 
     def find_and_test(self, folder: Path | None, verdicts: Mapping[str, Verdict]) -> Audit:
         """Return the result: records, halves, candidates, tests, findings.
@@ -165,7 +167,7 @@ class AuditTests:
         if count and all(outcome.reason for outcome in outcomes):
             untested = f"{format_count(count, 'candidate')} left out, e.g. {self.run.not_tested[noted]}"
         image_count, passes = len({record.index for record in records}), self.run.passes - rest + self._count_done()
-        conclusion = Conclusion(self.run, self.testers, folder, verdicts)
+        conclusion = Conclusion(self.run, self.testers, self.discoveries, folder, verdicts)
         return replace(conclusion.conclude(outcomes, decoys, image_count, passes), untested=untested)
 
     def _find_candidates(self, kinds: Mapping[str, Kind], views: Sequence[View]) -> list[Pair]:
@@ -173,6 +175,7 @@ class AuditTests:
         random, pairs = np.random.default_rng(self.run.seed), list[Pair]()
         for view in views:
             discovery = Discovery(self.run.images, view.found.records, view.found.groups, view.targets, self.run.seed)
+            self.discoveries.update(dict.fromkeys(view.targets, discovery))
             candidates = [candidate for kind in kinds.values() for candidate in kind.find(discovery)]
             pairs += [Pair(candidate, _make_decoys(candidate, discovery, random)) for candidate in candidates]
         # Passes that do not suffice for all serve to test what is most suspicious.

@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from camtool.evaluation.audit import statistics
@@ -26,6 +26,9 @@ LEAST_GROUPS = 8
 
 # Least effects that are reported, beyond that of the controls: of the probability, and of the share of answers.
 PROBABILITY_FLOOR, ANSWER_FLOOR = 0.1, 0.2
+
+# The reason of a candidate that cannot be removed from any image, nor given to one.
+UNCHANGEABLE = "the photos cannot be changed in this way"
 
 # Images whose cue is shown alone on a blank image.
 _ALONE = 10
@@ -124,13 +127,18 @@ class Effect(NamedTuple):
         It counts in either direction. Controls may change more, as they cover what a class should be recognized by:
         that is no effect of the candidate.
         """
-        low, high = sorted((0.0, self.change_of_controls))
-        return max(low - self.change, self.change - high, 0.0)
+        return float(measure_size(self.change, self.change_of_controls))
 
     @property
     def changes_answers(self) -> bool:
         """True if the share of answers that change beyond the controls' reaches its floor."""
         return self.answers.mean - self.controls >= ANSWER_FLOOR
+
+
+def measure_size(change: ArrayLike, controls: ArrayLike) -> NDArray[np.float64]:
+    """Return how far changes are outside of the range from none to that of the controls, in either direction."""
+    outside = np.maximum(np.minimum(0, controls) - change, change - np.maximum(0, controls))
+    return np.asarray(outside).clip(min=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +154,8 @@ class Outcome:
         transplants: The effect of giving it to images of other classes; None if that was not possible.
         alone: The share of blank images that it makes the class; None if that was not possible.
         reason: Why it was not tested; empty if it was.
+        shifts: ``(G, 2)`` for each of :attr:`effects`: the change of the probability in each group, by the candidate
+            and by its controls on average.
     """
 
     candidate: CueCandidate
@@ -156,6 +166,7 @@ class Outcome:
     transplants: Effect | None = None
     alone: float | None = None
     reason: str = ""
+    shifts: tuple[NDArray[np.float64], ...] = ()
 
     @property
     def removal(self) -> Effect | None:
@@ -269,11 +280,11 @@ class CueTester(Tester[ImageRecord]):
             if groups < LEAST_GROUPS:
                 reason = f"independent {what} in the confirmation half: {groups}; {LEAST_GROUPS} are needed"
                 return replace(outcome, reason=reason)
-        removals = self._try(candidate, used, others, is_removal=True)
-        transplants = self._try(candidate, recipients, np.asarray(used), is_removal=False)
-        reason = "" if removals or transplants else "the photos cannot be changed in this way"
+        removals, removed = self._try(candidate, used, others, is_removal=True)
+        transplants, given = self._try(candidate, recipients, np.asarray(used), is_removal=False)
+        reason, shifts = "" if removals or transplants else UNCHANGEABLE, (*removed, *given)
         transplant, alone = next(iter(transplants), None), self._show_alone(candidate, used[:_ALONE])
-        return replace(outcome, removals=removals, transplants=transplant, alone=alone, reason=reason)
+        return replace(outcome, removals=removals, transplants=transplant, alone=alone, reason=reason, shifts=shifts)
 
     def limit_images(self, count: int) -> None:
         """Take at most a number of images for each test from now on."""
@@ -361,8 +372,8 @@ class CueTester(Tester[ImageRecord]):
 
     def _try(
         self, candidate: CueCandidate, rows: Sequence[int], partners: NDArray[np.int_], *, is_removal: bool
-    ) -> tuple[Effect, ...]:
-        """Return the effect of a change by fill; none if the images cannot be changed so."""
+    ) -> tuple[tuple[Effect, ...], tuple[NDArray[np.float64], ...]]:
+        """Return the effect of a change by fill, and its shifts; none if the images cannot be changed so."""
         name, results, groups = "removal" if is_removal else "transplant", list[NDArray[np.float64]](), list[int]()
         # Each image has a partner of its own as far as there are enough: a partner of many would make them dependent.
         order = np.random.default_rng(hash_parts(self.seed, candidate.key, name)).permutation(partners)
@@ -389,9 +400,10 @@ class CueTester(Tester[ImageRecord]):
                 results.append(np.asarray(values).reshape(2, fills, -1))
                 groups.append(self.groups[row])
         if len({*groups}) < LEAST_GROUPS:
-            return ()
+            return (), ()
         by_fill = np.stack(results, 2).swapaxes(0, 1)
-        return tuple(self._summarize(values, groups, is_removal=is_removal) for values in by_fill)
+        pairs = [self._summarize(values, groups, is_removal=is_removal) for values in by_fill]
+        return tuple(effect for effect, _ in pairs), tuple(shifts for _, shifts in pairs)
 
     def _score(self, candidate: CueCandidate, index: int, variants: Tensor) -> list[float]:
         """Return margins, then probabilities, of the unchanged image and its variants, for each fill."""
@@ -447,14 +459,23 @@ class CueTester(Tester[ImageRecord]):
         first, changes = values[0][:, :1], torch.stack([value[:, 1] - value[:, 0] for value in values], 1)
         return [float(value) for value in torch.cat([first, first + changes], 1).flatten()]
 
-    def _summarize(self, values: NDArray[np.float64], groups: Sequence[int], *, is_removal: bool) -> Effect:
-        """Return the effect with a fill, from ``(margin or probability, image, unchanged and columns)``."""
+    def _summarize(
+        self, values: NDArray[np.float64], groups: Sequence[int], *, is_removal: bool
+    ) -> tuple[Effect, NDArray[np.float64]]:
+        """Return the effect with a fill, and its shifts.
+
+        Args:
+            values: ``(margin or probability, image, unchanged and columns)``.
+            groups: The group of each image.
+            is_removal: True if the cue is removed.
+        """
         (margins, probabilities), sign = values, -1 if is_removal else 1
         effects = sign * (margins[:, 1:] - margins[:, :1])
         changed = statistics.average_groups(((sign * margins[:, 1:]) > 0).astype(float), groups)
         shifts = statistics.average_groups(sign * (probabilities[:, 1:] - probabilities[:, :1]), groups)
         p = statistics.run_control_test(effects, groups, permutations=self.permutations, seed=self.seed)
-        return Effect.summarize(len(margins), changed, shifts, p, self.seed)
+        effect = Effect.summarize(len(margins), changed, shifts, p, self.seed)
+        return effect, np.stack([shifts[:, 0], shifts[:, 1:].mean(1)], 1)
 
 
 def hash_parts(*parts: object) -> int:

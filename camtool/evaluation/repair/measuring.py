@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -15,7 +16,7 @@ from camtool.evaluation.audit.report.page import resize, to_pixels
 from camtool.evaluation.audit.result import WorstGroup
 from camtool.evaluation.audit.setup import AuditRun
 from camtool.evaluation.audit.statistics import average_groups, compute_share
-from camtool.evaluation.audit.trials import LEAST_GROUPS, CueTester
+from camtool.evaluation.audit.trials import LEAST_GROUPS, Outcome, measure_size
 from camtool.evaluation.leaderboard.table import Interval, bootstrap_mean
 from camtool.evaluation.repair.result import Accuracy, ChangedAnswer, CueRepair, Effects, Repair
 from camtool.evaluation.repair.variants import Cue, MendedImages, ReadVariants, Variant
@@ -23,6 +24,9 @@ from camtool.rendering.image_writing import encode_image
 
 # Answers that became right, and those that became wrong, of which there are pictures.
 _PICTURES = 12
+
+# Draws of groups for the interval of a change.
+_DRAWS = 2000
 
 
 class Answer(NamedTuple):
@@ -95,15 +99,40 @@ def measure(run: AuditRun, cues: Sequence[Cue], answers: Sequence[Answer], mende
 def _measure_cue(cue: Cue, mended: MendedImages) -> CueRepair:
     """Return the effects of a cue before and after, on the same images."""
     after = replace(cue.tested, images=mended, remember=lambda _, compute: compute())
-    finding, effects = cue.finding, [_test(tester, cue) for tester in (cue.tested, after)]
-    return CueRepair(finding.key, finding.kind, finding.label, finding.name, *effects)
+    finding, (old, new) = cue.finding, [tester.test(cue.candidate) for tester in (cue.tested, after)]
+    change, sides = compare_sizes(old.shifts, new.shifts, cue.tested.seed), (_choose_effects(old), _choose_effects(new))
+    return CueRepair(finding.key, finding.kind, finding.label, finding.name, *sides, change)
 
 
-def _test(tester: CueTester, cue: Cue) -> Effects:
+def _choose_effects(outcome: Outcome) -> Effects:
     """Return the effects of a cue; of removing it by the fill that shows it more, in either direction."""
-    outcome = tester.test(cue.candidate)
     removal = max(outcome.removals, key=lambda effect: effect.size, default=None)
     return Effects(removal, outcome.transplants)
+
+
+def compare_sizes(
+    before: Sequence[NDArray[np.float64]], after: Sequence[NDArray[np.float64]], seed: int = 0
+) -> Interval:
+    """Return the change of the size of the largest effect, see :attr:`Effect.size`, paired: with bootstrap interval.
+
+    Both models answer the same photos, so the same groups are drawn for both.
+
+    Args:
+        before: ``(G, 2)`` for each effect: the change of the probability in each group by the cue and by its controls.
+        after: Those of the mended model.
+        seed: The seed of the interval.
+    """
+    if not before:
+        return Interval(0.0, math.nan, math.nan)
+    sizes = np.zeros((2, 1 + _DRAWS))
+    for pair in zip(before, after, strict=True):
+        shifts, count = np.stack(pair), len(pair[0])
+        # The groups as they are, then those that are drawn: the same ones for all fills.
+        drawn = np.random.default_rng(seed).integers(count, size=(_DRAWS, count))
+        means = shifts[:, np.concatenate([np.arange(count)[None], drawn])].mean(2)
+        sizes = np.maximum(sizes, measure_size(means[..., 0], means[..., 1]))
+    changes = sizes[1] - sizes[0]
+    return Interval(float(changes[0]), *np.quantile(changes[1:], (0.025, 0.975)).tolist())
 
 
 def _split_by_cue(cues: Sequence[Cue], answers: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:

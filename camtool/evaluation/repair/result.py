@@ -76,9 +76,7 @@ class Accuracy(NamedTuple):
     @property
     def cells(self) -> tuple[str, str, str]:
         """The three numbers with their intervals, as texts."""
-        _, low, high = self.change
-        change = f"{format_points(self.change.mean)}{format_ends(100 * low, 100 * high, sign='+')}"
-        return _format_share(self.before), _format_share(self.after), change
+        return _format_share(self.before), _format_share(self.after), _format_points(self.change)
 
 
 @dataclass(frozen=True)
@@ -92,6 +90,7 @@ class CueRepair:
         name: Its description in words.
         before: Its effects on the audited model.
         after: Those on the mended one, on the same images.
+        change: The paired change of the size of the effects, with bootstrap interval; NaN for its ends without any.
     """
 
     key: str
@@ -100,11 +99,12 @@ class CueRepair:
     name: str
     before: Effects
     after: Effects
+    change: Interval
 
     @property
     def falls(self) -> bool:
-        """True if the mended model depends on it less: evidence against the class counts as well."""
-        return self.after.size < self.before.size
+        """True if the mended model depends on it less, not by chance: evidence against the class counts as well."""
+        return self.change.high < 0
 
     @property
     def sentence(self) -> str:
@@ -129,6 +129,11 @@ class CueRepair:
 
 def _format_share(share: Interval) -> str:
     return f"{format_percent(share.mean)}{format_ends(100 * share.low, 100 * share.high)}"
+
+
+def _format_points(change: Interval) -> str:
+    """Return a difference of shares in points with its interval."""
+    return f"{format_points(change.mean)}{format_ends(100 * change.low, 100 * change.high, sign='+')}"
 
 
 def _format_change(before: float, after: float) -> str:
@@ -216,7 +221,7 @@ class Repair:
         """The reasons why it is no repair; none if it is one."""
         reasons = [
             f"the effect of {cue.name} on '{cue.label}' does not fall ({100 * cue.before.size:.0f} → "
-            f"{100 * cue.after.size:.0f} points of probability)"
+            f"{100 * cue.after.size:.0f} points of probability, {_format_points(cue.change)})"
             for cue in self.cues
             if not cue.falls
         ]

@@ -86,6 +86,26 @@ def test_a_frame_is_found_located_and_covers_the_width_of_each_image():
         assert region.sum() == rows * 40
 
 
+def test_a_place_beside_a_frame_is_what_is_left_of_it_outside():
+    tensors = draw_noise(2)
+    tensors[0, :, :2] = 0.6
+    images, cells = Images(tensors), spot(0, 3) + spot(1, 3) > 0
+    place = PlaceCandidate(0, "", 1.0, cells)
+    frame = FrameCandidate(0, "", 1.0, np.array([2, 0, 0, 0]))
+    rest = place.leave_region(frame, None)
+    assert rest.key != place.key
+    for number in (0, 1):  # the second image has no frame: it is where the frame would be
+        region = rest.locate(images, images.prepare(number))
+        assert region[3:8, 12:16].all()  # without a rim of a pixel
+        assert region.sum() == 5 * 4
+    # Of a place in the frame nothing is left, so it cannot be covered.
+    within = PlaceCandidate(0, "", 1.0, spot(0, 3) > 0).leave_region(
+        FrameCandidate(0, "", 1.0, np.array([4, 0, 0, 0])), None
+    )
+    assert within.remove(Change(images, 1, 0, 1, np.random.default_rng(0))) is None
+    assert place.leave_region(place, None) is frame.leave_region(place, None) is None
+
+
 def test_images_without_frames_give_no_candidate():
     records = [make_record(number, int(number >= 20)) for number in range(40)]
     assert find_frames(make_discovery(draw_noise(40), records)) == []

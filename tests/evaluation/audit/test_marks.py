@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,13 +11,14 @@ from torch import nn
 from torchvision.transforms.functional import to_tensor
 
 import camtool
-from camtool.evaluation.audit.cues.candidates import Change
+from camtool.evaluation.audit.cues.candidates import Change, Discovery
+from camtool.evaluation.audit.cues.kinds import KINDS, Kind
 from camtool.evaluation.audit.cues.mark import find_marks
 from camtool.evaluation.audit.cues.patch import PatchCandidate
 from camtool.evaluation.audit.cues.place import PlaceCandidate, find_positions
 from camtool.evaluation.audit.cues.property import PropertyCandidate
 from camtool.evaluation.audit.cues.sameness import UsualImage, find_usual_image, measure_sameness
-from camtool.evaluation.audit.images import AuditImages
+from camtool.evaluation.audit.images import GRID, AuditImages
 from camtool.evaluation.subject import Subject
 from tests.evaluation.audit.test_audit import RED, SIDE, build_net, draw_images, run_audit
 from tests.evaluation.audit.test_candidates import Images, draw_noise, make_discovery, make_record, spot
@@ -168,20 +171,75 @@ def to_photos(images):
 
 
 def test_a_property_leaves_the_region_of_another_cue():
-    subject = Subject(build_net(), to_tensor)
-    images = AuditImages(subject, to_photos(torch.rand(2, 3, 40, 40)), None, "gradcam", 8)
+    """Its means are of what is left, as is the step from one to the other: white corners make photos brighter."""
+    levels = (100, 110, 119, 60, 70, 80)
+    photos = [np.full((SIDE, SIDE, 3), level, np.uint8) for level in levels]
+    for photo in photos[:3]:
+        photo[:4, :4] = 255
+    images = AuditImages(Subject(build_net(), to_tensor), photos, None, "gradcam", 8)
+    records = [make_record(number, int(number >= 3)) for number in range(6)]
+    discovery = Discovery(images, records, [0, 0, 1, 2, 3, 4], [0, 1], 0)
     brighter = PropertyCandidate(0, "", 1.0, 0, 1, 160.0, 100.0)
     corner = PlaceCandidate(0, "", 1.0, spot(0, 0) > 0)
-    rest = brighter.leave_region(corner)
+    rest = brighter.leave_region(corner, discovery)
     assert rest.key != brighter.key
+    # The first two photos are one group, which counts as one.
+    assert (rest.of_class, rest.of_others) == pytest.approx(((105 + 119) / 2, 70))
+    assert [rest.measure(images, record) for record in records] == pytest.approx(levels)
+    darker = replace(brighter, sign=-1).leave_region(corner, discovery)
+    assert (darker.of_class, darker.measure(images, records[0])) == pytest.approx((rest.of_class, -100))
     before = images.prepare(0).tensor
-    darker, others = (each.remove(Change(images, 0, 1, 1, np.random.default_rng(0)))[0, 0] for each in (brighter, rest))
-    assert darker.mean() < before.mean() - 0.1
-    assert torch.equal(others[:, :4, :4], before[:, :4, :4])
-    assert torch.equal(others[:, 4:], darker[:, 4:])
-    assert not torch.equal(darker[:, :4, :4], before[:, :4, :4])
-    # Neither has the other a region, nor is a region left out of one.
-    assert brighter.leave_region(brighter) is corner.leave_region(brighter) is None
+    change = Change(images, 0, 1, 1, np.random.default_rng(0))
+    changed = rest.remove(change)[0, 0]
+    assert torch.equal(changed[:, :4, :4], before[:, :4, :4])
+    assert (changed[:, 4:] * 255).round().unique().tolist() == [100 - (112 - 70)]
+    assert not torch.equal(brighter.remove(change)[0, 0][:, :4, :4], before[:, :4, :4])
+    # Neither has the other a region, nor is a region left out of one. Of a photo in the region nothing is changed.
+    assert brighter.leave_region(brighter, discovery) is corner.leave_region(brighter, discovery) is None
+    everywhere = brighter.leave_region(PlaceCandidate(0, "", 1.0, np.ones((GRID, GRID), bool)), discovery)
+    assert everywhere.of_class == everywhere.of_others == 0
+    assert everywhere.remove(change) is None
+
+
+def build_brightness_net():
+    """Return a network that answers red if a photo is bright as a whole, else the brighter one of green and blue."""
+    net = build_net()
+    with torch.no_grad():
+        net[4].weight.copy_(torch.tensor([[30.0, 30.0, 30.0], [-20.0, 20.0, 0.0], [-20.0, 0.0, 20.0]]).repeat(1, 2))
+        net[4].bias.copy_(torch.tensor([-180 * 0.345, 0.0, 0.0]))
+    return net
+
+
+def test_what_a_frame_changes_elsewhere_is_named_with_it(monkeypatch):
+    """A white bar makes photos brighter, and a part of it matter; the rest of the photos is alike."""
+
+    def find_part(discovery):
+        return [PlaceCandidate(RED, "the upper left part", 1.0, cells)]
+
+    cells = np.zeros((GRID, GRID), bool)
+    cells[:3, :4] = True
+    monkeypatch.setitem(KINDS, "part", Kind(find_part))
+    random = np.random.default_rng(0)
+    images, classes = draw_images()
+    levels = random.uniform(0.255, 0.265, (90, 1, 1, 1))
+    images[:] = torch.from_numpy(levels + 0.1 * random.random((90, 1, SIDE, SIDE)))
+    for image, color in zip(images, classes, strict=True):
+        if color == RED:
+            image[:, :3] = 1
+        else:
+            row, column = random.integers(14, 28, 2).tolist()
+            image[color, row : row + 12, column : column + 12] += 0.4
+    options = {"method": "gradcam", "transform": to_tensor, "class_names": ["red", "green", "blue"], "controls": 5}
+    kinds = (["property"], ["part"], ["border", "part", "property"])
+    net, photos = build_brightness_net(), to_photos(images)
+    audits = [camtool.audit(net, photos, classes, kinds=names, **options) for names in kinds]
+    alone, part, with_frame = ([one for one in audit.findings if one.label == "red"] for audit in audits)
+    assert "brighter (brightness)" in [finding.name for finding in alone]
+    assert [finding.name for finding in part] == ["the upper left part"]
+    frame, redder = with_frame  # photos of the others are green and blue, whatever the bar does
+    assert redder.name == "redder (red-green tint)"
+    assert frame.name == "a frame of one color (upper)"
+    assert [also.partition(" (")[0] for also in frame.also] == ["the upper left part", "brighter"]
 
 
 def build_peak_net():

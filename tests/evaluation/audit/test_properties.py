@@ -10,7 +10,7 @@ import pytest
 from camtool.evaluation.audit.cues.candidates import Discovery
 from camtool.evaluation.audit.cues.property import find_properties
 from camtool.evaluation.audit.images import GRID, ImageRecord
-from camtool.evaluation.photo_properties import PROPERTIES, measure_parts, measure_properties
+from camtool.evaluation.photo_properties import PROPERTIES, compress, leave_out, measure_parts, measure_properties
 
 SIDE, EACH = 48, 25
 
@@ -53,8 +53,32 @@ def test_a_property_is_suspicious_if_nearly_all_parts_of_the_photos_have_it(clas
     assert find([100] * classes, add_object)["brighter (brightness)"] == ""
 
 
-def test_a_property_is_not_suspicious_if_other_classes_differ_as_much():
-    assert find([130, 90, 100, 180], brighten)["brighter (brightness)"] == ""
+@pytest.mark.parametrize(
+    ("levels", "suspicion"),
+    [
+        ([130, 90, 100, 180], ""),  # another class is brighter
+        ([80, 60, 100, 90], ""),  # 10 beyond the others, which are 40 apart
+        ([110, 60, 100, 90], "a property of the whole photo"),  # 40 beyond the others
+    ],
+)
+def test_a_property_is_not_suspicious_if_other_classes_differ_as_much(levels, suspicion):
+    assert find(levels, brighten)["brighter (brightness)"] == suspicion
+
+
+def tint(photo, random):
+    return photo * np.array([0.95, 1, 1])
+
+
+def add_contrast(photo, random):
+    return photo + random.normal(0, 10, photo.shape[:2])[..., None]
+
+
+def test_a_tint_is_suspicious_beside_classes_that_differ_more_by_another_property():
+    for levels in ([100] * 4, [100, 100, 100, 180]):
+        assert find(levels, tint)["greener (red-green tint)"] == "a property of the whole photo"
+    # What is no color may be one of objects: a class that is brighter all over differs by more.
+    assert find([100] * 4, add_contrast)["more contrast (contrast)"] == "a property of the whole photo"
+    assert find([100, 100, 100, 250], add_contrast)["more contrast (contrast)"] == ""
 
 
 def test_parts_of_a_photo_have_its_properties():
@@ -106,3 +130,44 @@ def test_a_shift_of_a_color_by_hand():
     # 20 more of each mean color: factors 1.4, 1.2 and 1.5.
     np.testing.assert_array_equal(brightness.shift(photo, 0, 20), [[[140, 60, 30], [0, 180, 90]]])
     np.testing.assert_array_equal(brightness.shift(photo, 0, -50), [[[0, 25, 0], [0, 75, 0]]])
+
+
+def get_property(name):
+    return next(kind for kind in PROPERTIES if kind.name == name)
+
+
+def test_pixels_that_do_not_count_have_no_part_in_a_property_by_hand():
+    photo = np.full((3, 2, 3), 255, np.uint8)
+    photo[0] = [[100, 50, 20], [0, 150, 60]]  # the only pixels that count; means 50, 100, 40
+    counted = np.array([[True, True], [False, False], [False, False]])
+    brightness = get_property("brightness")
+    assert brightness.measure(leave_out(photo, counted)) == pytest.approx(0.299 * 50 + 0.587 * 100 + 0.114 * 40)
+    assert brightness.measure(leave_out(photo, ~counted)) == pytest.approx(255)
+    assert brightness.measure(leave_out(photo, None)) == brightness.measure(photo.astype(float))
+    # 20 more of each mean color of these pixels: factors 1.4, 1.2 and 1.5.
+    np.testing.assert_array_equal(brightness.shift(photo, 0, 20, counted)[0], [[140, 60, 30], [0, 180, 90]])
+    assert get_property("red-green tint").measure(leave_out(photo, counted)) == -50
+    gray = np.array([[[90] * 3, [110] * 3], [[250] * 3, [0] * 3]], np.uint8)
+    contrast, counted = get_property("contrast"), np.array([[True, True], [False, False]])
+    assert contrast.measure(leave_out(gray, counted)) == pytest.approx(10)
+    np.testing.assert_array_equal(contrast.shift(gray, 10, 5, counted)[0], [[95] * 3, [105] * 3])
+    assert contrast.measure(leave_out(gray, np.zeros((2, 2), bool))) == 0
+
+
+def test_edges_and_blocks_of_what_does_not_count_do_not_either():
+    random = np.random.default_rng(0)
+    photo = np.full((40, 40, 3), 90, np.uint8)
+    photo[:, 20:] = random.integers(0, 255, (40, 20, 3))
+    photo[5, 5] = 98
+    counted = np.arange(40)[None].repeat(40, 0) < 20
+    sharpness = get_property("sharpness")
+    # Of 38 x 18 pixels with neighbors that count, one differs by 8 from its four neighbors: 32 there, 8 beside it.
+    expected = np.log((32**2 + 4 * 8**2) / (38 * 18) + 1)
+    assert sharpness.measure(leave_out(photo, counted)) == pytest.approx(expected)
+    assert sharpness.measure(photo.astype(float)) > expected + 5
+    noise = random.integers(0, 255, (64, 64, 3)).astype(np.uint8)
+    half, blocks = np.arange(64)[None].repeat(64, 0) < 32, get_property("JPEG blocks")
+    mixed = np.where(half[..., None], noise, compress(noise, 10))
+    left, right = (blocks.measure(leave_out(mixed, part)) for part in (half, ~half))
+    assert left == pytest.approx(blocks.measure(leave_out(noise, half)))
+    assert abs(left) < 0.2 < right

@@ -42,7 +42,7 @@ def build_repair(name: str = "the lower right corner") -> Repair:
         ChangedAnswer(name, name, "as it is", ("star", "arrow"), False, stream.getvalue()),
     ]
     return Repair(
-        cues=(CueRepair(f"heart: mark: {name}", "mark", "heart", name, before, after),),
+        cues=(CueRepair(f"heart: mark: {name}", "mark", "heart", name, before, after, Interval(-0.8, -0.9, -0.6)),),
         accuracy=accuracy,
         with_cue=accuracy,
         without_cue=accuracy,

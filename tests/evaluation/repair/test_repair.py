@@ -18,6 +18,8 @@ from camtool.evaluation.audit import read_audit
 from camtool.evaluation.repair import head as heads
 from camtool.evaluation.repair import running
 from camtool.evaluation.repair.head import PAIRING, PULL, Examples, Linear, find_score_head, refit
+from camtool.evaluation.repair.measuring import compare_sizes
+from camtool.evaluation.repair.result import CueRepair, Effects
 from tests.evaluation.repair.conftest import LABELS, NAMES, SINGLE, build_net, draw_images, run_audit
 
 
@@ -80,6 +82,8 @@ def test_a_mark_is_forgotten_and_the_object_is_learned(audited, end):
     assert (cue.label, cue.name) == ("green", "the lower right corner")
     assert cue.before.removal.answers.mean == cue.before.transplant.answers.mean == 1
     assert cue.after.size < 0.15 < 0.3 < cue.before.size
+    assert cue.change.mean == pytest.approx(cue.after.size - cue.before.size)
+    assert cue.change.low < cue.change.mean < cue.change.high < 0
     assert (repair.without_cue.before.mean, repair.without_cue.after.mean) == (0.5, 1)
     assert repair.accuracy.after.mean == repair.without_cue.after.mean == repair.with_cue.after.mean == 1
     assert {*repair.by_class} == {"'green'", "'blue'"}
@@ -210,6 +214,7 @@ def test_what_is_no_repair_says_so(audited, monkeypatch):
     repair = run_repair(audited)
     assert not repair.is_better
     assert "This is no repair: the effect of the lower right corner on 'green' does not fall" in str(repair)
+    assert "points of probability, +0 points (+0 to +0))" in str(repair)
     assert str(repair).startswith("# No repair")
     worse = Linear(torch.zeros(3, 6).double(), torch.tensor([-1.0, 0.0, -1.0]).double())
     monkeypatch.setattr(running, "refit", lambda old, examples: worse)
@@ -220,6 +225,35 @@ def test_what_is_no_repair_says_so(audited, monkeypatch):
     repair = run_repair(audited)
     assert not repair.is_better
     assert "the accuracy on images without a cue falls: 50 % (35 to 65) → 0 % (0 to 9), -50 points" in repair.verdict
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change", "falls"),
+    [
+        # Photos differ much, and each has less of it afterwards: 5 points in all draws.
+        (np.linspace(0.1, 0.9, 9), np.linspace(0.1, 0.9, 9) - 0.05, -0.05, True),
+        # Of eight photos one has less of it, which is in 1 - (7 / 8) ** 8 = 66 % of the draws.
+        (np.full(8, 0.5), np.array([0.5] * 7 + [0.1]), -0.05, False),
+        # It became evidence against the class.
+        (np.full(8, 0.4), np.full(8, -0.6), 0.2, False),
+    ],
+)
+def test_an_effect_falls_if_it_does_on_the_same_photos(before, after, change, falls):
+    sides = [[np.stack([each, np.zeros_like(each)], 1)] for each in (before, after)]
+    interval = compare_sizes(*sides)
+    assert interval.mean == pytest.approx(change)
+    cue = CueRepair("", "place", "", "", Effects(None, None), Effects(None, None), interval)
+    assert cue.falls is falls
+
+
+def test_the_size_is_that_of_the_largest_effect_beyond_its_controls():
+    removal, transplant = np.tile([0.5, 0.1], (8, 1)), np.tile([0.3, 0.0], (9, 1))
+    assert compare_sizes([removal, transplant], [removal, transplant]) == (0, 0, 0)
+    # 40 points of removing it are gone, as the controls change as much; 20 of giving it are left.
+    without = compare_sizes([removal, transplant], [np.tile([0.1, 0.1], (8, 1)), np.tile([0.2, 0.0], (9, 1))])
+    assert without == pytest.approx((-0.2, -0.2, -0.2))
+    nothing = compare_sizes([], [])
+    assert not CueRepair("", "place", "", "", Effects(None, None), Effects(None, None), nothing).falls
 
 
 def test_evidence_against_a_class_counts_as_an_effect(audited, monkeypatch):

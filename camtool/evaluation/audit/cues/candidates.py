@@ -232,10 +232,10 @@ class CueCandidate(ABC):
         """Return True if two candidates of a class are one cue in these images, which have both."""
         return False
 
-    def leave_region(self, other: CueCandidate) -> CueCandidate | None:
+    def leave_region(self, other: CueCandidate, discovery: Discovery) -> CueCandidate | None:
         """Return the candidate for all but the region of another one, to tell whether it is an effect of that.
 
-        None if it has a place of its own, or the other one has none.
+        None if it stands on its own.
         """
         return None
 

@@ -16,13 +16,10 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate, max_pool2d
 
 from camtool.evaluation.audit.cues.candidates import Discovery, describe_place
-from camtool.evaluation.audit.cues.place import PlaceCandidate, find_regions
+from camtool.evaluation.audit.cues.place import PlaceCandidate, add_rim, find_regions
 from camtool.evaluation.audit.cues.sameness import UsualImage
 from camtool.evaluation.audit.images import GRID, AuditImages, ImageRecord
 from camtool.inputs.prepared_inputs import PreparedInput
-
-# Rim of a mark, as a share of the input's side.
-_RIM = 1 / 64
 
 _MOST_PER_CLASS = 2
 
@@ -56,9 +53,8 @@ class MarkCandidate(PlaceCandidate):
         return self.usual.resize(self.pixels, image.tensor)
 
     def locate_change(self, images: AuditImages, image: PreparedInput) -> Tensor:
-        """Return the pixels with a rim, which resizing and compression have mixed with what is beside them."""
-        rim = max(1, round(min(image.tensor.shape[-2:]) * _RIM))
-        return max_pool2d(self.locate(images, image)[None, None].float(), 2 * rim + 1, 1, rim)[0, 0] > 0
+        """Return the pixels with their rim."""
+        return add_rim(self.locate(images, image))
 
     def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> MarkCandidate:
         """Return what another class usually shows at another place, where it has heat."""

@@ -30,6 +30,9 @@ _DRAWS = 5
 # Chosen on networks of ``python -m benchmarks planted`` with the cue *position* and on honest ones of landscapes.
 _MOST_SPREAD = 0.5
 
+# Rim of what is drawn over an image, as a share of the input's side.
+_RIM = 1 / 64
+
 # Standard deviation of a row of a frame, as a share of that of the image: compression leaves a little.
 _FLAT = 0.05
 
@@ -71,6 +74,12 @@ class PlaceCandidate(RegionCandidate):
         inputs = [images.prepare(index) for index in indices]
         parts = [image.tensor[:, self.locate(images, image)][..., None] for image in inputs]
         return measure_sameness(images, indices, parts, 0)
+
+    def leave_region(self, other: CueCandidate, discovery: Discovery) -> PlaceCandidate | None:
+        """Return the cells without the frame that the other one is; None if it is none."""
+        if not isinstance(other, FrameCandidate):
+            return None
+        return FramedPlace(self.target, self.name, self.clarity, self.cells, other)
 
     def make_decoy(self, discovery: Discovery, random: np.random.Generator) -> PlaceCandidate:
         """Return the region at a place that is drawn with the heat of another class as its probability."""
@@ -285,6 +294,31 @@ class FrameCandidate(RegionCandidate):
         side = max(1, round(GRID * float(self.widths.sum()) ** 0.5 / 16))
         cells[: min(side, 4), : min(side, 4)] = True
         return PlaceCandidate(self.target, "", self.clarity, cells).make_decoy(discovery, random)
+
+
+@dataclass(frozen=True, eq=False)
+class FramedPlace(PlaceCandidate):
+    """The same cells of each input without a frame.
+
+    Attributes:
+        frame: The frame.
+    """
+
+    frame: FrameCandidate
+
+    def encode(self) -> bytes:
+        """Return the cells and the widths of the frame."""
+        return super().encode() + self.frame.encode()
+
+    def locate(self, images: AuditImages, image: PreparedInput) -> Tensor:
+        """Return the pixels of the cells outside of the frame and its rim, which would be inpainted further."""
+        return super().locate(images, image) & ~add_rim(self.frame.locate(images, image))
+
+
+def add_rim(region: Tensor) -> Tensor:
+    """Return a region ``(H, W)`` with a rim, which resizing and compression have mixed with what is beside it."""
+    rim = max(1, round(min(region.shape) * _RIM))
+    return max_pool2d(region[None, None].float(), 2 * rim + 1, 1, rim)[0, 0] > 0
 
 
 def measure_frame(image: Tensor) -> NDArray[np.int_]:

@@ -15,7 +15,7 @@ from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from camtool.evaluation.audit.cues.candidates import Change, CueCandidate, Discovery, RegionCandidate
 from camtool.evaluation.audit.images import AuditImages, ImageRecord
 from camtool.evaluation.audit.statistics import ALPHA
-from camtool.evaluation.photo_properties import PROPERTIES, measure_parts
+from camtool.evaluation.photo_properties import PROPERTIES, leave_out, measure_parts
 from camtool.inputs.prepared_inputs import PreparedInput
 
 # Side to which photos are made smaller to measure their colors.
@@ -44,8 +44,15 @@ _STRAY = 0.1
 # Standard deviations within classes by which all parts of the photos of a class differ from those of others.
 _LEAST_DISTANCE = 0.5
 
+# Distance of a class from the nearest other one, as a share of the distance between the others. In seven worlds (see
+# ``CHOSEN_ON`` in ``benchmarks/audit_worlds_scenes.py``) half of it tells tints from the colors of objects.
+_LEAST_GAP = 0.5
+
 # Standard deviation of a property that counts as none, e.g. of the tint of gray photos.
 _LEAST_DEVIATION = 1e-6
+
+# Share of a pixel of the photo from which on it is outside of a region of the input: rims of the region do not count.
+_OUTSIDE = 0.99
 
 # Hue in CIELAB up to which a color has a name.
 _NAMES = (
@@ -70,7 +77,7 @@ class PropertyCandidate(CueCandidate):
         sign: 1 if the class has more of it, -1 for less.
         of_class: Its mean in the class.
         of_others: Its mean in the other classes.
-        kept: Parts of the images that are not changed, see :meth:`leave_region`; None for none.
+        kept: Parts of the images that neither count nor are changed, see :meth:`leave_region`; None for none.
         is_outlier: True if the class stands out by it, see :func:`_mark_outliers`.
     """
 
@@ -98,13 +105,29 @@ class PropertyCandidate(CueCandidate):
         kept = b"" if self.kept is None else self.kept.key.encode()
         return np.array([self.of_class, self.of_others]).tobytes() + kept
 
-    def leave_region(self, other: CueCandidate) -> PropertyCandidate | None:
-        """Return the same property of all but the region of another candidate; None if that has none."""
-        return replace(self, kept=other) if isinstance(other, RegionCandidate) else None
+    def leave_region(self, other: CueCandidate, discovery: Discovery) -> PropertyCandidate | None:
+        """Return the property of all but the region of another candidate, with its means; None if that has none."""
+        if not isinstance(other, RegionCandidate):
+            return None
+        rest = replace(self, kept=other)
+        values = np.array([[rest.measure(discovery.images, record)] for record in discovery.records])
+        _, _, of_class, of_others, _ = discovery.test_class(self.target, self.sign * values)
+        return replace(rest, of_class=float(of_class[0]), of_others=float(of_others[0]))
 
     def measure(self, images: AuditImages, record: ImageRecord) -> float:
         """Return the property, positive in the direction of the class."""
-        return self.sign * float(record.properties[self.number])
+        if self.kept is None:
+            return self.sign * float(record.properties[self.number])
+        photo = leave_out(images.prepare(record.index).photo, self._find_counted(images, record.index))
+        return self.sign * PROPERTIES[self.number].measure(photo)
+
+    def _find_counted(self, images: AuditImages, index: int) -> NDArray[np.bool_] | None:
+        """Return the pixels of a photo that the model sees outside of what is kept, ``(H, W)``; None for all."""
+        if self.kept is None:
+            return None
+        image = images.prepare(index)
+        outside = ~self.kept.locate_change(images, image).cpu()
+        return image.geometry.place(outside.double()).numpy() > _OUTSIDE
 
     def compare_moves(
         self, images: AuditImages, record: ImageRecord, others: Sequence[ImageRecord], random: np.random.Generator
@@ -137,8 +160,11 @@ class PropertyCandidate(CueCandidate):
     def _shift(self, images: AuditImages, index: int, step: float) -> Tensor | None:
         """Return the input for a photo with more or less of the property, ``(C, H, W)``; None if impossible."""
         photo, kind = images.prepare(index).photo, PROPERTIES[self.number]
-        value = kind.measure(photo.astype(float))
-        return self._replace(images, index, kind.shift(photo, value, value + step))
+        counted = self._find_counted(images, index)
+        if counted is not None and not counted.any():
+            return None
+        value = kind.measure(leave_out(photo, counted))
+        return self._replace(images, index, kind.shift(photo, value, value + step, counted))
 
     def _replace(self, images: AuditImages, index: int, pixels: NDArray[np.uint8] | None) -> Tensor | None:
         """Return the input for changed pixels of a photo, ``(C, H, W)``; None without any, or if the size differs."""
@@ -181,27 +207,31 @@ def _mark_outliers(discovery: Discovery, candidates: Sequence[PropertyCandidate]
     """Return candidates, with a mark on those by which the class stands out.
 
     All parts of its photos must have the property, those with least and those with most of it, or it may be one of an
-    object. And the class must be farther from the others than any of these is from the rest by any property: where
-    classes are kinds of photos, all differ.
+    object, and more of it than all other classes: where classes are kinds of photos, all differ. What is no color must
+    be farther from the others than any of these is from the rest by any property. A tint need not: it changes how far
+    the other classes are from the rest as well, and classes whose objects have a color are far without it.
     """
     photos = (discovery.images.prepare(record.index).photo for record in discovery.records)
     parts = np.stack([*map(measure_parts, photos)])
-    signed = np.concatenate([np.quantile(sign * parts, _STRAY, axis=1) for sign in (1, -1)], 1)
+    signed = np.stack([np.quantile(sign * parts, _STRAY, axis=1) for sign in (1, -1)], 1)
     marked = list[PropertyCandidate]()
     for candidate in candidates:
-        own, others = _measure_distances(signed, discovery, candidate.target)
-        least, most = own.reshape(2, -1)[:: candidate.sign, candidate.number] * (1, -1)
-        is_outlier = least > others.max(initial=0) and min(least, most) >= _LEAST_DISTANCE
+        ends = signed[:, :: candidate.sign, candidate.number] * (1, -1)
+        own, _, is_beyond = _measure_distances(ends, discovery, candidate.target)
+        _, others, _ = _measure_distances(signed.reshape(len(parts), -1), discovery, candidate.target)
+        is_alone = PROPERTIES[candidate.number].is_color or own[0] > others.max(initial=0)
+        is_outlier = is_alone and is_beyond.all() and own.min() >= _LEAST_DISTANCE
         marked.append(replace(candidate, is_outlier=bool(is_outlier)))
     return marked
 
 
 def _measure_distances(
     values: NDArray[np.float64], discovery: Discovery, target: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
     """Return how far the mean of a class is above that of the others ``(M,)``, and each other class above the rest.
 
-    The distances are in standard deviations within classes, and the rest is without the class.
+    The distances are in standard deviations within classes, and the rest is without the class. The third array is
+    True where the class is beyond all others, by a share of how far these are apart.
 
     Args:
         values: ``(N, M)``, of the records.
@@ -216,8 +246,11 @@ def _measure_distances(
     is_own = classes == target
     rest, count = sums[~is_own].sum(0), counts[~is_own].sum()
     is_compared = np.isin(classes, discovery.targets) & ~is_own & (counts[:, 0] < count)
-    others = means[is_compared] - (rest - sums[is_compared]) / (count - counts[is_compared])
-    return (means[is_own][0] - rest / count) / scale, others / scale
+    compared = means[is_compared]
+    others = compared - (rest - sums[is_compared]) / (count - counts[is_compared])
+    highest, lowest = compared.max(0, initial=-np.inf), compared.min(0, initial=np.inf)
+    is_beyond = means[is_own][0] - highest >= _LEAST_GAP * (highest - lowest)
+    return (means[is_own][0] - rest / count) / scale, others / scale, is_beyond
 
 
 @dataclass(frozen=True, eq=False)
