@@ -168,9 +168,8 @@ def train(network: Network) -> nn.Module:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, len(steps))
     for rows in steps:
         batch = torch.where(torch.rand(len(rows), 1, 1, 1) < 0.5, inputs[rows], inputs[rows].roll(1, 3))
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = model(batch.contiguous(memory_format=torch.channels_last))
-        loss = nn.functional.cross_entropy(logits.float(), targets[rows], label_smoothing=0.05)
+        logits = model(batch.contiguous(memory_format=torch.channels_last))
+        loss = nn.functional.cross_entropy(logits, targets[rows], label_smoothing=0.05)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
