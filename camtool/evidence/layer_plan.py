@@ -37,7 +37,7 @@ class Facts:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class LayerPlan:
     """The layers to observe in a forward pass, and facts about the model.
 
     Attributes:
@@ -61,19 +61,18 @@ class Plan:
     norms: WeakKeyDictionary[Observe, bool] = field(default_factory=WeakKeyDictionary)
 
 
-def find_plan(
+def choose_layers_by_trial_passes(
     model: nn.Module,
     inputs: ModelInputs,
     layers: Sequence[str | Layer] | None,
-    *,
     call_index: int = -1,
     depths: Depths = 0,
     score: UserScore | None = None,
-) -> Plan:
-    """Choose the layers to observe; the first call for a model and an input shape runs the model to examine it.
+) -> LayerPlan:
+    """Choose the layers to observe by passes of the model beside the one that is explained.
 
-    The plan is made once for each model, input shape and set of arguments. It holds while the structure of the model
-    does not change, see :mod:`camtool.hooks.structures.caches`.
+    They run in the first call alone: the plan is made once for each model, input shape and set of arguments. It holds
+    while the structure of the model does not change, see :mod:`camtool.hooks.structures.caches`.
 
     Args:
         model: Any module. Its state is preserved.
@@ -91,12 +90,12 @@ def find_plan(
     tokens = find_image_tokens(model, inputs) if isinstance(inputs, Mapping) and asked != () else None
     shape = describe_shapes(inputs), tokens, call_index
     key = None if score is None or asked is not None else score.key
-    make = partial(_make, model, inputs, asked, shape, call_index=call_index, depths=depths, score=score)
+    make = partial(_choose_layers, model, inputs, asked, shape, call_index=call_index, depths=depths, score=score)
     question = "plan", shape, asked, depths if isinstance(depths, int) else tuple(depths), key
     return remember_for_model(model, question, make)
 
 
-def _make(
+def _choose_layers(
     model: nn.Module,
     inputs: ModelInputs,
     asked: Sequence[str | Layer] | None,
@@ -105,7 +104,8 @@ def _make(
     call_index: int,
     depths: Depths,
     score: UserScore | None,
-) -> Plan:
+) -> LayerPlan:
+    """Return the plan; to find layers runs the model."""
     facts = remember_for_model(model, ("facts", shape), Facts)
     if asked is None:
         levels = find_level_layers(model, inputs, call_index=call_index, score=score)
@@ -118,7 +118,7 @@ def _make(
     }
     observed = tuple({depth.name: depth for layer in layers for depth in [*on_the_way[layer.name], layer]}.values())
     rows = {layer.name: layer.layout.rows for layer in observed if layer.layout.rows is not None}
-    return Plan(tuple(layers), on_the_way, observed, rows, find_detector_transform(model) is not None, facts)
+    return LayerPlan(tuple(layers), on_the_way, observed, rows, find_detector_transform(model) is not None, facts)
 
 
 def _find_asked_layers(
