@@ -28,7 +28,7 @@ import camtool
 from benchmarks.engines import make_engine_forward
 from benchmarks.paired import describe_machine, make_forward, time_run
 from camtool.engines import compiled
-from camtool.engines.observers import CompiledObserver
+from camtool.engines.engine_runner import EngineRunner
 from camtool.evidence.forward_pass import ForwardPass
 from camtool.explaining import pipeline as batch_explainer
 from camtool.explaining.pipeline import BatchExplainer
@@ -45,7 +45,7 @@ _OUT = Path(__file__).with_suffix(".json")
 _STAGES: dict[str, list[tuple[Any, str]]] = {
     "graphs of the engine": [(compiled, "_run")],
     "forward pass of the model": [(observation, "run_model")],
-    "check that modules and weights are unchanged": [(CompiledObserver, "_find"), (ForwardPass, "find_place")],
+    "check that modules and weights are unchanged": [(EngineRunner, "_find"), (ForwardPass, "find_place")],
     "state of the model, random states": [(Cleanup, "__enter__"), (Cleanup, "__exit__")],
     "preparation and checks of the input": [(InputPreparer, "_prepare_tensor")],
     "PyTorch's backward call": [(torch.autograd, "grad")],

@@ -40,7 +40,7 @@ from benchmarks.paired import DeviceOption, compute_ratio, describe_machine, mak
 from camtool.engines import compiled
 from camtool.engines.compiled import CompiledModel
 from camtool.engines.compiled import _run as run_session
-from camtool.engines.observers import list_engines
+from camtool.engines.engine_runner import list_engines
 from camtool.engines.prepared import PreparedModel, copy_for_capture
 from camtool.engines.program import FORWARD, capture_program, write_program
 from camtool.engines.runtimes import RUNTIMES, TorchGraph, open_session
@@ -146,7 +146,7 @@ def make_engine_forward(engine: str, model: nn.Module, batch: Tensor) -> Callabl
     """Return the plain forward pass of an engine, without any layer's output."""
     if engine == "prepared":
         prepared = PreparedModel(model, batch, [])
-        return lambda: prepared.observe([], batch, grad=False)
+        return lambda: prepared.run([], batch, grad=False)
     program = capture_program(copy_for_capture(model, batch, []), batch, [])
     if engine == "torch.compile":
         graph = TorchGraph(program.graphs[FORWARD])
@@ -154,7 +154,7 @@ def make_engine_forward(engine: str, model: nn.Module, batch: Tensor) -> Callabl
     folder = Path(tempfile.mkdtemp())
     write_program(program, folder)
     model_of_engine = CompiledModel.open(engine, folder, torch.empty(0), torch.get_num_threads())
-    return lambda: model_of_engine.observe(batch, grad=False)
+    return lambda: model_of_engine.run(batch, grad=False)
 
 
 def _list_classifiers() -> dict[str, Entry]:

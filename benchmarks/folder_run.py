@@ -36,7 +36,7 @@ from torchvision.transforms._presets import ImageClassification
 
 import camtool
 from benchmarks.paired import DeviceOption, describe_machine, measure_in_turns
-from camtool.engines.observers import list_engines
+from camtool.engines.engine_runner import list_engines
 from camtool.runs.executor import count_workers, run_jobs
 from camtool.runs.job_list import plan_run
 from camtool.runs.result_writer import Success

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import camtool
 from camtool.hooks.model_passes import NEED_GRADIENTS
-from camtool.hooks.observation import observe
+from camtool.hooks.observation import run_with_hooks
 from camtool.hooks.tracing import trace
 
 Forward = Callable[["Net", Tensor], Tensor]
@@ -196,7 +196,7 @@ def run_out_of_memory(net: Net, x: Tensor) -> Tensor:
 
 def test_the_error_of_a_model_that_has_no_memory_for_gradients_is_its_own() -> None:
     net, x = Net(run_out_of_memory), torch.rand(1, 3, 48, 48)
-    for run in (lambda: trace(net, x), lambda: observe(net, ["features"], x, grad=False)):
+    for run in (lambda: trace(net, x), lambda: run_with_hooks(net, ["features"], x, grad=False)):
         with pytest.raises(camtool.ForwardError, match="no class of this name"):
             run()
         assert net not in NEED_GRADIENTS
@@ -205,7 +205,7 @@ def test_the_error_of_a_model_that_has_no_memory_for_gradients_is_its_own() -> N
 def test_memory_of_a_forward_pass_with_gradients_is_freed() -> None:
     unusual, _ = build_pair(run_with_tensor_hook)
     camtool.explain(unusual, torch.rand(1, 3, 48, 48), 1)
-    observed = observe(unusual, ["features"], torch.rand(1, 3, 48, 48), grad=False)
+    observed = run_with_hooks(unusual, ["features"], torch.rand(1, 3, 48, 48), grad=False)
     assert observed.output.grad_fn is None
     assert observed.calls["features"][0].grad_fn is None
 

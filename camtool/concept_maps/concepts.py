@@ -28,7 +28,7 @@ from camtool.errors import CamtoolError, LayerError, MethodError
 from camtool.evidence.forward_pass import run_forward_pass
 from camtool.geometry.cell_centers import CellCenters, Placement
 from camtool.geometry.resampling import resample
-from camtool.hooks.observation import observe, resume
+from camtool.hooks.observation import resume, run_with_hooks
 from camtool.hooks.structures.modules import find_module_name
 from camtool.inputs.input_preparer import InputPreparer, Source
 from camtool.inputs.prepared_inputs import PreparedInput, group_into_batches
@@ -338,7 +338,7 @@ def _collect_activations(
     for batch in group_into_batches(inputs, batch_size):
         tensor = torch.stack([image.tensor for image in batch])
         (used,) = find_layers(model, tensor, names)
-        output = observe(model, [used.name], tensor, grad=False).calls[used.name][-1]
+        output = run_with_hooks(model, [used.name], tensor, grad=False).calls[used.name][-1]
         activations = used.layout.to_grid(output.detach())
         # Half precision is too coarse for the factorization.
         grids.extend(activations if activations.dtype == torch.float64 else activations.float())
@@ -442,7 +442,7 @@ def compute_probabilities(model: nn.Module, inputs: Tensor, layer: Layer, vector
 
     A vector is put at all positions of the layer's output, and the part of the model after the layer runs on that.
     """
-    calls = observe(model, [layer.name], inputs, grad=False).calls[layer.name]
+    calls = run_with_hooks(model, [layer.name], inputs, grad=False).calls[layer.name]
     like = calls[-1].detach()
     filled = vectors[:, :, None, None].expand(-1, -1, *layer.layout.grid)
     variants = layer.layout.from_grid(filled.to(like.dtype), like)

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from camtool.engines.observers import CompiledObserver
+from camtool.engines.engine_runner import EngineRunner
 from camtool.errors import NotCompilableError
 from camtool.hooks.fast_repeated_passes import rounds_to_tf32
-from camtool.hooks.observation import Observe, observe
+from camtool.hooks.observation import Runner, run_with_hooks
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.modules import list_weights
 
@@ -73,13 +73,13 @@ def run_by_engines(
     engines: Sequence[str],
     model: nn.Module,
     question: object,
-    run: Callable[[Observe], _T],
+    run: Callable[[Runner], _T],
     list_maps: Callable[[_T], Sequence[ComparedMap]],
 ) -> _T:
     """Return the results of the first engine that gives the model's own; without one, those of the model as it is.
 
     Args:
-        engines: The engines to try, in order, see :func:`camtool.engines.observers.list_engines`.
+        engines: The engines to try, in order, see :func:`camtool.engines.engine_runner.list_engines`.
         model: The model.
         question: What the results depend on beside the weights and the values of the inputs. For each question, the
             first results are compared.
@@ -87,32 +87,32 @@ def run_by_engines(
         list_maps: Returns the maps of results, which are compared.
     """
     for engine in engines:
-        observer = CompiledObserver(engine)
+        runner = EngineRunner(engine)
         try:
-            results = run(observer)
+            results = run(runner)
         except NotCompilableError as error:
-            observer.give_up(str(error))
+            runner.give_up(str(error))
             continue
-        if observer.has_agreed(question):
+        if runner.has_agreed(question):
             return results
         expected = _run_eagerly(model, run)
         theirs = list_maps(expected)
         tolerances = _TOLERANCES_IN_TF32 if any(map(rounds_to_tf32, list_weights(model))) else _TOLERANCES
         difference = describe_difference(list_maps(results), theirs, tolerances)
         if difference is not None:
-            observer.give_up(difference)
+            runner.give_up(difference)
             return expected
         if any(compared.raw.any() for compared in theirs):  # empty maps show nothing
-            observer.note_agreement(question)
+            runner.note_agreement(question)
         # Not the model's own results: those of a run must not depend on where it was interrupted.
         return results
     return _run_eagerly(model, run)
 
 
-def _run_eagerly(model: nn.Module, run: Callable[[Observe], _T]) -> _T:
+def _run_eagerly(model: nn.Module, run: Callable[[Runner], _T]) -> _T:
     # A backward pass needs the model's state of its forward pass.
     with guard(model):
-        return run(observe)
+        return run(run_with_hooks)
 
 
 def describe_difference(

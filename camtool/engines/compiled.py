@@ -1,4 +1,4 @@
-"""Observe a model that runs as compiled graphs: the same results as :func:`camtool.hooks.observation.observe`.
+"""Run a model as compiled graphs: the same results as :func:`camtool.hooks.observation.run_with_hooks`.
 
 The forward graph returns the model's output and the layers' outputs at once. Autograd then sees each segment between
 layers as one operation, whose backward pass is a graph of its own. So targets, methods and all else compute with
@@ -68,8 +68,8 @@ class CompiledModel:
             inputs = [values[index] for index in [*plan.layers, *plan.others]]
             _run(self._graphs[plan.file], [*weights, *inputs])
 
-    def observe(self, images: Tensor, *, grad: bool) -> Observation:
-        """Run the model on images ``(N, C, *size)``; see :func:`camtool.hooks.observation.observe`."""
+    def run(self, images: Tensor, *, grad: bool) -> Observation:
+        """Run the model on images ``(N, C, *size)``; see :func:`camtool.hooks.observation.run_with_hooks`."""
         values = _run(self._graphs[FORWARD], [images])
         can_repeat = grad and self.image_count is None and all(value.shape[:1] == images.shape[:1] for value in values)
         repeat = partial(self._repeat, list(values)) if can_repeat else None

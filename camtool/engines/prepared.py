@@ -10,7 +10,7 @@ from torch import nn
 
 from camtool.errors import LayerError, NotCompilableError, RaiseAs
 from camtool.hooks.fast_repeated_passes import choose_copy, to_memory_format
-from camtool.hooks.observation import Observation, observe
+from camtool.hooks.observation import Observation, run_with_hooks
 from camtool.hooks.structures.nested_tensors import ModelInputs, map_tensors
 from camtool.hooks.tracing import trace
 from camtool.layers.survey_batches import select_first_image
@@ -38,12 +38,12 @@ class PreparedModel:
             parameter.requires_grad_(False)
         # The copy calls layers of the model itself.
         with RaiseAs(lambda error: NotCompilableError(f"a copy of the model has other layers: {error}"), LayerError):
-            self.observe(layers, example, grad=False)
+            self.run(layers, example, grad=False)
 
-    def observe(self, layers: Sequence[str], inputs: ModelInputs, *, grad: bool) -> Observation:
-        """Run the copy; see :func:`camtool.hooks.observation.observe`."""
+    def run(self, layers: Sequence[str], inputs: ModelInputs, *, grad: bool) -> Observation:
+        """Run the copy; see :func:`camtool.hooks.observation.run_with_hooks`."""
         inputs = map_tensors(inputs, lambda tensor: to_memory_format(tensor, self._memory_format))
-        return observe(self._model, layers, inputs, grad=grad)
+        return run_with_hooks(self._model, layers, inputs, grad=grad)
 
 
 def copy_for_capture(model: nn.Module, inputs: ModelInputs, layers: Sequence[str]) -> nn.Module:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.errors import CamtoolError
-from camtool.hooks.observation import observe
+from camtool.hooks.observation import run_with_hooks
 from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.maps import upcast
 
@@ -26,7 +26,7 @@ def find_class_vectors(model: nn.Module, inputs: ModelInputs, logits: Tensor) ->
     """
     for name, (weight, _) in find_linear_layers(model, classes=logits.shape[1]).items():
         try:
-            output = observe(model, [name], inputs, grad=False).calls[name][-1].detach()
+            output = run_with_hooks(model, [name], inputs, grad=False).calls[name][-1].detach()
         except CamtoolError:  # the layer did not run, or cannot be hooked
             continue
         if any(_gives_logits(candidate, logits) for candidate in (output, output.relu())):

@@ -26,7 +26,7 @@ from camtool.errors import ForwardError, LayerError, MethodError, NotCompilableE
 from camtool.evidence.forward_pass import ForwardPass, ScoredTargets, run_forward_pass
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
-from camtool.hooks.observation import Observe, observe
+from camtool.hooks.observation import Runner, run_with_hooks
 from camtool.hooks.state.guard import enable_gradients
 from camtool.layers.layouts import Layer
 from camtool.layers.selection import find_layers
@@ -245,7 +245,7 @@ class Evidence:
         """
         return Evidence(self.forward_pass, self.forward_pass.score_rows(targets, images), self._layer)
 
-    def for_inputs(self, inputs: Tensor, run: Observe | None = None) -> Evidence:
+    def for_inputs(self, inputs: Tensor, run: Runner | None = None) -> Evidence:
         """Return evidence about the same targets on other images, at the same layer, from a new forward pass.
 
         Args:
@@ -261,7 +261,7 @@ class Evidence:
                     self.model, replaced, [self.layer], like=layers[0].layout, call_index=old.call_index
                 )
             # An engine is compiled for one size of images.
-            run = run or (old.observe if inputs.shape[1:] == self.inputs.shape[1:] else observe)
+            run = run or (old.runner if inputs.shape[1:] == self.inputs.shape[1:] else run_with_hooks)
             new = run_forward_pass(self.model, replaced, layers, old.settings, run)
         (about_others,) = gather_evidence(new, self.targets, self.images)
         about_others.notes = self.notes

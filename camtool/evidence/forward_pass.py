@@ -24,7 +24,7 @@ from camtool.hooks.fast_repeated_passes import FoldedModel
 from camtool.hooks.final_operation import find_final_operation
 from camtool.hooks.model_passes import compute_row_gradients, compute_row_products, describe_missing_gradient, run_model
 from camtool.hooks.norm_gradients import find_batch_norms
-from camtool.hooks.observation import Observation, Observe, get_call, observe
+from camtool.hooks.observation import Observation, Runner, get_call, run_with_hooks
 from camtool.hooks.registration import list_foreign_hooks
 from camtool.hooks.state.guard import enable_gradients, guard
 from camtool.hooks.structures.caches import remember_for_model
@@ -181,7 +181,7 @@ class ForwardPass:
         image_input: The image input, detached.
         plan: What is known about the model with inputs of this shape: the layers to observe.
         observation: What the model and the layers returned.
-        observe: What ran the model.
+        runner: What ran the model.
         settings: The settings.
         call_index: That of the settings, -1 for ``None``.
         layers: The layers to explain.
@@ -197,7 +197,7 @@ class ForwardPass:
     main_input: Tensor
     plan: LayerPlan
     observation: Observation
-    observe: Observe
+    runner: Runner
     settings: PassSettings
     call_index: int
     # Filled when first needed. The tuple tells that there are no class vectors, (None,), from not yet known, None.
@@ -214,8 +214,8 @@ class ForwardPass:
         self.image_input, self.layers, calls = self.main_input.detach(), list(self.plan.layers), self.observation.calls
         self.call_counts = {name: len(of_layer) for name, of_layer in calls.items()}
         self.layer_outputs = {name: get_call(name, of_layer, self.call_index) for name, of_layer in calls.items()}
-        if self.observe not in self.plan.norms:
-            self.plan.norms[self.observe] = bool(find_batch_norms(self.observation.output))
+        if self.runner not in self.plan.norms:
+            self.plan.norms[self.runner] = bool(find_batch_norms(self.observation.output))
         self.output: Any = predictions.to_batch(self.observation.output, len(self.main_input))
         self.predictions = predictions.get_predictions(self.output, self.model)
         by_class = self.predictions if isinstance(self.predictions, Tensor) else None
@@ -269,7 +269,7 @@ class ForwardPass:
         with enable_gradients():
             scores = targets.score_targets(wanted, output, indices)
         outputs = {layer.name: outputs[layer.name] for layer in self.layers}
-        scored = ScoredTargets(wanted, images, scores, outputs, indices, self.plan.norms[self.observe])
+        scored = ScoredTargets(wanted, images, scores, outputs, indices, self.plan.norms[self.runner])
         if self.layers and not scores.requires_grad and not lacks_gradients(self.model):
             find = partial(describe_missing_gradient, self.model, self.select_inputs(0))
             scored.find_reason = find if missing_graph is None else partial(str, missing_graph)
@@ -282,7 +282,7 @@ class ForwardPass:
         """
         if self._link is None:
             # An engine's output has no graph of the model's operations.
-            has_graph, links = bool(self.layers) and self.observe is observe, self.plan.facts.links
+            has_graph, links = bool(self.layers) and self.runner is run_with_hooks, self.plan.facts.links
             if not isinstance(self.predictions, Tensor):
                 self._link = class_scores.FoundLink("softmax")
             elif has_graph or not class_scores.is_between_zero_and_one(self.predictions):
@@ -426,7 +426,7 @@ class ForwardPass:
         def is_valid(outputs: _BlankOutputs) -> bool:
             return outputs.key == key and outputs.weights.equal_those_of(list_weights(self.model))
 
-        engine = getattr(self.observe, "engine", "eager")  # what one engine computes says nothing about another
+        engine = getattr(self.runner, "engine", "eager")  # what one engine computes says nothing about another
         question = "blank outputs", engine, tuple(layer.name for layer in self.plan.observed)
         # Only the latest is kept for each set of layers, as these are tensors.
         return remember_for_model(self.model, question, compute, is_valid).outputs
@@ -436,7 +436,7 @@ class ForwardPass:
         names = [layer.name for layer in self.plan.observed]
         with self.restore_autocast():
             inputs = self.replace_image_input(images, range(len(images)))
-            calls = self.observe(self.model, names, inputs, grad=False, rows=self.plan.rows).calls
+            calls = self.runner(self.model, names, inputs, grad=False, rows=self.plan.rows).calls
         return {name: get_call(name, calls[name], self.call_index) for name in names}
 
     def fold_model(self) -> FoldedModel:
@@ -491,7 +491,7 @@ def run_forward_pass(
     inputs: ModelInputs,
     layers: Sequence[str | Layer] | None,
     settings: PassSettings = _DEFAULT_SETTINGS,
-    observe: Observe = observe,
+    runner: Runner = run_with_hooks,
 ) -> ForwardPass:
     """Choose the layers, run the model once with hooks on them, and return the outputs.
 
@@ -504,8 +504,8 @@ def run_forward_pass(
         layers: The layers to explain, or their names; ``None`` for the best ones; none for methods that work at the
             input. See :func:`camtool.evidence.layer_plan.choose_layers_by_trial_passes`.
         settings: The settings.
-        observe: Registers the hooks and runs the model; by default :func:`camtool.hooks.observation.observe`. An engine
-            gives another one.
+        runner: Registers the hooks and runs the model; by default
+            :func:`camtool.hooks.observation.run_with_hooks`. An engine gives another one.
     """
     main = find_main_tensor(inputs)
     if main is None:
@@ -514,5 +514,5 @@ def run_forward_pass(
     # Passes of its own are run by the first call for a model alone.
     plan = choose_layers_by_trial_passes(model, inputs, layers, call_index, settings.depths, settings.score)
     names = [layer.name for layer in plan.observed]
-    observation = observe(model, names, inputs, grad=bool(names), rows=plan.rows)
-    return ForwardPass(model, inputs, main, plan, observation, observe, settings, call_index)
+    observation = runner(model, names, inputs, grad=bool(names), rows=plan.rows)
+    return ForwardPass(model, inputs, main, plan, observation, runner, settings, call_index)

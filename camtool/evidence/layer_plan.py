@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from camtool.hooks.observation import Observe, Rows
+from camtool.hooks.observation import Rows, Runner
 from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.modules import find_detector_transform
 from camtool.hooks.structures.nested_tensors import ModelInputs, describe_shapes
@@ -58,7 +58,7 @@ class LayerPlan:
     rows: Mapping[str, Rows]
     is_detector: bool
     facts: Facts
-    norms: WeakKeyDictionary[Observe, bool] = field(default_factory=WeakKeyDictionary)
+    norms: WeakKeyDictionary[Runner, bool] = field(default_factory=WeakKeyDictionary)
 
 
 def choose_layers_by_trial_passes(

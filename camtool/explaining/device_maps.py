@@ -169,7 +169,7 @@ def to_device_pixels(images: Tensor, transform: Any) -> Tensor:
 
 def _differentiate(forward_pass: ForwardPass, scores: Tensor, weights: Tensor, **graph: bool) -> Sequence[Tensor]:
     outputs = [forward_pass.layer_outputs[layer.name] for layer in forward_pass.layers]
-    has_norms = forward_pass.plan.norms[forward_pass.observe]
+    has_norms = forward_pass.plan.norms[forward_pass.runner]
     with enable_gradients():
         return differentiate(scores, outputs, weights, has_norms=has_norms, materialize_grads=True, **graph)
 

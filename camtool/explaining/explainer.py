@@ -34,7 +34,7 @@ from camtool.arguments.explain_arguments import (
     to_list,
 )
 from camtool.arguments.message_parts import add_article
-from camtool.engines.observers import list_engines
+from camtool.engines.engine_runner import list_engines
 from camtool.errors import CamtoolError, MethodError, TargetError
 from camtool.explaining.device_maps import ClassMaps, read_classes, to_device_pixels
 from camtool.explaining.explanation import Explanation
@@ -58,7 +58,7 @@ from camtool.explaining.types import (
 )
 from camtool.geometry.cell_centers import Placement
 from camtool.hooks.chunks import MOST_ROWS
-from camtool.hooks.observation import observe_connected
+from camtool.hooks.observation import run_with_full_graph
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.caches import remember_for_model
@@ -552,7 +552,7 @@ class Explainer(Generic[Result]):
         given = InputBatch([], batch, self._settings.call_index)
         if differentiable:
             with guard(self._model):
-                maps = explainer.compute_device_maps_with(observe_connected, given, classes, differentiable=True)
+                maps = explainer.compute_device_maps_with(run_with_full_graph, given, classes, differentiable=True)
         else:
             maps = explainer.compute_device_maps(given, classes)
         if not isinstance(target_class, Tensor):

@@ -30,8 +30,7 @@ from camtool.explaining.explainer import Explainer
 from camtool.explaining.types import AnyTargets, Layers, Methods, Model, Settings
 from camtool.geometry.cell_centers import Placement
 from camtool.hooks.model_passes import GRADIENT_EDGES
-from camtool.hooks.observation import Observation, Rows
-from camtool.hooks.observation import observe as run_observed
+from camtool.hooks.observation import Observation, Rows, run_with_hooks
 from camtool.hooks.private_torch import get_compiled_call, is_transforming, start_inference_mode
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.hooks.state.cleanup import Cleanup
@@ -331,7 +330,7 @@ class ObservedPass:
                     f"{name}, but its weights have changed since the forward pass; explain before optimizer.step()."
                 )
             may_differ = is_run and self._is_training
-            if may_differ and not _are_close(run_observed(model, [], inputs, grad=False).output, self._scored):
+            if may_differ and not _are_close(run_with_hooks(model, [], inputs, grad=False).output, self._scored):
                 raise MethodError(
                     f"{name}, in evaluation mode, in which it computes something else: the forward pass ran in "
                     "training mode. Call model.eval() before the pass, or use a method of gradients, e.g. 'gradcam'."
@@ -448,7 +447,7 @@ class _Replay:
     ) -> Observation:
         """Return the recorded pass at some of its layers."""
         if inputs is not self.inputs:
-            return run_observed(model, layers, inputs, grad=grad, rows=rows)
+            return run_with_hooks(model, layers, inputs, grad=grad, rows=rows)
         missing = [layer for layer in layers if layer not in self.calls]
         if missing:
             raise MethodError(

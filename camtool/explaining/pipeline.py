@@ -23,7 +23,7 @@ from camtool import targets
 from camtool.arguments.explain_arguments import to_list
 from camtool.arguments.message_parts import format_count
 from camtool.engines.comparison import run_by_engines
-from camtool.engines.observers import CompiledObserver
+from camtool.engines.engine_runner import EngineRunner
 from camtool.errors import LayerError, MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence, gather_evidence_by_level
 from camtool.evidence.forward_pass import ForwardPass, PassSettings, SeveralImagesError, run_forward_pass
@@ -32,7 +32,7 @@ from camtool.explaining.explanation import Explanation
 from camtool.explaining.refining import find_regions
 from camtool.explaining.types import Verify
 from camtool.geometry.cell_centers import CellCenters, Placement
-from camtool.hooks.observation import Observe, observe
+from camtool.hooks.observation import Runner, run_with_hooks
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard, seed_generators_anew
 from camtool.hooks.structures import caches
@@ -142,13 +142,13 @@ class BatchExplainer:
         return run_by_engines(self.engines, self.model, question, compute, lambda maps: maps.list_maps(method))
 
     def compute_device_maps_with(
-        self, observe: Observe, batch: InputBatch, classes: Tensor, *, differentiable: bool = False
+        self, runner: Runner, batch: InputBatch, classes: Tensor, *, differentiable: bool = False
     ) -> ClassMaps:
         """Return the maps of one class ``(N,)`` of each image by the first method, see :func:`compute_class_maps`."""
         method = self.methods[0]
         options = method.select_options(self.options)
-        forward_pass = self.run_batch(batch, observe)
-        with observe.limit_threads() if isinstance(observe, CompiledObserver) else nullcontext():
+        forward_pass = self.run_batch(batch, runner)
+        with runner.limit_threads() if isinstance(runner, EngineRunner) else nullcontext():
             return compute_class_maps(forward_pass, method, options, classes, self.merge, differentiable=differentiable)
 
     def _describe_question(self, kinds: Collection[type], images: int) -> object:
@@ -158,22 +158,22 @@ class BatchExplainer:
         is_alone = images == 1  # a model may treat a single image differently
         return methods, self.merge, options, frozenset(kinds), is_alone
 
-    def explain(self, batch: InputBatch, requests: Sequence[Any], observe: Observe = observe) -> list[Any]:
+    def explain(self, batch: InputBatch, requests: Sequence[Any], runner: Runner = run_with_hooks) -> list[Any]:
         """Return for each image what was requested of it: an explanation, or a list over targets, methods or both.
 
         Args:
             batch: The batch.
             requests: The targets of each image.
-            observe: Runs the model: by default as it is.
+            runner: Runs the model: by default as it is.
         """
         try:
-            forward_pass = self.run_batch(batch, observe)
+            forward_pass = self.run_batch(batch, runner)
             # The cores are left to the engine, if one runs the model.
-            with observe.limit_threads() if isinstance(observe, CompiledObserver) else nullcontext():
+            with runner.limit_threads() if isinstance(runner, EngineRunner) else nullcontext():
                 rows = self.resolve_rows(requests, forward_pass, batch)
                 by_method = [self._explain_rows(method, forward_pass, batch, rows) for method in self.methods]
         except SeveralImagesError:
-            return self._explain_one_by_one(batch, requests, observe)
+            return self._explain_one_by_one(batch, requests, runner)
         by_row = [list(of_row) for of_row in zip(*by_method, strict=True)] if self.has_many_methods else by_method[0]
         results: list[Any] = []
         for image, request in enumerate(requests):
@@ -181,7 +181,7 @@ class BatchExplainer:
             results.append(of_image if targets.asks_for_several(request) else of_image[0])
         return results
 
-    def _explain_one_by_one(self, batch: InputBatch, requests: Sequence[Any], observe: Observe) -> list[Any]:
+    def _explain_one_by_one(self, batch: InputBatch, requests: Sequence[Any], runner: Runner) -> list[Any]:
         """Do what :meth:`explain` does where a layer has rows or places that are not the same for all images.
 
         Raises:
@@ -193,7 +193,7 @@ class BatchExplainer:
         together = [explanation.score for explanation in scorer.predict(batch, requests)]
         if len(alone) != len(together) or not np.allclose(alone, together, rtol=1e-3, atol=1e-3 * max(map(abs, alone))):
             raise LayerError("the model joins the images of a batch: alone, they have other scores. Pass batch_size=1.")
-        return [result for single in singles for result in self.explain(*single, observe)]
+        return [result for single in singles for result in self.explain(*single, runner)]
 
     def predict(self, batch: InputBatch, requests: Sequence[Any]) -> list[Prediction]:
         """Return the score of each target that is requested of each image, in order."""
@@ -236,7 +236,7 @@ class BatchExplainer:
             return [resolve_phrases(self.model, self.labels, of_image) for of_image in phrases]
         return [resolve_labels(self.model, self.labels, forward_pass.class_count)] * len(forward_pass.predictions)
 
-    def run_batch(self, batch: InputBatch, observe: Observe = observe) -> ForwardPass:
+    def run_batch(self, batch: InputBatch, runner: Runner = run_with_hooks) -> ForwardPass:
         """Run one forward pass with hooks on the layers, see :func:`camtool.evidence.forward_pass.run_forward_pass`.
 
         Raises:
@@ -246,11 +246,11 @@ class BatchExplainer:
         black = batch.items[0].black if batch.items else None
         settings = PassSettings(black, batch.call_index, self.placement, self.depths, batch.score)
         layers = self.layers if self.needs_layers else []
-        forward_pass = run_forward_pass(self.model, batch.inputs, layers, settings, observe)
+        forward_pass = run_forward_pass(self.model, batch.inputs, layers, settings, runner)
         if not forward_pass.fits_plan():
             # The user changed the model since the plan was made, so it is made anew.
             caches.forget_model(self.model)
-            forward_pass = run_forward_pass(self.model, batch.inputs, layers, settings, observe)
+            forward_pass = run_forward_pass(self.model, batch.inputs, layers, settings, runner)
             _check_row_counts(forward_pass.layer_outputs, len(forward_pass.image_input))
         return forward_pass
 

@@ -24,7 +24,7 @@ from camtool.explaining.explanation import Explanation, describe_unknown_source
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
 from camtool.hooks.chunks import iterate_chunks
-from camtool.hooks.observation import Observation, Observe
+from camtool.hooks.observation import Observation, Runner
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.inputs.prepared_inputs import PreparedInput
@@ -343,8 +343,8 @@ class _Trial:
         """Return the scores of inputs by the first engine that gives the model's own results."""
         model, inputs = self._evidence.model, self._evidence.forward_pass.select_inputs(0, variants)
 
-        def run(observe_inputs: Observe) -> Observation:
-            return observe_inputs(model, (), inputs, grad=False)
+        def run(runner: Runner) -> Observation:
+            return runner(model, (), inputs, grad=False)
 
         def list_rows(observed: Observation) -> list[ComparedOutput]:
             return [ComparedOutput(upcast(find_logits(observed.output).detach()).cpu().numpy())]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from camtool import targets
-from camtool.engines.observers import EngineName
+from camtool.engines.engine_runner import EngineName
 from camtool.explaining.explanation import Explanation
 from camtool.geometry.cell_centers import Placement
 from camtool.inputs.accepted_inputs import DataKind

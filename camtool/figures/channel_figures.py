@@ -21,7 +21,7 @@ from camtool.evidence.forward_pass import run_forward_pass
 from camtool.figures import panels, paper_style
 from camtool.figures.paper_style import LINE_HEIGHT, TEXT_SIZE, Scale, Width, to_inches
 from camtool.figures.saving import load_canvas
-from camtool.hooks.observation import observe
+from camtool.hooks.observation import run_with_hooks
 from camtool.hooks.structures import nested_tensors
 from camtool.hooks.structures.modules import find_module, find_module_name, get_modules_by_name
 from camtool.hooks.tracing import TracedCall, trace
@@ -191,7 +191,7 @@ def _build_panels(
         maps: list[tuple[Tensor, Tensor | None]] = [(part.activations[0], part.gradients[0]) for part in evidence]
         note = f", most for {label} first"
     else:
-        returned = observe(loaded.model, [layer.name for layer in used], batch.inputs, grad=False).calls
+        returned = run_with_hooks(loaded.model, [layer.name for layer in used], batch.inputs, grad=False).calls
         maps = [(layer.layout.to_grid(layer.layout.select_view(returned[layer.name][-1]))[0], None) for layer in used]
         note = ", the strongest first" if choice.order == "strongest" else ""
     for layer, (activations, gradient) in zip(used, maps, strict=True):

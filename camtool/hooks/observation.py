@@ -1,7 +1,7 @@
-"""Run a model once and keep the outputs of layers (:func:`observe`), or run its tail again (:func:`resume`).
+"""Run a model once and keep the outputs of layers (:func:`run_with_hooks`), or run its tail again (:func:`resume`).
 
-:func:`observe` starts the forward pass with grad mode off. When the first chosen layer returns, its hook turns the
-output into a leaf and switches grad mode on, so autograd records only the tail. The trunk takes the time and the memory
+:func:`run_with_hooks` starts the forward pass with grad mode off. When the first chosen layer returns, its hook turns
+the output into a leaf and switches grad mode on, so autograd records only the tail. The trunk takes the time and memory
 of inference, and ``torch.autograd.grad`` with respect to the leaf does not change the ``.grad`` of any parameter.
 """
 
@@ -67,7 +67,7 @@ Repeat: TypeAlias = "Callable[[Sequence[int], Collection[str]], Observation]"
 
 @dataclass(frozen=True)
 class Observation:
-    """The result of :func:`observe`.
+    """The result of :func:`run_with_hooks`.
 
     Attributes:
         output: The output of the model, of any structure, with the graph of the tail.
@@ -86,8 +86,8 @@ class Observation:
     weights: WeightStates | None = None
 
 
-class Observe(Protocol):
-    """:func:`observe`, or another way to run a model that returns the same."""
+class Runner(Protocol):
+    """:func:`run_with_hooks`, or another way to run a model that returns the same."""
 
     def __call__(
         self,
@@ -102,7 +102,7 @@ class Observe(Protocol):
         ...
 
 
-def observe(
+def run_with_hooks(
     model: nn.Module | HasModel,
     layers: Sequence[str],
     inputs: ModelInputs,
@@ -111,7 +111,7 @@ def observe(
     rows: Mapping[str, Rows] = _SINGLE_ROWS,
     without_graph: Collection[str] = (),
 ) -> Observation:
-    """Run ``model`` once, in evaluation mode, and keep the outputs of ``layers``: :func:`_observe` has hooks do it.
+    """Run ``model`` once, in evaluation mode, and keep the outputs of ``layers``, in :func:`_run_once_with_hooks`.
 
     Args:
         model: Any module. Its state is preserved, see :func:`camtool.hooks.state.guard.guard`.
@@ -133,7 +133,7 @@ def observe(
     """
     model = get_module(model)
     further = [name for name in dict.fromkeys(without_graph) if name not in layers]
-    run = partial(_observe, model, layers, inputs, rows, further, grad=grad)
+    run = partial(_run_once_with_hooks, model, layers, inputs, rows, further, grad=grad)
     try:
         observation, is_connected = run(grad_in_trunk=model in NEED_GRADIENTS)
     except ForwardError as error:
@@ -146,7 +146,7 @@ def observe(
     return observation
 
 
-def _observe(
+def _run_once_with_hooks(
     model: nn.Module,
     layers: Sequence[str],
     inputs: ModelInputs,
@@ -204,7 +204,7 @@ class _Hooks:
         tensor = _get_tensor(layer, output)
         kept = self._rows[layer].split(tensor) if layer in self._rows else tensor
         self.grad_modes.append(torch.is_grad_enabled())
-        torch.set_grad_enabled(True)  # until the forward pass' own grad mode ends, in _observe
+        torch.set_grad_enabled(True)  # until the forward pass' own grad mode ends, in _run_once_with_hooks
         # A separate tensor, so that other results that the layer derived from this one, e.g. a pooled output, get no
         # gradient from here. Behind an earlier layer it is on that one's graph, and no leaf.
         kept = kept.view_as(kept) if kept.requires_grad else kept.detach().requires_grad_()
@@ -213,7 +213,7 @@ class _Hooks:
         return replace_main_tensor(output, joined.clone())
 
 
-def observe_connected(
+def run_with_full_graph(
     model: nn.Module | HasModel,
     layers: Sequence[str],
     inputs: ModelInputs,
@@ -221,7 +221,7 @@ def observe_connected(
     grad: bool = True,
     rows: Mapping[str, Rows] = _SINGLE_ROWS,
 ) -> Observation:
-    """Run ``model`` as :func:`observe` does, with a graph from its parameters and inputs to the outputs of ``layers``.
+    """Run ``model`` as :func:`run_with_hooks` does, with a graph from weights and inputs to the outputs of ``layers``.
 
     It takes the memory of training. ``grad`` is there for the protocol; the graph is recorded in any case.
 
@@ -248,7 +248,7 @@ def observe_connected(
     return Observation(output, calls)
 
 
-def observe_layer_input(
+def run_and_keep_input(
     model: nn.Module, layer: str, inputs: ModelInputs, *, grad: bool = False
 ) -> tuple[Any, list[Tensor]]:
     """Run a model once, in evaluation mode, and return its output, and what each call of a layer received.
@@ -274,7 +274,7 @@ def observe_layer_input(
     return output, received
 
 
-def observe_with_trunk(
+def run_with_graph_from_image(
     model: nn.Module | HasModel, layers: Sequence[str], inputs: ModelInputs
 ) -> tuple[Tensor, Observation]:
     """Run ``model`` once on the first image, with a graph from the image to the outputs of ``layers`` and of the model.

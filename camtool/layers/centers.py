@@ -30,7 +30,7 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 
 from camtool.errors import ForwardError
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
-from camtool.hooks.observation import get_call, observe_with_trunk
+from camtool.hooks.observation import get_call, run_with_graph_from_image
 from camtool.hooks.private_torch import get_node_shape, get_saved_integers, get_saved_value
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.modules import WeightStates, list_weights, runs_outside_torch
@@ -143,7 +143,7 @@ def _read_graph(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index:
     # The graph is read while the model is preserved, as checkpointed parts of the model run again when they are read.
     with guard(model):
         with ContentReads() as reads:
-            image, observed = observe_with_trunk(model, [layer.name], inputs)
+            image, observed = run_with_graph_from_image(model, [layer.name], inputs)
         output, grid = get_call(layer.name, observed.calls[layer.name], call_index), layer.layout.grid
         size = tuple(image.shape[2:])
         ((part, is_exact, is_mixed),) = _read_places([(output, grid)], image, has_frames=layer.layout.has_frames)

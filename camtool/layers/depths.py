@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, saved_tensors_hooks
 
 from camtool.errors import LayerError, TargetError
-from camtool.hooks.observation import get_call, observe_with_trunk
+from camtool.hooks.observation import get_call, run_with_graph_from_image
 from camtool.hooks.private_torch import get_saved_value
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.caches import remember_for_model
@@ -170,7 +170,7 @@ def _count_paths(
     """Return the number of paths from the image to a layer through each of the named layers, and the number of all."""
     # The graph is only read, so no tensor is kept.
     with guard(model), saved_tensors_hooks(lambda _: 0, torch.empty):
-        image, observed = observe_with_trunk(model, list(dict.fromkeys([*names, layer.name])), inputs)
+        image, observed = run_with_graph_from_image(model, list(dict.fromkeys([*names, layer.name])), inputs)
         nodes = {name: get_call(name, calls, call_index).grad_fn for name, calls in observed.calls.items()}
         return _count_paths_through(nodes, image, nodes[layer.name])
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from camtool.errors import ForwardError, LayerError
 from camtool.hooks.chunks import get_most_rows
 from camtool.hooks.model_passes import differentiate
-from camtool.hooks.observation import observe
+from camtool.hooks.observation import run_with_hooks
 from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.structures.modules import lacks_gradients
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors, map_batch, shares_several_values
@@ -88,7 +88,7 @@ def keep_views(
     if not asked:
         return {**by_layer}
     try:
-        calls = observe(model, asked, survey_batches.vary_views(inputs), grad=False).calls
+        calls = run_with_hooks(model, asked, survey_batches.vary_views(inputs), grad=False).calls
     except ForwardError:  # one image at a time shows no order
         calls = {}
 
@@ -243,7 +243,7 @@ def _find_streams(
     """
     if not behind or lacks_gradients(model):
         return []
-    calls = observe(model, [layer.name, *behind], survey_batches.select_first_image(inputs)).calls
+    calls = run_with_hooks(model, [layer.name, *behind], survey_batches.select_first_image(inputs)).calls
     own, generator = calls[layer.name][call_index], torch.Generator().manual_seed(0)
     streams = []
     with enable_gradients():
@@ -315,7 +315,7 @@ def observe_variants(model: nn.Module, names: Sequence[str], images: ModelInputs
     if len(survey_batches.get_image_input(images)) > most:
         return observe_in_parts(model, names, images, most)
     try:
-        calls = observe(model, list(dict.fromkeys(names)), images, grad=False).calls
+        calls = run_with_hooks(model, list(dict.fromkeys(names)), images, grad=False).calls
     except ForwardError:
         if len(survey_batches.get_image_input(images)) == 1:
             raise
@@ -337,7 +337,7 @@ def loops_over_batch(model: nn.Module, calls: Calls, images: ModelInputs) -> boo
     count = len(survey_batches.get_image_input(images))
     several = {name: each for name, each in calls.items() if len(each) > 1}
     again = [name for name, each in several.items() if len(each) % count == 0 or each[0].shape[:1] < (count,)]
-    alone = observe(model, again, survey_batches.select_first_image(images), grad=False).calls if again else {}
+    alone = run_with_hooks(model, again, survey_batches.select_first_image(images), grad=False).calls if again else {}
     return any(len(calls[name]) != len(alone[name]) for name in again)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from camtool.errors import ForwardError, LayerError, TargetError
 from camtool.hooks.chunks import get_most_rows
 from camtool.hooks.model_passes import apply_detector_transform, differentiate
-from camtool.hooks.observation import Observation, Rows, observe, resume
+from camtool.hooks.observation import Observation, Rows, resume, run_with_hooks
 from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.structures import modules
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors, shares_several_values
@@ -102,7 +102,7 @@ def _find_reached_by_level(
     asked = _list_possible_ends(candidates)
     if not asked:
         return []
-    observation = observe(backbone, [candidates[i].name for i in asked], images)
+    observation = run_with_hooks(backbone, [candidates[i].name for i in asked], images)
     tensors = [observation.calls[candidates[i].name][call_index] for i in asked]
     by_level = []
     for score in _compute_scores(observation.output, is_backbone=True):
@@ -391,7 +391,7 @@ class _Survey:
         first = None if self._must_run_one_by_one(count) else self._observe_batch(outputs, images)
         if first is None:
             image = survey_batches.select_first_image(self.inputs)
-            first = observe(self.model, [output.name for output in outputs], image)
+            first = run_with_hooks(self.model, [output.name for output in outputs], image)
             classes, gradients = self._find_gradients(outputs, first, 1)
             del first  # with the graph
             calls = self._observe_one_by_one(outputs, gradients, images)
@@ -414,7 +414,7 @@ class _Survey:
         """Return the outputs for several images, with a graph; ``None`` if the model takes one image at a time."""
         names, origins = [output.name for output in outputs], [name for output in outputs for name in output.origins]
         try:
-            observation = observe(self.model, names, images, without_graph=origins)
+            observation = run_with_hooks(self.model, names, images, without_graph=origins)
         except ForwardError:
             return None
         tensor = observation.output
@@ -567,7 +567,7 @@ def _probe_layers(
         classes: Number of the classes, or 0.
     """
     first = survey_batches.select_first_image(inputs)
-    scores = find_logits(to_batch(observe(model, [], first, grad=False).output, 1))
+    scores = find_logits(to_batch(run_with_hooks(model, [], first, grad=False).output, 1))
     if scores.ndim != 2:
         return [None] * len(tensors)
     top = int(scores[0].argmax())

@@ -22,7 +22,7 @@ from camtool.evidence.rescoring import iterate_noisy_copies
 from camtool.geometry.resampling import resample
 from camtool.hooks.chunks import iterate_chunks
 from camtool.hooks.conservative_gradients import ConservativeMode
-from camtool.hooks.observation import observe
+from camtool.hooks.observation import run_with_hooks
 from camtool.maps import resize, scale_min_max, upcast
 from camtool.methods import options
 from camtool.methods.families.activation import compute_first_component
@@ -293,7 +293,7 @@ def conservative(evidence: Evidence, method: Method) -> Tensor:
         MethodError: No such operation runs on the way from the layer to the score.
     """
     with ConservativeMode() as mode:
-        maps = method(evidence.for_inputs(evidence.inputs, observe))
+        maps = method(evidence.for_inputs(evidence.inputs, run_with_hooks))
     if not mode.has_acted:
         where = f"after layer {evidence.layer!r}" if evidence.layer else "in this model"
         raise MethodError(

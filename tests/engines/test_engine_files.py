@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import camtool
-from camtool.engines import observers
+from camtool.engines import engine_runner
 from camtool.engines.graph_files import _delete_oldest, compute_key, find_folder, make_once
 from camtool.hooks.structures.caches import forget_model
 from tests.engines.nets import assert_agree, build, explain_twice
@@ -38,7 +38,7 @@ def test_a_compiled_model_is_read_from_its_files(monkeypatch: pytest.MonkeyPatch
     net, x = build(), torch.randn(1, 3, 16, 20)
     explain_twice(net, x, 1, engine="onnxruntime")
     forget_model(net)  # as in another process
-    monkeypatch.setattr(observers, "write_program", lambda *_: pytest.fail("it was compiled again"))
+    monkeypatch.setattr(engine_runner, "write_program", lambda *_: pytest.fail("it was compiled again"))
     assert_agree(explain_twice(net, x, 1, engine="onnxruntime")[0], camtool.explain(net, x, 1)[0])
     # The other runtime reads the same files.
     assert_agree(explain_twice(net, x, 1, engine="openvino")[0], camtool.explain(net, x, 1)[0])
@@ -109,13 +109,13 @@ def test_what_a_process_left_that_killed_itself_is_removed_by_the_next_use(
     monkeypatch.setenv("CAMTOOL_CACHE", str(tmp_path))
     script = """if True:
         import os, signal, torch, camtool
-        from camtool.engines import observers
+        from camtool.engines import engine_runner
         from tests.engines.nets import build
-        write = observers.write_program
+        write = engine_runner.write_program
         def write_and_die(*arguments):
             write(*arguments)
             os.kill(os.getpid(), signal.SIGKILL)
-        observers.write_program = write_and_die
+        engine_runner.write_program = write_and_die
         camtool.explain(build(), torch.randn(1, 3, 16, 20), 1, engine="onnxruntime")
     """
     places = os.pathsep.join(map(str, (Path(__file__).parents[2], Path(camtool.__file__).parents[1])))

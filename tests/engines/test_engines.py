@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import camtool
-from camtool.engines import observers
+from camtool.engines import engine_runner
 from camtool.engines.compiled import CompiledModel
 from camtool.engines.graph_capture import capture_model
 from camtool.engines.segments import split_at_layers
@@ -67,7 +67,7 @@ def test_maps_without_explanations(
     explainer = camtool.Explainer(net, "layercam", layer, engine=engine)
     first = explainer.compute_maps(x, classes)  # compared with those of the model
     with monkeypatch.context() as patch, unchanged(net):
-        patch.setattr("camtool.engines.comparison.observe", lambda *_, **__: pytest.fail("the model itself ran"))
+        patch.setattr("camtool.engines.comparison.run_with_hooks", lambda *_, **__: pytest.fail("the model itself ran"))
         maps, heatmaps = (explainer.compute_maps(x, classes, resize=each) for each in (False, True))
         overlays = explainer.draw_overlays(x, classes)
     expected = usual.compute_maps(x, classes)
@@ -112,7 +112,7 @@ def test_several_classes_of_an_image_share_one_backward_pass(
     x, classes = torch.randn(2, 3, 16, 20), [[0, 1, 2, 3], [4]]
     layer = ["block", "last"]  # the graph from the first leads through the second
     ours, runs = explain_twice(net, x, classes, layer=layer, engine=engine, method="hirescam"), []
-    kind = observers.RUNTIMES[engine]
+    kind = engine_runner.RUNTIMES[engine]
     run = kind.run
     monkeypatch.setattr(
         kind, "run", lambda self, arrays: runs.append([len(each) for each in arrays]) or run(self, arrays)
@@ -192,9 +192,9 @@ def test_other_changes_are_noticed_and_an_unchanged_model_is_compiled_once(
     change: Callable[[Net], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, x, compiled = build(Listing), torch.randn(2, 3, 16, 20), []
-    start = observers.PreparedModel.__init__
+    start = engine_runner.PreparedModel.__init__
     monkeypatch.setattr(
-        observers.PreparedModel, "__init__", lambda self, *args: compiled.append(args) or start(self, *args)
+        engine_runner.PreparedModel, "__init__", lambda self, *args: compiled.append(args) or start(self, *args)
     )
     before = explain_twice(net, x, 1, engine="prepared", layer="last")[0]
     assert len(compiled) == 1
@@ -277,12 +277,12 @@ def test_forward_functions_that_are_replaced_are_noticed(engine: str, monkeypatc
 def test_another_engine_does_not_leave_its_blank_image(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = build(), torch.randn(1, 3, 16, 20)
     expected = camtool.explain(copy.deepcopy(net), x, 1, method="faithcam")[0]
-    run = CompiledModel.observe
+    run = CompiledModel.run
 
     def shift(self: CompiledModel, images: Tensor, *, grad: bool) -> Any:
         return run(self, images + 0.05, grad=grad)
 
-    monkeypatch.setattr(CompiledModel, "observe", shift)
+    monkeypatch.setattr(CompiledModel, "run", shift)
     camtool.explain(net, x, 1, method="faithcam", engine="onnxruntime")
     assert np.array_equal(camtool.explain(net, x, 1, method="faithcam")[0].raw, expected.raw)
 
@@ -292,7 +292,7 @@ def test_methods_beside_an_engine_run_in_one_thread_and_the_engine_in_all(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, x, seen, opened = build(), torch.randn(2, 3, 16, 20), [], []
-    kind, before = observers.RUNTIMES[engine], torch.get_num_threads()
+    kind, before = engine_runner.RUNTIMES[engine], torch.get_num_threads()
     start = kind.__init__
     monkeypatch.setattr(
         kind, "__init__", lambda self, path, threads: opened.append(threads) or start(self, path, threads)

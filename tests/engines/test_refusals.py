@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import camtool
-from camtool.engines import comparison, observers, runtimes
+from camtool.engines import comparison, engine_runner, runtimes
 from camtool.engines.comparison import describe_difference
 from camtool.engines.compiled import CompiledModel
-from camtool.engines.observers import list_engines
+from camtool.engines.engine_runner import list_engines
 from camtool.engines.prepared import PreparedModel
 from camtool.errors import CamtoolError
 from camtool.hooks.structures.caches import forget_model
@@ -28,10 +28,10 @@ from tests.helpers.missing_extras import needs
 def test_an_engine_of_other_maps_is_not_used(
     fault: str, net: nn.Module, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    observe = PreparedModel.observe
+    run = PreparedModel.run
 
     def observe_wrongly(self: Any, *args: Any, **options: Any) -> Any:
-        found = observe(self, *args, **options)
+        found = run(self, *args, **options)
         if fault == "maps":
             found.calls["last"][0].data *= 1.1
         else:
@@ -40,7 +40,7 @@ def test_an_engine_of_other_maps_is_not_used(
         return found
 
     forget_model(net)
-    monkeypatch.setattr(PreparedModel, "observe", observe_wrongly)
+    monkeypatch.setattr(PreparedModel, "run", observe_wrongly)
     x = torch.randn(2, 3, 16, 20)
     maps = camtool.Explainer(net, engine="prepared").compute_maps(x)
     assert torch.equal(maps, camtool.Explainer(net).compute_maps(x))
@@ -158,7 +158,7 @@ def test_any_failure_of_a_compiler_falls_back(
     def fail(*_: Any) -> None:
         raise OSError("read-only file system")
 
-    monkeypatch.setattr(observers, "make_once", fail)
+    monkeypatch.setattr(engine_runner, "make_once", fail)
     assert_agree(camtool.explain(net, x, 1, engine="openvino")[0], camtool.explain(net, x, 1)[0])
     assert "engine 'openvino' is not used: OSError: read-only file system" in get_lines(caplog)
 
@@ -182,12 +182,12 @@ def test_an_engine_that_differs_is_given_up(
 ) -> None:
     net, x = build(), torch.randn(1, 3, 16, 20)
     expected = camtool.explain(net, x, 1)[0]
-    run = CompiledModel.observe
+    run = CompiledModel.run
 
     def shift(self: CompiledModel, images: Tensor, *, grad: bool) -> Any:
         return run(self, images + 0.05, grad=grad)
 
-    monkeypatch.setattr(CompiledModel, "observe", shift)
+    monkeypatch.setattr(CompiledModel, "run", shift)
     for _ in range(2):
         assert_agree(camtool.explain(net, x, 1, engine=engine)[0], expected)
     assert len(get_lines(caplog)) == 1
@@ -200,7 +200,7 @@ def test_an_engine_that_fails_is_given_up(
 ) -> None:
     net, x = build(), torch.randn(1, 3, 16, 20)
     explain_twice(net, x, 1, engine=engine)
-    kind = observers.RUNTIMES[engine]
+    kind = engine_runner.RUNTIMES[engine]
 
     def fail(*_: Any) -> None:
         raise OSError("out of memory")
@@ -237,13 +237,13 @@ def test_differences_are_said_in_words(net: nn.Module) -> None:
 
 def test_rounding_to_tf32_is_no_difference(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(2, 3, 16, 20)
-    observe = PreparedModel.observe
+    run = PreparedModel.run
 
     def observe_rounded(self: Any, *args: Any, **options: Any) -> Any:
-        found = observe(self, *args, **options)
+        found = run(self, *args, **options)
         return replace(found, output=found.output + 1e-3)
 
-    monkeypatch.setattr(PreparedModel, "observe", observe_rounded)
+    monkeypatch.setattr(PreparedModel, "run", observe_rounded)
     for is_rounded in (False, True):
         forget_model(net)
         monkeypatch.setattr(comparison, "rounds_to_tf32", lambda _, is_rounded=is_rounded: is_rounded)

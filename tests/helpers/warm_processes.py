@@ -31,7 +31,7 @@ IS_POSSIBLE = sys.platform == "linux"
 IMPORTED = (
     *("cv2", "jinja2", "packaging.requirements", "pydantic.type_adapter", "rich.progress", "safetensors.torch"),
     *("torchvision.transforms.v2", "typer"),
-    *("camtool.demo.camnet", "camtool.engines.observers", "camtool.explaining.explainer", "camtool.runs.executor"),
+    *("camtool.demo.camnet", "camtool.engines.engine_runner", "camtool.explaining.explainer", "camtool.runs.executor"),
     *("camtool.runs.report.page", "camtool.runs.run_folder.replay"),
 )
 PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl

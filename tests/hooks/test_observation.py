@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from camtool import Recorder
 from camtool.errors import CamtoolError, ForwardError, LayerError
 from camtool.hooks.model_passes import ASSUMED_SIZES, run_model
-from camtool.hooks.observation import observe, resume
+from camtool.hooks.observation import resume, run_with_hooks
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.structures.nested_tensors import find_main_tensor
 from camtool.hooks.tracing import add_module_hooks, trace
@@ -78,7 +78,7 @@ def reference(model: nn.Sequential, inputs: Tensor, layer: str) -> tuple[Tensor,
 @pytest.mark.parametrize("layers", [["conv1"], ["conv2", "conv1"], ["fc", "relu1", "conv2", "pool"]])
 def test_gradients_equal_those_of_plain_autograd_for_any_layers_in_any_order(layers, x) -> None:
     model = net()
-    found = observe(model, layers, x)
+    found = run_with_hooks(model, layers, x)
     for layer, gradient in zip(layers, gradients(found, *layers), strict=True):
         activation, expected = reference(model, x, layer)
         assert torch.equal(found.calls[layer][0], activation)
@@ -89,7 +89,7 @@ def test_gradients_equal_those_of_plain_autograd_for_any_layers_in_any_order(lay
 def test_the_trunk_saves_nothing_for_a_backward_pass(x) -> None:
     sizes: list[tuple[int, ...]] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: sizes.append(tuple(tensor.shape)) or tensor, id):
-        found = observe(net(), ["conv2"], x)
+        found = run_with_hooks(net(), ["conv2"], x)
     kept = found.calls["conv2"][0]
     assert kept.is_leaf
     assert kept.requires_grad
@@ -100,14 +100,14 @@ def test_the_trunk_saves_nothing_for_a_backward_pass(x) -> None:
 
 def test_an_in_place_relu_after_the_layer_does_not_change_the_activation(x) -> None:
     model = net()
-    kept = observe(model, ["conv1"], x).calls["conv1"][0]
+    kept = run_with_hooks(model, ["conv1"], x).calls["conv1"][0]
     assert torch.equal(kept, model.conv1(x))
     assert (kept < 0).any()
 
 
 def test_a_module_used_twice_keeps_both_calls_and_the_gradient_is_at_the_last(x) -> None:
     model = Net(lambda self, x: self.classify(self.again(self.again(self.conv(x)).tanh())))
-    found = observe(model, ["again"], x)
+    found = run_with_hooks(model, ["again"], x)
     first = model.again(model.conv(x))
     second = model.again(first.tanh()).detach().requires_grad_()
     (expected,) = torch.autograd.grad(model.classify(second)[:, 1].sum(), second)
@@ -126,7 +126,7 @@ class Pooling(nn.Module):
 @pytest.mark.parametrize("layers", [["pooled"], ["conv", "pooled"]])
 def test_maps_get_no_gradient_from_a_pooled_output_beside_them(layers, x) -> None:
     model = Net(lambda self, x: self.fc(self.pooled(self.conv(x))[1]), pooled=Pooling())
-    found = observe(model, layers, x)
+    found = run_with_hooks(model, layers, x)
     gradient = torch.autograd.grad(found.output.sum(), found.calls["pooled"], materialize_grads=True)[0]
     assert not gradient.any()
 
@@ -143,7 +143,7 @@ def test_outputs_that_hooks_of_the_model_collect_belong_to_the_tail(layer, x) ->
     model = Net(way)
     for block in (model.conv, model.again):
         block.register_forward_hook(lambda module, args, output: collected.append(output))
-    found = observe(model, [layer], x)
+    found = run_with_hooks(model, [layer], x)
     kept = found.calls[layer][-1]
     maps = kept.detach().requires_grad_()
     both = maps + model.again(maps) if layer == "conv" else model.conv(x).detach() + maps
@@ -164,7 +164,7 @@ def test_frozen_parameters_and_a_missing_grad_mode_do_not_matter(x) -> None:
     expected = reference(model, x, "conv2")[1]
     for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
         with mode():
-            found = observe(model, ["conv2"], x)
+            found = run_with_hooks(model, ["conv2"], x)
         torch.testing.assert_close(gradients(found, "conv2")[0], expected, rtol=1e-12, atol=0)
 
 
@@ -172,7 +172,7 @@ def test_an_input_made_in_inference_mode_is_accepted(x) -> None:
     model = net()
     with torch.inference_mode():
         made_there = x.clone()
-    found = observe(model, ["conv1"], made_there)
+    found = run_with_hooks(model, ["conv1"], made_there)
     torch.testing.assert_close(gradients(found, "conv1")[0], reference(model, x, "conv1")[1])
 
 
@@ -180,7 +180,7 @@ def test_a_model_built_in_inference_mode_raises_an_error(x) -> None:
     with torch.inference_mode():
         model = net()
     with pytest.raises(CamtoolError, match=r"made in torch\.inference_mode.*build or load the model outside"):
-        observe(model, ["conv1"], x)
+        run_with_hooks(model, ["conv1"], x)
 
 
 def backbone_without_grad(self: Net, x: Tensor) -> Tensor:
@@ -200,13 +200,13 @@ def test_a_backbone_wrapped_in_no_grad_still_has_a_gradient(layers, trainable, x
     score = model.classify(neck)[:, 1].sum()
     expected = dict(zip(["conv", "again", "neck"], torch.autograd.grad(score, [conv, again, neck]), strict=True))
     inside = [name for name in layers if name != "stem"]  # the block parts it from the output: it has no gradient
-    for name, gradient in zip(inside, gradients(observe(model, layers, x), *inside), strict=True):
+    for name, gradient in zip(inside, gradients(run_with_hooks(model, layers, x), *inside), strict=True):
         torch.testing.assert_close(gradient, expected[name], rtol=1e-12, atol=0)
 
 
 def test_without_grad_it_is_plain_inference(x) -> None:
     model = net()
-    found = observe(model, ["conv2"], x, grad=False)
+    found = run_with_hooks(model, ["conv2"], x, grad=False)
     assert not found.output.requires_grad
     assert not found.calls["conv2"][0].requires_grad
     assert torch.equal(found.output, model(x))
@@ -216,7 +216,7 @@ def test_without_grad_it_is_plain_inference(x) -> None:
 def test_inputs_come_as_a_sequence_or_a_mapping(wrap, x) -> None:
     model = Net(lambda self, x, scale=2.0: self.classify(self.conv(scale * x)))
     inputs = wrap({"x": x}) if wrap is UserDict else wrap(x)
-    assert torch.equal(observe(model, ["conv"], inputs).output, model(x))
+    assert torch.equal(run_with_hooks(model, ["conv"], inputs).output, model(x))
     assert torch.equal(run_model(model, inputs), model(x))
 
 
@@ -247,7 +247,7 @@ def test_a_layer_may_return_any_structure(kind, x) -> None:
     into, out_of = STRUCTURES[kind]
     model = Net(lambda self, x: self.classify(out_of(self.wrapped(self.conv(x)))), wrapped=Wrapped(into))
     model.requires_grad_(False)
-    found = observe(model, ["wrapped", "conv"], x)
+    found = run_with_hooks(model, ["wrapped", "conv"], x)
     at_wrapped, at_conv = gradients(found, "wrapped", "conv")
     assert torch.equal(at_wrapped, at_conv)
     assert at_conv.any()
@@ -270,10 +270,12 @@ def test_the_error_for_an_unobservable_layer_names_the_layer(layer, message, x) 
 
     ints, nothing = Wrapped(lambda x: x.argmax(1)), Wrapped(lambda _: None)
     with pytest.raises(LayerError, match=message):
-        observe(Net(way, ints=ints, nothing=nothing, spare=nn.ReLU()), [layer], x)
+        run_with_hooks(Net(way, ints=ints, nothing=nothing, spare=nn.ReLU()), [layer], x)
 
 
-@pytest.mark.parametrize("look", [lambda model, x: observe(model, ["conv1"], x), trace], ids=["observe", "trace"])
+@pytest.mark.parametrize(
+    "look", [lambda model, x: run_with_hooks(model, ["conv1"], x), trace], ids=["observe", "trace"]
+)
 def test_the_error_for_refused_inputs_contains_the_reason_of_the_model(look) -> None:
     refused = torch.randn(2, 9, 8, 8, dtype=torch.float64)
     with pytest.raises(ForwardError, match=r"cannot run on an input of shape \(2, 9, 8, 8\): RuntimeError: .*") as told:
@@ -311,7 +313,7 @@ def test_an_out_of_memory_error_is_not_wrapped(x) -> None:
     model = net()
     model.conv2.register_forward_hook(exhausted)
     with pytest.raises(torch.OutOfMemoryError, match=r"^no room$"):
-        observe(model, ["conv1"], x)
+        run_with_hooks(model, ["conv1"], x)
 
 
 def test_hooks_that_a_model_adds_at_its_first_forward_pass_stay(x) -> None:
@@ -322,9 +324,9 @@ def test_hooks_that_a_model_adds_at_its_first_forward_pass_stay(x) -> None:
         return self.classify(self.conv(x)) + self.seen.pop().mean()
 
     model = Net(counting)
-    observe(model, ["conv"], x)
+    run_with_hooks(model, ["conv"], x)
     assert len(model.conv._forward_hooks) == 1  # the model's own
-    assert torch.equal(observe(model, ["conv"], x).output, model(x))
+    assert torch.equal(run_with_hooks(model, ["conv"], x).output, model(x))
 
 
 # ---------------------------------------------------------------------------------------------------- resuming
@@ -333,7 +335,7 @@ def test_hooks_that_a_model_adds_at_its_first_forward_pass_stay(x) -> None:
 @pytest.mark.parametrize("layer", ["conv1", "relu1", "conv2", "pool", "flatten", "fc"])
 def test_resume_with_observed_activations_returns_the_output_of_the_model(layer, x) -> None:
     model = net()
-    found = observe(model, [layer], x[:1], grad=False)
+    found = run_with_hooks(model, [layer], x[:1], grad=False)
     assert torch.equal(resume(model, layer, found.calls[layer][0], x[:1]), found.output)
 
 
@@ -396,7 +398,7 @@ def test_a_vision_transformer_can_be_resumed_at_its_patches_and_blocks() -> None
     model.double().eval()
     x = torch.randn(1, 3, 16, 16, dtype=torch.float64)
     for layer in ("conv_proj", "encoder.layers.encoder_layer_1.ln_1", "encoder.layers.encoder_layer_0"):
-        own = observe(model, [layer], x, grad=False).calls[layer][0]
+        own = run_with_hooks(model, [layer], x, grad=False).calls[layer][0]
         variants = own * torch.rand(5, *own.shape[1:], dtype=torch.float64)
         one_by_one = torch.cat([resume(model, layer, variant[None], x) for variant in variants])
         torch.testing.assert_close(resume(model, layer, variants, x), one_by_one)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'camtool[test]'")
 
 from camtool.errors import ForwardError
-from camtool.hooks.observation import Observation, observe
+from camtool.hooks.observation import Observation, run_with_hooks
 from tests.hooks.state.test_no_trace import unchanged
 from tests.zoo.vision_language import SIDE, WITH_GRID
 
@@ -53,7 +53,7 @@ def count_saved_bytes(model: nn.Module, layers: list[str], inputs: dict[str, Any
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        observe(model, layers, {**inputs, **options})
+        run_with_hooks(model, layers, {**inputs, **options})
     return sum(saved.values())
 
 
@@ -67,7 +67,8 @@ def build_deep(blocks: int) -> nn.Module:
 
 @pytest.mark.parametrize("layers", [[PROJECTOR], [FIRST], [PROJECTOR, f"{FIRST}.self_attn", LAST]])
 def test_gradients_are_those_without_recomputation(llava: nn.Module, inputs: dict[str, Any], layers: list[str]) -> None:
-    kept, recomputed = observe(llava, layers, inputs), observe(llava, layers, {**inputs, "use_cache": False})
+    kept = run_with_hooks(llava, layers, inputs)
+    recomputed = run_with_hooks(llava, layers, {**inputs, "use_cache": False})
     for token in (5, 17, 5):  # several backward passes over one graph
         for own, other in zip(differentiate(recomputed, token), differentiate(kept, token), strict=True):
             assert other.any()
@@ -94,7 +95,7 @@ def test_a_block_with_a_layer_inside_keeps_its_activations(llava: nn.Module, inp
 def test_nothing_is_left_behind(llava: nn.Module, inputs: dict[str, Any]) -> None:
     llava(**inputs)  # at its first forward pass Hugging Face registers hooks of its own
     with unchanged(llava):
-        observation = observe(llava, [PROJECTOR], {**inputs, "use_cache": False})
+        observation = run_with_hooks(llava, [PROJECTOR], {**inputs, "use_cache": False})
         differentiate(observation, 5)
 
 
@@ -111,7 +112,7 @@ def test_nothing_is_left_behind_after_a_failure(llava: nn.Module, inputs: dict[s
     parent, _, name = failing.rpartition(".")
     setattr(llava.get_submodule(parent), name, Failing())
     with unchanged(llava), pytest.raises(ForwardError, match="no memory"):
-        observe(llava, [PROJECTOR], {**inputs, "use_cache": False})
+        run_with_hooks(llava, [PROJECTOR], {**inputs, "use_cache": False})
     # Autograd saves tensors themselves again, and computes nothing again.
     x = torch.ones(2, requires_grad=True)
     y = (x * 3).exp()

@@ -18,7 +18,7 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 import camtool
 from camtool.errors import LayerError
-from camtool.hooks.observation import observe
+from camtool.hooks.observation import run_with_hooks
 from camtool.layers.layouts import Layer, Layout, follows_image
 from camtool.layers.selection import find_layers
 from camtool.layers.survey import find_candidates
@@ -46,7 +46,7 @@ def responds_in_place(model: nn.Module, layer: Layer, size: tuple[int, ...]) -> 
     for i, image in enumerate(images[1:]):
         rows, columns = halves[0][i // 2], halves[1][i % 2]
         image[:, rows, columns] = torch.randn_like(image[:, rows, columns])
-    maps = layer.layout.to_grid(observe(model, [layer.name], images, grad=False).calls[layer.name][-1])
+    maps = layer.layout.to_grid(run_with_hooks(model, [layer.name], images, grad=False).calls[layer.name][-1])
     change = (maps[1:] - maps[:1]).abs().mean(1)  # (4, h, w)
     h, w = (cells // 2 for cells in layer.layout.grid)  # the middle of an odd grid belongs to no quadrant
     quadrants = [change[:, :h, :w], change[:, :h, -w:], change[:, -h:, :w], change[:, -h:, -w:]]
@@ -431,7 +431,7 @@ def test_a_few_tokens_have_no_place_by_chance(queries: int, patch: int, pools: b
     for seed in [*seeds, *range(4)]:
         torch.manual_seed(seed)
         model, img = QueryNet(queries, patch, pools=pools).eval(), torch.rand(1, 3, 80, 80)
-        (tokens,) = observe(model, ["mix"], nudge_bands(img), grad=False).calls["mix"]
+        (tokens,) = run_with_hooks(model, ["mix"], nudge_bands(img), grad=False).calls["mix"]
         assert not follows_image(Layout(TOKENS, (math.isqrt(queries),) * 2).to_grid(tokens)), seed
 
 
@@ -442,7 +442,7 @@ def test_cells_behind_several_blocks_of_attention_have_places(side: int) -> None
         block = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
         blocks = nn.TransformerEncoder(block, 4, enable_nested_tensor=False)
         model = nn.Sequential(nn.Conv2d(3, 16, 64 // side, 64 // side), Apply(to_tokens(0)), blocks).eval()
-        (tokens,) = observe(model, ["2"], nudge_bands(torch.rand(1, 3, 64, 64)), grad=False).calls["2"]
+        (tokens,) = run_with_hooks(model, ["2"], nudge_bands(torch.rand(1, 3, 64, 64)), grad=False).calls["2"]
         assert follows_image(Layout(TOKENS, (side, side)).to_grid(tokens)), seed
 
 

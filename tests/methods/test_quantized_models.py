@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import camtool
 from camtool import MethodError
-from camtool.hooks.observation import observe
+from camtool.hooks.observation import run_with_hooks
 from camtool.hooks.structures.modules import lacks_gradients
 from camtool.methods import METHODS
 from tests.helpers.quantized_nets import ENGINES, SmallNet, quantize_eager, quantize_fx, use_engine
@@ -338,7 +338,7 @@ def test_observed_outputs_are_the_real_values_and_leave_the_model_as_it_is(small
     x, layer = make_images(2, 10), LAYERS[mode]
     with torch.no_grad():
         expected = small(x)
-    observed = observe(small, [layer], x)
+    observed = run_with_hooks(small, [layer], x)
     assert torch.equal(observed.output, expected)
     assert torch.equal(observed.calls[layer][-1], run(small, x, layer)[1].dequantize())
     assert not observed.calls[layer][-1].is_quantized
@@ -348,7 +348,7 @@ def test_the_model_runs_once_for_an_observation(small: nn.Module, mode: str) -> 
     """A second forward pass, with a graph from the image on, could not find a gradient either."""
     runs = []
     small.register_forward_hook(lambda *_: runs.append(1))
-    observe(small, [LAYERS[mode]], make_images(1, 10))
+    run_with_hooks(small, [LAYERS[mode]], make_images(1, 10))
     assert len(runs) == 1
 
 

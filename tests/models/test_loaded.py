@@ -57,7 +57,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "candidate_layers": lambda model: str(camtool.candidate_layers(model, BATCH)),
     "Recorder": lambda model: Recorder(model, "body").run(BATCH),
     "select": lambda model: select(model, nn.Conv2d),
-    "observe": lambda model: observation.observe(model, ["body"], BATCH).output.detach(),
+    "observe": lambda model: observation.run_with_hooks(model, ["body"], BATCH).output.detach(),
     "resume": lambda model: observation.resume(model, "stem", torch.ones(2, 6, 8, 8), BATCH),
     "trace": lambda model: [call.shape for call in tracing.trace(model, BATCH)],
 }

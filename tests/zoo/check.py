@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import camtool
 from camtool.errors import CamtoolError
 from camtool.hooks.model_passes import run_model
-from camtool.hooks.observation import observe
+from camtool.hooks.observation import run_with_hooks
 from camtool.hooks.structures.nested_tensors import ModelInputs
 from camtool.hooks.tracing import trace
 from camtool.layers.layouts import Layer, Layout
@@ -189,7 +189,7 @@ def _maps(model: nn.Module, img: Tensor) -> Iterator[NDArray[Any]]:
 
 
 def _reached(model: nn.Module, layer: Layer, img: Tensor) -> bool:
-    observation = observe(model, [layer.name], img)
+    observation = run_with_hooks(model, [layer.name], img)
     with torch.enable_grad():
         score = _top_score(observation.output)
         (gradient,) = torch.autograd.grad(score, observation.calls[layer.name][-1], materialize_grads=True)
@@ -231,7 +231,7 @@ def _find_other_levels(model: nn.Module, img: Tensor) -> set[str]:
         return set()
     calls = {each.name: each for each in trace(model, img)}
     names = [name for name, each in calls.items() if _works_on_positions(each.module, each.shape)]
-    observation = observe(model, names, img)
+    observation = run_with_hooks(model, names, img)
     with torch.enable_grad():
         score = _top_score(observation.output)
         tensors = [observation.calls[name][-1] for name in names]
@@ -272,7 +272,7 @@ def follows_the_picture(model: nn.Module, layers: Sequence[Layer], img: Tensor) 
     for i, changed in enumerate(pictures[1:]):
         rows, columns = halves[0][i // 2], halves[1][i % 2]
         changed[:, rows, columns].lerp_(other[0, :, rows, columns], _NUDGE)
-    calls = observe(model, [layer.name for layer in layers], pictures, grad=False).calls
+    calls = run_with_hooks(model, [layer.name for layer in layers], pictures, grad=False).calls
     return any(_follows(calls[layer.name][-1], layer.layout) for layer in layers)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from camtool.hooks.observation import observe_with_trunk
+from camtool.hooks.observation import run_with_graph_from_image
 from camtool.layers.centers import find_centers
 from camtool.layers.layouts import Layer
 from camtool.layers.survey import find_candidates
@@ -92,7 +92,7 @@ def calibrate(model: nn.Module, images: Tensor) -> None:
 def measure(model: nn.Module, layer: Layer, images: Tensor, cell: tuple[int, ...]) -> list[float]:
     total: Tensor | float = 0.0
     for image in images.split(1):
-        leaf, observed = observe_with_trunk(model, [layer.name], image)
+        leaf, observed = run_with_graph_from_image(model, [layer.name], image)
         of_cell = layer.layout.to_grid(observed.calls[layer.name][-1])[(slice(None), slice(None), *cell)]
         for _ in range(4):
             (gradient,) = torch.autograd.grad(of_cell, leaf, torch.randn_like(of_cell), retain_graph=True)

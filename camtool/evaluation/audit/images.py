@@ -22,14 +22,14 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from camtool.engines.comparison import ComparedOutput, run_by_engines
-from camtool.engines.observers import list_engines
+from camtool.engines.engine_runner import list_engines
 from camtool.errors import ImageError, MetricError, RaiseAs
 from camtool.evaluation.annotations import Region, read_region
 from camtool.evaluation.audit.split import Record, compute_perceptual_hash
 from camtool.evaluation.leaderboard.measurement import hash_tensors
 from camtool.evaluation.photo_properties import PROPERTIES, measure_properties
 from camtool.evaluation.subject import Candidate, Subject, map_batches
-from camtool.hooks.observation import Observation, Observe, observe, resume
+from camtool.hooks.observation import Observation, Runner, resume, run_with_hooks
 from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.caches import cached_property
@@ -313,7 +313,7 @@ class AuditImages:
         model, inputs = self.subject.model, self.prepare(index).tensor[None]
         with Cleanup(), guard(model), torch.no_grad():
             layouts = {one.name: one.layout for one in find_candidates(model, inputs) if len(one.layout.grid) == 2}
-            calls = observe(model, [*layouts], inputs, grad=False).calls if layouts else {}
+            calls = run_with_hooks(model, [*layouts], inputs, grad=False).calls if layouts else {}
             return {name: layout.to_grid(calls[name][-1].detach())[0] for name, layout in layouts.items()}
 
     def read_activations(self, inputs: Tensor, layer: str) -> Tensor:
@@ -337,9 +337,9 @@ class AuditImages:
         """Run the model once, by the first engine that returns the model's own results; return which that was."""
         runs = list[tuple[Observation, str]]()
 
-        def run(observe_inputs: Observe) -> Observation:
-            observed = observe_inputs(model, layers, inputs, grad=False)
-            runs.append((observed, getattr(observe_inputs, "engine", "eager")))
+        def run(runner: Runner) -> Observation:
+            observed = runner(model, layers, inputs, grad=False)
+            runs.append((observed, getattr(runner, "engine", "eager")))
             return observed
 
         def list_rows(observed: Observation) -> list[ComparedOutput]:
@@ -362,7 +362,7 @@ class AuditImages:
         model, inputs, scores = self.subject.model, image[None], []
         with Cleanup(), guard(model), torch.no_grad():
             (used,) = find_layers(model, inputs, [layer])
-            calls = observe(model, [layer], inputs, grad=False).calls[layer]
+            calls = run_with_hooks(model, [layer], inputs, grad=False).calls[layer]
             like = calls[-1].detach()
             for part in activations.to(like).split(self.batch_size):
                 variants = used.layout.from_grid(part, like)

@@ -13,7 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from camtool.errors import CamtoolError, MetricError
 from camtool.evidence.class_vectors import find_linear_layers, is_same_up_to_rounding
-from camtool.hooks.observation import observe_layer_input
+from camtool.hooks.observation import run_and_keep_input
 from camtool.hooks.structures.modules import find_module
 from camtool.maps import upcast
 from camtool.outputs.class_scores import find_logits
@@ -148,7 +148,7 @@ class ScoreHead:
         Raises:
             CamtoolError: The layer did not run once for all images, or received something else.
         """
-        output, received = observe_layer_input(model, self.layer, inputs, grad=grad)
+        output, received = run_and_keep_input(model, self.layer, inputs, grad=grad)
         width = self.find_parameters(model).weight.shape[1]
         if len(received) != 1 or received[0].shape[:2] != (len(inputs), width):
             raise MetricError(f"model: layer {self.layer!r} did not run once for each image.")

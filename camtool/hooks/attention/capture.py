@@ -13,8 +13,8 @@ through torch's function modes. So :func:`capture_attention` runs the model once
 So no module is changed, no table of architectures is needed, and other threads are not affected. The calls of compiled
 and scripted code are not visible to a mode.
 
-As in :func:`camtool.hooks.observe` the model runs without a graph up to the first attention, so the trunk takes the
-time and memory of inference.
+As in :func:`camtool.hooks.run_with_hooks` the model runs without a graph up to the first attention, so the trunk takes
+the time and memory of inference.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def capture_attention(model: nn.Module, inputs: ModelInputs, *, hold_inputs: boo
         CamtoolError: The model was built in ``torch.inference_mode``, so autograd cannot use its parameters.
     """
     captured, is_connected = _capture(model, inputs, hold_inputs=hold_inputs, grad_in_trunk=False)
-    if not is_connected:  # the model switches grad mode itself, see observe
+    if not is_connected:  # the model switches grad mode itself, see run_with_hooks
         captured, _ = _capture(model, inputs, hold_inputs=hold_inputs, grad_in_trunk=True)
     return captured
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from camtool.errors import CamtoolError, ForwardError
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.hooks.model_passes import differentiate
-from camtool.hooks.observation import get_call, observe_with_trunk
+from camtool.hooks.observation import get_call, run_with_graph_from_image
 from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.structures.modules import lacks_gradients
 from camtool.hooks.structures.nested_tensors import ModelInputs
@@ -103,7 +103,7 @@ def measure_responses(
     Raises:
         ForwardError: The model or its backward pass fails.
     """
-    image, observed = observe_with_trunk(model, [layer.name], inputs)
+    image, observed = run_with_graph_from_image(model, [layer.name], inputs)
     output = get_call(layer.name, observed.calls[layer.name], call_index)
     with enable_gradients():
         maps = layer.layout.to_grid(layer.layout.select_view(output))[0].movedim(0, -1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import run_tail
 from camtool.hooks.model_passes import differentiate
-from camtool.hooks.observation import observe
+from camtool.hooks.observation import run_with_hooks
 from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.tracing import trace
 from camtool.outputs import predictions
@@ -102,7 +102,7 @@ def _find_loss(context: CheckContext, layer: str) -> str:
         # Only the modules that run after the layer. A module that ran before may run again, but rarely does.
         last = len(names) - 1 - names[::-1].index(layer) if layer in names else 0
         after = list(dict.fromkeys(name for name in names[last:] if name))
-        observed = observe(forward_pass.model, after, forward_pass.inputs)
+        observed = run_with_hooks(forward_pass.model, after, forward_pass.inputs)
     outputs = {name: observed.calls[name][-1] for name in after if observed.calls.get(name)}
     with enable_gradients():
         score = score_targets([context.target], predictions.to_batch(observed.output, 1), [0])

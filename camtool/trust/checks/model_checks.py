@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from camtool.arguments.message_parts import format_count
 from camtool.evidence.class_vectors import find_linear_layers
-from camtool.hooks.observation import observe
+from camtool.hooks.observation import run_with_hooks
 from camtool.hooks.registration import DROPOUTS
 from camtool.hooks.structures.modules import has_matrix, iterate_hookable_modules
 from camtool.hooks.structures.nested_tensors import find_main_tensor
@@ -194,7 +194,7 @@ def _reads_positive(context: CheckContext, name: str) -> bool:
         return False
     before = names[position - 1]
     with context.forward_pass.restore_autocast():
-        observed = observe(context.forward_pass.model, [before], context.forward_pass.inputs)
+        observed = run_with_hooks(context.forward_pass.model, [before], context.forward_pass.inputs)
     tensor = find_main_tensor(observed.calls[before][-1])
     return tensor is not None and bool(tensor.min() >= 0)
 

@@ -29,7 +29,7 @@ import camtool
 from camtool.evidence.evidence import gather_evidence
 from camtool.evidence.forward_pass import run_forward_pass
 from camtool.evidence.rescoring import run_forward, run_tail
-from camtool.hooks.observation import observe, resume
+from camtool.hooks.observation import resume, run_with_hooks
 from camtool.hooks.private_torch import save_function_modes
 from camtool.hooks.registration import add_forward_hook
 from camtool.hooks.state.cleanup import Cleanup
@@ -299,8 +299,8 @@ def test_train_of_the_model_is_not_called() -> None:
 
 
 ROADS = {
-    "observe": lambda model, x: observe(model, [LAYER], x),
-    "observe without grad": lambda model, x: observe(model, [LAYER], x, grad=False),
+    "run_with_hooks": lambda model, x: run_with_hooks(model, [LAYER], x),
+    "run_with_hooks without grad": lambda model, x: run_with_hooks(model, [LAYER], x, grad=False),
     "trace": trace,
     "resume": lambda model, x: resume(model, LAYER, rand(5, 6, 8, 8), x[:1]),
     "score": lambda model, x: run_forward(evidence(model, x), rand(4, 3, 16, 16)),

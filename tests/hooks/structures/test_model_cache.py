@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import camtool
-from camtool.engines import observers
+from camtool.engines import engine_runner
 from camtool.errors import MethodError
 from camtool.hooks.structures.caches import forget_model, remember_for_model
 from camtool.hooks.structures.modules import lacks_gradients
@@ -444,13 +444,13 @@ def test_an_answer_that_is_no_longer_valid_is_replaced_and_counts_once() -> None
 def test_sizes_of_images_do_not_fill_the_memory_with_prepared_models(monkeypatch: pytest.MonkeyPatch) -> None:
     made = list[weakref.ref[object]]()
 
-    class Counted(observers.PreparedModel):
+    class Counted(engine_runner.PreparedModel):
         def __init__(self, *arguments: object) -> None:
             made.append(weakref.ref(self))
             super().__init__(*arguments)
 
-    monkeypatch.setattr(observers, "PreparedModel", Counted)
-    monkeypatch.setattr(observers, "_MOST_PLANS", 2)
+    monkeypatch.setattr(engine_runner, "PreparedModel", Counted)
+    monkeypatch.setattr(engine_runner, "_MOST_PLANS", 2)
     model = small_net()
     explainer = camtool.Explainer(model, engine="prepared", layer="body")
     for side in (16, 24, 32, 40, 32):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from camtool.hooks import observe
+from camtool.hooks import run_with_hooks
 from camtool.hooks.structures.nested_tensors import find_main_tensor, quantize_like, replace_main_tensor
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*quantiz")
@@ -44,7 +44,7 @@ def test_more_variants_than_the_original_has_keep_its_memory_format() -> None:
 
 
 def test_other_tensors_are_not_converted() -> None:
-    observation = observe(nn.Sequential(nn.Identity()), ["0"], torch.ones(2, 3, dtype=torch.float64))
+    observation = run_with_hooks(nn.Sequential(nn.Identity()), ["0"], torch.ones(2, 3, dtype=torch.float64))
     assert observation.calls["0"][0].dtype == torch.float64
 
 

@@ -86,8 +86,8 @@ class _Compiled:
     agreed: set[object] = field(default_factory=set)
 
 
-class CompiledObserver:
-    """Runs a model by an engine, in place of :func:`camtool.hooks.observation.observe`.
+class EngineRunner:
+    """Runs a model by an engine, in place of :func:`camtool.hooks.observation.run_with_hooks`.
 
     Args:
         engine: The name of the engine.
@@ -110,7 +110,7 @@ class CompiledObserver:
         grad: bool = True,
         rows: Mapping[str, Rows] | None = None,
     ) -> Observation:
-        """Run the model once; the arguments and the result are those of ``observe``.
+        """Run the model once; the arguments and the result are those of ``run_with_hooks``.
 
         Raises:
             NotCompilableError: The engine cannot run this model.
@@ -118,14 +118,14 @@ class CompiledObserver:
         compiled = self._find(model, layers, inputs, has_rows=bool(rows))
         # A method may observe other images afterwards, e.g. a blank one.
         self._used = self._used or compiled
-        runner = compiled.model  # read once, as another thread may give it up
-        if runner is None:
+        made = compiled.model  # read once, as another thread may give it up
+        if made is None:
             raise NotCompilableError(compiled.reason)
-        if isinstance(runner, PreparedModel):
-            observation = runner.observe(layers, inputs, grad=grad)
+        if isinstance(made, PreparedModel):
+            observation = made.run(layers, inputs, grad=grad)
         else:
             assert isinstance(inputs, Tensor)
-            observation = runner.observe(inputs, grad=grad)
+            observation = made.run(inputs, grad=grad)
         return replace(observation, weights=compiled.weights)
 
     def limit_threads(self) -> AbstractContextManager[object]:
