@@ -27,7 +27,7 @@ from camtool.engines.program import Plan, capture_program, read_plan, write_prog
 from camtool.engines.runtimes import RUNTIMES, TorchGraph, is_installed, list_missing
 from camtool.errors import CamtoolError, NotCompilableError, raise_interrupt
 from camtool.hooks.model_passes import run_model
-from camtool.hooks.observation import Observation, Rows
+from camtool.hooks.observation import EntriesPerImage, Observation
 from camtool.hooks.private_torch import find_hooked_modules, has_backward_hooks, has_global_hooks
 from camtool.hooks.registration import list_foreign_hooks
 from camtool.hooks.state.guard import guard
@@ -108,14 +108,14 @@ class EngineRunner:
         inputs: ModelInputs,
         *,
         grad: bool = True,
-        rows: Mapping[str, Rows] | None = None,
+        entries: Mapping[str, EntriesPerImage] | None = None,
     ) -> Observation:
         """Run the model once; the arguments and the result are those of ``run_with_hooks``.
 
         Raises:
             NotCompilableError: The engine cannot run this model.
         """
-        compiled = self._find(model, layers, inputs, has_rows=bool(rows))
+        compiled = self._find(model, layers, inputs, has_entries=bool(entries))
         # A method may observe other images afterwards, e.g. a blank one.
         self._used = self._used or compiled
         made = compiled.model  # read once, as another thread may give it up
@@ -147,14 +147,14 @@ class EngineRunner:
             self._used.model, self._used.reason = None, reason
             _LOG.warning("engine %r is not used: %s", self.engine, reason)
 
-    def _find(self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, *, has_rows: bool) -> _Compiled:
-        compiled = self._remember(model, layers, inputs, None, has_rows=has_rows)
+    def _find(self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, *, has_entries: bool) -> _Compiled:
+        compiled = self._remember(model, layers, inputs, None, has_entries=has_entries)
         if isinstance(compiled.model, CompiledModel) and compiled.model.image_count not in (None, len(inputs)):
-            return self._remember(model, layers, inputs, len(inputs), has_rows=has_rows)
+            return self._remember(model, layers, inputs, len(inputs), has_entries=has_entries)
         return compiled
 
     def _remember(
-        self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, count: int | None, *, has_rows: bool
+        self, model: nn.Module, layers: Sequence[str], inputs: ModelInputs, count: int | None, *, has_entries: bool
     ) -> _Compiled:
         """Return what is compiled for any number of images, or for a given one."""
         modules, tensor = read_tree(model).modules, nested_tensors.find_main_tensor(inputs)
@@ -165,14 +165,14 @@ class EngineRunner:
         kind = None if tensor is None else (tensor.dtype, tensor.device, torch.is_autocast_enabled(tensor.device.type))
         shape = nested_tensors.describe_shapes(inputs), count, kind
         process = self._threads, os.getpid()
-        question = "engine", self.engine, tuple(layers), shape, process, has_hooks, has_rows
+        question = "engine", self.engine, tuple(layers), shape, process, has_hooks, has_entries
 
         def compile_model() -> _Compiled:
             weights, settings = WeightStates(list_weights(model)), ModuleSettings(modules)
             try:
                 if has_hooks:
                     raise NotCompilableError("the model has hooks, which may change at any time")
-                if has_rows:
+                if has_entries:
                     raise NotCompilableError("the model runs on several rows for each image, e.g. the frames of clips")
                 with lock_compiler(), follow_step(f"Compiling the model for {self.engine}"):
                     return _Compiled(self._compile(model, layers, inputs, count), "", weights, settings)

@@ -436,7 +436,7 @@ class ForwardPass:
         names = [layer.name for layer in self.plan.observed]
         with self.restore_autocast():
             inputs = self.replace_image_input(images, range(len(images)))
-            calls = self.runner(self.model, names, inputs, grad=False, rows=self.plan.rows).calls
+            calls = self.runner(self.model, names, inputs, grad=False, entries=self.plan.entries).calls
         return {name: get_call(name, calls[name], self.call_index) for name in names}
 
     def fold_model(self) -> FoldedModel:
@@ -514,5 +514,5 @@ def run_forward_pass(
     # Passes of its own are run by the first call for a model alone.
     plan = choose_layers_by_trial_passes(model, inputs, layers, call_index, settings.depths, settings.score)
     names = [layer.name for layer in plan.observed]
-    observation = runner(model, names, inputs, grad=bool(names), rows=plan.rows)
+    observation = runner(model, names, inputs, grad=bool(names), entries=plan.entries)
     return ForwardPass(model, inputs, main, plan, observation, runner, settings, call_index)

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from camtool.hooks.observation import Rows, Runner
+from camtool.hooks.observation import EntriesPerImage, Runner
 from camtool.hooks.structures.caches import remember_for_model
 from camtool.hooks.structures.modules import find_detector_transform
 from camtool.hooks.structures.nested_tensors import ModelInputs, describe_shapes
@@ -44,7 +44,7 @@ class LayerPlan:
         layers: The layers to explain: those that were asked for, the best one, or one per feature level of a detector.
         depths: Layer name to the other layers on the way to it that are observed, from shallow to deep.
         observed: The layers and all their depths, each once.
-        rows: Layer name to the rows of its batch that belong to one image, where there are several.
+        entries: Layer name to the entries of its batch that belong to one image, where there are several.
         is_detector: True if the model prepares its images itself, see
             :func:`camtool.hooks.structures.modules.find_detector_transform`.
         facts: Facts that other plans share.
@@ -55,7 +55,7 @@ class LayerPlan:
     layers: tuple[Layer, ...]
     depths: Mapping[str, tuple[Layer, ...]]
     observed: tuple[Layer, ...]
-    rows: Mapping[str, Rows]
+    entries: Mapping[str, EntriesPerImage]
     is_detector: bool
     facts: Facts
     norms: WeakKeyDictionary[Runner, bool] = field(default_factory=WeakKeyDictionary)
@@ -117,8 +117,8 @@ def _choose_layers(
         for layer in layers
     }
     observed = tuple({depth.name: depth for layer in layers for depth in [*on_the_way[layer.name], layer]}.values())
-    rows = {layer.name: layer.layout.rows for layer in observed if layer.layout.rows is not None}
-    return LayerPlan(tuple(layers), on_the_way, observed, rows, find_detector_transform(model) is not None, facts)
+    entries = {layer.name: layer.layout.entries for layer in observed if layer.layout.entries is not None}
+    return LayerPlan(tuple(layers), on_the_way, observed, entries, find_detector_transform(model) is not None, facts)
 
 
 def _find_asked_layers(

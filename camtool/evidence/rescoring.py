@@ -203,7 +203,7 @@ def _run_tail(
     with forward_pass.restore_autocast():
         index = forward_pass.call_index % evidence.call_count  # resume counts from the first call
         inputs = forward_pass.select_inputs(image)
-        output = resume(model, layer.name, variants, inputs, call_index=index, grad=grad, rows=layer.layout.rows)
+        output = resume(model, layer.name, variants, inputs, call_index=index, grad=grad, entries=layer.layout.entries)
         return predictions.to_batch(output, len(variants))
 
 

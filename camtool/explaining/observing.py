@@ -30,7 +30,7 @@ from camtool.explaining.explainer import Explainer
 from camtool.explaining.types import AnyTargets, Layers, Methods, Model, Settings
 from camtool.geometry.cell_centers import Placement
 from camtool.hooks.model_passes import GRADIENT_EDGES
-from camtool.hooks.observation import Observation, Rows, run_with_hooks
+from camtool.hooks.observation import EntriesPerImage, Observation, run_with_hooks
 from camtool.hooks.private_torch import get_compiled_call, is_transforming, start_inference_mode
 from camtool.hooks.registration import add_forward_hook, add_forward_pre_hook
 from camtool.hooks.state.cleanup import Cleanup
@@ -412,9 +412,9 @@ class _PassHooks:
             given = inputs
         call_index = -1 if index is None else index
         plan = choose_layers_by_trial_passes(block.module, given, block.layers, call_index, block.depths)
-        if plan.rows:
+        if plan.entries:
             raise LayerError(
-                f"layer {next(iter(plan.rows))!r} has several rows for each image, e.g. the frames of a clip; use "
+                f"layer {next(iter(plan.entries))!r} has several rows for each image, e.g. the frames of a clip; use "
                 "camtool.explain(model, inputs) for it."
             )
         return [layer.name for layer in plan.observed]
@@ -443,11 +443,11 @@ class _Replay:
         inputs: ModelInputs,
         *,
         grad: bool = True,
-        rows: Mapping[str, Rows] = {},  # never written to
+        entries: Mapping[str, EntriesPerImage] = {},  # never written to
     ) -> Observation:
         """Return the recorded pass at some of its layers."""
         if inputs is not self.inputs:
-            return run_with_hooks(model, layers, inputs, grad=grad, rows=rows)
+            return run_with_hooks(model, layers, inputs, grad=grad, entries=entries)
         missing = [layer for layer in layers if layer not in self.calls]
         if missing:
             raise MethodError(

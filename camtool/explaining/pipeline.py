@@ -187,7 +187,7 @@ class BatchExplainer:
         Raises:
             LayerError: The scores of an image depend on the others.
         """
-        singles = [(batch.select(slice(row, row + 1)), requests[row : row + 1]) for row in range(len(requests))]
+        singles = [(batch.select(slice(i, i + 1)), requests[i : i + 1]) for i in range(len(requests))]
         scorer = replace(self, methods=())
         alone = [explanation.score for single in singles for explanation in scorer.predict(*single)]
         together = [explanation.score for explanation in scorer.predict(batch, requests)]

@@ -196,9 +196,9 @@ class Geometry:
         with torch.autocast(maps.device.type, enabled=False):
             wide = maps if maps.dtype == torch.float64 else maps.float()
             (h, w), (height, width), (y, x) = self.size, self.photo, (None, None) if centers is None else centers.axes
-            rows = build_interpolation_matrix(maps.shape[-2], top, bottom, height, y, h, holds=holds).to(wide)
-            columns = build_interpolation_matrix(maps.shape[-1], left, right, width, x, w, holds=holds).to(wide)
-            return (rows @ wide @ columns.T).to(maps.dtype)
+            down = build_interpolation_matrix(maps.shape[-2], top, bottom, height, y, h, holds=holds).to(wide)
+            across = build_interpolation_matrix(maps.shape[-1], left, right, width, x, w, holds=holds).to(wide)
+            return (down @ wide @ across.T).to(maps.dtype)
 
 
 def _to_pair(size: int | Sequence[int]) -> tuple[int, int]:

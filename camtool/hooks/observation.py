@@ -36,12 +36,14 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Several rows of a layer's batch for each image: the frames of a clip, or the images that a model stacks.
+class EntriesPerImage:
+    """Several entries of a layer's batch for each image, items along its first axis.
+
+    They are the frames of a clip, or the images that a model stacks.
 
     Attributes:
-        count: Number of rows of each image.
-        in_turn: True if the rows of one image follow each other, as ``torch.stack(images, 1)`` folds them; False if
+        count: Number of entries of each image.
+        in_turn: True if the entries of one image follow each other, as ``torch.stack(images, 1)`` folds them; False if
             they are apart, as ``torch.cat(images)`` leaves them.
     """
 
@@ -49,7 +51,7 @@ class Rows:
     in_turn: bool = True
 
     def split(self, tensor: Tensor) -> Tensor:
-        """Return a tensor ``(N·count, ...)`` as ``(N, count, ...)``; another call of the layer may get one row each."""
+        """Return a tensor ``(N·count, ...)`` as ``(N, count, ...)``; another call of the layer may get one each."""
         if len(tensor) % self.count:
             return tensor
         split: Tensor = tensor.unflatten(0, (-1, self.count) if self.in_turn else (self.count, -1))
@@ -60,7 +62,7 @@ class Rows:
         return (tensor if self.in_turn else tensor.transpose(0, 1)).flatten(0, 1)
 
 
-_SINGLE_ROWS: Mapping[str, Rows] = {}
+_SINGLE_ENTRIES: Mapping[str, EntriesPerImage] = {}
 
 Repeat: TypeAlias = "Callable[[Sequence[int], Collection[str]], Observation]"
 
@@ -96,7 +98,7 @@ class Runner(Protocol):
         inputs: ModelInputs,
         *,
         grad: bool = True,
-        rows: Mapping[str, Rows] = _SINGLE_ROWS,
+        entries: Mapping[str, EntriesPerImage] = _SINGLE_ENTRIES,
     ) -> Observation:
         """Run the model once."""
         ...
@@ -108,7 +110,7 @@ def run_with_hooks(
     inputs: ModelInputs,
     *,
     grad: bool = True,
-    rows: Mapping[str, Rows] = _SINGLE_ROWS,
+    entries: Mapping[str, EntriesPerImage] = _SINGLE_ENTRIES,
     without_graph: Collection[str] = (),
 ) -> Observation:
     """Run ``model`` once, in evaluation mode, and keep the outputs of ``layers``, in :func:`_run_once_with_hooks`.
@@ -118,8 +120,8 @@ def run_with_hooks(
         layers: Dotted module names, in any order.
         inputs: A tensor, a sequence of positional arguments, or a mapping of keyword arguments.
         grad: Record the graph from the earliest of the layers to the output. Without it this is plain inference.
-        rows: Layer name to the rows of each image, for layers whose batch has several. Their tensors ``(N·T, ...)`` are
-            returned as ``(N, T, ...)``.
+        entries: Layer name to the entries of each image, for layers whose batch has several. Their tensors
+            ``(N·T, ...)`` are returned as ``(N, T, ...)``.
         without_graph: Further layers, whose outputs are kept, but start no graph.
 
     Returns:
@@ -133,7 +135,7 @@ def run_with_hooks(
     """
     model = get_module(model)
     further = [name for name in dict.fromkeys(without_graph) if name not in layers]
-    run = partial(_run_once_with_hooks, model, layers, inputs, rows, further, grad=grad)
+    run = partial(_run_once_with_hooks, model, layers, inputs, entries, further, grad=grad)
     try:
         observation, is_connected = run(grad_in_trunk=model in NEED_GRADIENTS)
     except ForwardError as error:
@@ -150,7 +152,7 @@ def _run_once_with_hooks(
     model: nn.Module,
     layers: Sequence[str],
     inputs: ModelInputs,
-    rows: Mapping[str, Rows],
+    entries: Mapping[str, EntriesPerImage],
     without_graph: Sequence[str],
     *,
     grad: bool,
@@ -161,7 +163,7 @@ def _run_once_with_hooks(
     Returns:
         The observation, and True if the graph is connected from the first layer that ran to the output.
     """
-    hooks = _Hooks((*layers, *without_graph), rows)
+    hooks = _Hooks((*layers, *without_graph), entries)
     with guard(model) as cleanup, torch.set_grad_enabled(grad_in_trunk):
         for layer in hooks.calls:
             hook = hooks.start_graph if grad and layer not in without_graph else hooks.keep_values
@@ -184,10 +186,10 @@ class _Hooks:
         grad_modes: Whether grad mode was on as each call of a layer ended, of those that start the graph.
     """
 
-    def __init__(self, layers: Sequence[str], rows: Mapping[str, Rows]) -> None:
+    def __init__(self, layers: Sequence[str], entries: Mapping[str, EntriesPerImage]) -> None:
         self.calls: dict[str, list[Tensor]] = {layer: [] for layer in layers}
         self.grad_modes: list[bool] = []
-        self._rows = rows
+        self._entries = entries
 
     def is_connected(self, output: Any) -> bool:
         """Return False if a block that ended the grad mode of an earlier layer's hook has cut the graph."""
@@ -197,19 +199,19 @@ class _Hooks:
     def keep_values(self, layer: str, _: nn.Module, output: Any) -> None:
         """Keep what a layer returned, without a graph."""
         tensor = _get_tensor(layer, output).detach().clone()
-        self.calls[layer].append(self._rows[layer].split(tensor) if layer in self._rows else tensor)
+        self.calls[layer].append(self._entries[layer].split(tensor) if layer in self._entries else tensor)
 
     def start_graph(self, layer: str, _: nn.Module, output: Any) -> Any:
         """Keep what a layer returned as a leaf, switch grad mode on, and let the model go on with a copy."""
         tensor = _get_tensor(layer, output)
-        kept = self._rows[layer].split(tensor) if layer in self._rows else tensor
+        kept = self._entries[layer].split(tensor) if layer in self._entries else tensor
         self.grad_modes.append(torch.is_grad_enabled())
         torch.set_grad_enabled(True)  # until the forward pass' own grad mode ends, in _run_once_with_hooks
         # A separate tensor, so that other results that the layer derived from this one, e.g. a pooled output, get no
         # gradient from here. Behind an earlier layer it is on that one's graph, and no leaf.
         kept = kept.view_as(kept) if kept.requires_grad else kept.detach().requires_grad_()
         self.calls[layer].append(kept)
-        joined = kept if kept.ndim == tensor.ndim else self._rows[layer].join(kept)
+        joined = kept if kept.ndim == tensor.ndim else self._entries[layer].join(kept)
         return replace_main_tensor(output, joined.clone())
 
 
@@ -219,7 +221,7 @@ def run_with_full_graph(
     inputs: ModelInputs,
     *,
     grad: bool = True,
-    rows: Mapping[str, Rows] = _SINGLE_ROWS,
+    entries: Mapping[str, EntriesPerImage] = _SINGLE_ENTRIES,
 ) -> Observation:
     """Run ``model`` as :func:`run_with_hooks` does, with a graph from weights and inputs to the outputs of ``layers``.
 
@@ -234,10 +236,10 @@ def run_with_full_graph(
 
     def keep_output(layer: str, _: nn.Module, output: Any) -> Any:
         tensor = _get_tensor(layer, output)
-        kept = rows[layer].split(tensor) if layer in rows else tensor
+        kept = entries[layer].split(tensor) if layer in entries else tensor
         calls[layer].append(kept)
         # The model goes on with a clone, as an in-place operation would move the kept tensor to a later node.
-        return replace_main_tensor(output, (kept if kept.ndim == tensor.ndim else rows[layer].join(kept)).clone())
+        return replace_main_tensor(output, (kept if kept.ndim == tensor.ndim else entries[layer].join(kept)).clone())
 
     with guard(model) as cleanup, torch.enable_grad():
         for layer in calls:
@@ -332,19 +334,19 @@ def resume(
     *,
     call_index: int = 0,
     grad: bool = False,
-    rows: Rows | None = None,
+    entries: EntriesPerImage | None = None,
 ) -> Any:
     """Run the tail behind ``layer`` with other activations: the trunk once on one image, the tail on all variants.
 
     Args:
         model: Any module. It runs in evaluation mode, and its state is preserved.
         layer: The dotted name of the layer whose output is replaced.
-        activations: ``(M, ...)``, M variants of the output of the layer for one image; with ``rows`` ``(M, T, ...)``.
-            They are quantized as that output, if it is.
+        activations: ``(M, ...)``, M variants of the output of the layer for one image, ``(M, T, ...)`` with
+            ``entries``. They are quantized as that output, if it is.
         inputs: The inputs of that one image, with batch dimension.
         call_index: Which call of the layer is replaced, if it runs more than once.
         grad: Record the graph from the activations to the output.
-        rows: The rows of each image, if the batch of the layer has several.
+        entries: The entries of each image, if the batch of the layer has several.
 
     Returns:
         The output of the model for the M variants.
@@ -354,7 +356,7 @@ def resume(
         ForwardError: The model runs the layer on one image after the other, which takes one variant at a time.
     """
     model, variants = get_module(model), len(activations)
-    activations = activations if rows is None else rows.join(activations)
+    activations = activations if entries is None else entries.join(activations)
     # A detector stores the size of each image in the trunk, and would scale the boxes of the other variants wrongly.
     stores_image_sizes = find_detector_transform(model) is not None
     shapes: list[torch.Size] = []

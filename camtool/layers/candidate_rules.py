@@ -139,7 +139,7 @@ def _is_transposed(reading: Reading) -> bool:
 # Rules on the ways to read an output. A layer that the user names must pass them, too.
 READING: tuple[Rule[Reading], ...] = (
     # Swin, MaxViT and detectors: windows or regions instead of images along the first axis.
-    Rule("windows", lambda reading: reading.shape[0] != (reading.layout.rows.count if reading.layout.rows else 1)),
+    Rule("windows", lambda reading: reading.shape[0] != getattr(reading.layout.entries, "count", 1)),
     # ViT: queries (N, heads, T, C) and attention weights (N, heads, T, T) have the shape of maps.
     Rule("inside of attention", lambda reading: not reading.layout.has_tokens and _is_inside_attention(reading)),
     # MLP-Mixer: layers that mix positions work on transposed tokens (N, C, T).

@@ -10,7 +10,7 @@ from itertools import islice
 
 from torch import nn
 
-from camtool.hooks.observation import Rows
+from camtool.hooks.observation import EntriesPerImage
 from camtool.hooks.tracing import TracedCall
 from camtool.layers import candidate_rules as rules
 from camtool.layers.channel_axes import find_channel_axes
@@ -197,17 +197,17 @@ class LayoutReader:
         return [] if in_text is None else [in_text]
 
     def _find_layouts_of_views(self, plain: Sequence[Layout], count: int) -> list[Layout]:
-        """Return layouts of one view as those of each view of a batch, whose rows may be in two orders."""
-        orders = Rows(count), Rows(count, False)
-        return [replace(layout, views=rows, view=view) for layout in plain for rows in orders for view in range(count)]
+        """Return layouts of one view as those of each view of a batch, whose entries may be in two orders."""
+        orders = EntriesPerImage(count), EntriesPerImage(count, False)
+        return [replace(layout, views=each, view=view) for layout in plain for each in orders for view in range(count)]
 
     def _find_layouts_of_frames(self, shape: tuple[int, ...]) -> list[Layout]:
-        """Return the layouts with which the rows ``(T, ...)`` of an output are the frames of one clip."""
+        """Return the layouts with which the entries ``(T, ...)`` of an output are the frames of one clip."""
         if len(shape) == 4:
             either = Layout("frames", (shape[0], *shape[2:])), Layout("frames channels last", shape[:-1])
             return [layout for layout in either if is_scaled_down(layout.grid[1:], self._size[1:])]
         token_layout = find_token_layout(shape[1], self._size[1:], self._convolved_frames)
-        # Only a convolution shows that these rows are frames and their tokens patches.
+        # Only a convolution shows that these entries are frames and their tokens patches.
         if token_layout is None or token_layout.grid not in self._convolved_frames:
             return []
         return [Layout("frame tokens", (shape[0], *token_layout.grid), token_layout.prefix, token_layout.suffix)]

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from camtool.hooks.observation import Rows
+from camtool.hooks.observation import EntriesPerImage
 from camtool.layers.survey_batches import VARIANTS
 
 # Number of positions along each axis of the image, ``(h, w)`` for photos.
@@ -76,11 +76,11 @@ UNCHANGED = 1e-4
 _EXACT_MARGIN = 0.25
 
 # Largest change of unchanged frames, relative to the changed ones. It is 0 for networks that run on each frame, and 1
-# if the rows of the batch are no frames or in another order.
+# if the entries of the batch are no frames or in another order.
 _MAX_FRAME_LEAK = 0.5
 
 
-# Kinds of layouts where the frames of a clip are rows of the layer's batch.
+# Kinds of layouts where the frames of a clip are entries of the layer's batch.
 _OF_FRAMES = ("frames", "frames channels last", "frame tokens")
 
 
@@ -99,8 +99,8 @@ class Layout:
         suffix: Number of tokens after those of the grid: the queries of a detector.
         positions: Where the cells lie among all tokens, row by row, if there are others in between, e.g. registers or
             line breaks in a text, or if they are not in this order, as those of several tiles; else empty.
-        views: The rows of the batch that belong to one image, if the model joins several inputs to one batch.
-        view: The index of the row that shows the image itself.
+        views: The entries of the batch that belong to one image, if the model joins several inputs to one batch.
+        view: The index of the entry that shows the image itself.
     """
 
     kind: Literal["channels first", "channels last", "tokens", "frames", "frames channels last", "frame tokens"]
@@ -108,7 +108,7 @@ class Layout:
     prefix: int = 0
     suffix: int = 0
     positions: tuple[int, ...] = ()
-    views: Rows | None = None
+    views: EntriesPerImage | None = None
     view: int = 0
 
     @classmethod
@@ -142,13 +142,13 @@ class Layout:
 
     @property
     def has_frames(self) -> bool:
-        """True if the frames of a clip are rows of the layer's batch."""
+        """True if the frames of a clip are entries of the layer's batch."""
         return self.kind in _OF_FRAMES
 
     @property
-    def rows(self) -> Rows | None:
-        """The rows of the layer's batch that belong to one image: frames or views; None if each image has one."""
-        return Rows(self.grid[0]) if self.kind in _OF_FRAMES else self.views
+    def entries(self) -> EntriesPerImage | None:
+        """The entries of the layer's batch that belong to one image: frames or views; None if each image has one."""
+        return EntriesPerImage(self.grid[0]) if self.kind in _OF_FRAMES else self.views
 
     def fits(self, shape: Sequence[int], images: int) -> bool:
         """Check that a tensor of this shape, kept by :func:`camtool.hooks.run_with_hooks`, has this layout's grid.
@@ -209,13 +209,13 @@ class Layout:
         return torch.cat([before, cells, behind], -2)
 
     def select_view(self, tensor: Tensor) -> Tensor:
-        """Return the rows ``(N, ...)`` that show the image, of a layer's tensor with the views in its batch."""
+        """Return the entries ``(N, ...)`` that show the image, of a layer's tensor with the views in its batch."""
         if self.views is None or len(tensor) % self.views.count:  # the latter is no batch of the images
             return tensor
         return self.views.split(tensor)[:, self.view]
 
     def has_other_frames(self, tensor: Tensor) -> bool:
-        """Check that the rows of a layer's batch are not the frames of each clip in turn.
+        """Check that the entries of a layer's batch are not the frames of each clip in turn.
 
         Args:
             tensor: The output for the images of :func:`camtool.layers.survey_batches.vary_corner`.
@@ -297,7 +297,7 @@ def choose_layout(tensor: Tensor, layouts: Sequence[Layout]) -> Layout:
 
     Args:
         tensor: ``(V, ...)``, the layer's outputs for the images of :func:`camtool.layers.survey_batches.vary_corner`,
-            with those of all rows of the batch. Further variants are not read.
+            with those of all entries of the batch. Further variants are not read.
         layouts: Possible layouts, the likely one first; at least one.
     """
     if len(layouts) == 1 or len(tensor) < 2:
@@ -318,7 +318,7 @@ def choose_layout(tensor: Tensor, layouts: Sequence[Layout]) -> Layout:
 def _follows_frames(clips: Tensor) -> bool:
     """Check that a layer's frames are those of the clip, in their order.
 
-    The rows of its batch may be in another order, or be the channels of a clip with its frames first.
+    The entries of its batch may be in another order, or be the channels of a clip with its frames first.
 
     Args:
         clips: ``(V, C, T, h, w)``, outputs for a clip and for variants whose first half of the frames was changed.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from camtool.errors import ForwardError, LayerError, TargetError
 from camtool.hooks.chunks import get_most_rows
 from camtool.hooks.model_passes import apply_detector_transform, differentiate
-from camtool.hooks.observation import Observation, Rows, resume, run_with_hooks
+from camtool.hooks.observation import EntriesPerImage, Observation, resume, run_with_hooks
 from camtool.hooks.state.guard import enable_gradients
 from camtool.hooks.structures import modules
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors, shares_several_values
@@ -474,7 +474,7 @@ class _Survey:
         tensor = observed.calls[output.name][self.call_index].detach()
         # If the model ran on one variant after the other, their rows are in turn, however it orders those of a batch.
         views = layouts[0].views
-        in_turn = Rows(views.count) if views and observed.is_single else views
+        in_turn = EntriesPerImage(views.count) if views and observed.is_single else views
         layout = choose_layout(tensor, [replace(possible, views=in_turn) for possible in layouts])
         has_other_frames, frames = layout.has_other_frames(tensor), layout.grid[0] if layout.has_frames else 1
         corners, halves = _split_variants(layout.select_view(tensor), observed.variants, frames)

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import camtool
 from camtool.errors import LayerError
 from camtool.figures import feature_maps
-from camtool.hooks.observation import Rows
+from camtool.hooks.observation import EntriesPerImage
 from tests.helpers.vision_transformers import CHANNELS, Block
 from tests.hooks.state.test_no_trace import unchanged
 
@@ -251,8 +251,8 @@ def test_feature_maps_are_those_of_the_image(joined: str, layer: str) -> None:
 
 @pytest.mark.parametrize("in_turn", [True, False])
 def test_rows_are_split_by_image_and_joined_again(in_turn: bool) -> None:
-    images = torch.arange(6).reshape(3, 2)  # two rows for each of three images
+    images = torch.arange(6).reshape(3, 2)  # two entries for each of three images
     batch = images.flatten() if in_turn else images.T.flatten()
-    rows = Rows(2, in_turn)
-    assert_close(rows.split(batch), images)
-    assert_close(rows.join(images), batch)
+    entries = EntriesPerImage(2, in_turn)
+    assert_close(entries.split(batch), images)
+    assert_close(entries.join(images), batch)

@@ -125,11 +125,11 @@ class CheckContext:
         Held outputs stay those of the image.
         """
         forward_pass, evidence = self.forward_pass, self.evidence
-        rows = [of_layer.get_layer().layout.rows for of_layer in evidence]
+        entries = [of_layer.get_layer().layout.entries for of_layer in evidence]
         outputs = [forward_pass.layer_outputs[of_layer.layer].detach() for of_layer in evidence]
         held = {
             of_layer.layer: output if several is None else several.join(output)
-            for of_layer, output, several in zip(evidence, outputs, rows, strict=True)
+            for of_layer, output, several in zip(evidence, outputs, entries, strict=True)
         }
         calls = [forward_pass.call_index % of_layer.call_count for of_layer in evidence]
 
