@@ -55,7 +55,7 @@ def main(turns: Annotated[int, typer.Option(help="Measurements of each stage.")]
         "forward pass with hook, graph of the tail, guards": lambda: run_forward_pass(model, batch, layers),
         "of that: the guards (flags, buffers, random states)": preserve,
         "score and backward pass to the layer": score_and_run_backward,
-        "heatmap on the image": lambda: view.place_map(raw),
+        "heatmap on the image": lambda: view.to_heatmap(raw),
         "preparation of the tensor": lambda: prepare.prepare(batch[0]),
     }
     for name, stage in stages.items():

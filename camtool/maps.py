@@ -55,7 +55,7 @@ def find_limits(values: NDArray[Any], among: NDArray[np.bool_] | None = None) ->
     return (lowest, highest) if rounding < highest - lowest <= float(types.max) else None
 
 
-def resize(maps: Tensor, grid: Sequence[int]) -> Tensor:
+def resize_to_grid(maps: Tensor, grid: Sequence[int]) -> Tensor:
     """Return maps ``(N, *grid)`` on another grid, by linear interpolation between the centers of cells."""
     if tuple(maps.shape[1:]) == tuple(grid):
         return maps

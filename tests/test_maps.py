@@ -8,7 +8,7 @@ from torch.nn.functional import interpolate
 from torch.testing import assert_close
 
 import camtool.maps
-from camtool.maps import resize, scale_min_max
+from camtool.maps import resize_to_grid, scale_min_max
 
 GRIDS = [(7,), (4, 5), (3, 4, 2)]
 
@@ -97,7 +97,7 @@ def test_normalize_is_idempotent_and_leaves_its_argument_unchanged() -> None:
     assert torch.equal(normalize(once), once)
 
 
-# ------------------------------------------------------------------------------------------------------- resize
+# ------------------------------------------------------------------------------------------------ resize_to_grid
 
 
 @pytest.mark.parametrize(
@@ -113,16 +113,18 @@ def test_resize_interpolates_between_the_centers_of_cells(
     grid: tuple[int, ...], to: tuple[int, ...], mode: str
 ) -> None:
     maps = torch.randn(2, *grid)
-    assert_close(resize(maps, to), interpolate(maps[:, None], to, mode=mode, align_corners=False)[:, 0], rtol=0, atol=0)
+    assert_close(
+        resize_to_grid(maps, to), interpolate(maps[:, None], to, mode=mode, align_corners=False)[:, 0], rtol=0, atol=0
+    )
 
 
 def test_resize_by_hand() -> None:
-    assert resize(torch.tensor([[0.0, 4.0]]), [4]).tolist() == [[0, 1, 3, 4]]
+    assert resize_to_grid(torch.tensor([[0.0, 4.0]]), [4]).tolist() == [[0, 1, 3, 4]]
 
 
 def test_resize_to_the_same_grid_returns_the_map_itself() -> None:
     maps = torch.randn(2, 3, 4)
-    assert resize(maps, [3, 4]) is maps
+    assert resize_to_grid(maps, [3, 4]) is maps
 
 
 def test_scale_min_max_scales_each_map_and_empties_constant_ones() -> None:

@@ -317,7 +317,7 @@ class AttentionMaps(image_writing.Displayable):
     def _draw_head(self, head: Head) -> NDArray[np.uint8]:
         """Return the overlay of a head, without the box of an object, which the photo beside it has."""
         explanation, view = self.map(head=head), self.view.enlarge()
-        return view.draw_overlay(view.place_map(explanation.raw, explanation.centers))
+        return view.draw_overlay(view.to_heatmap(explanation.raw, explanation.centers))
 
     def _mark_query(self, indices: list[int]) -> NDArray[np.uint8]:
         """Return the photo with a box around the query."""

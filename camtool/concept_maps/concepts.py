@@ -206,7 +206,7 @@ class Concepts(image_writing.Displayable):
             image: Position of the photo among the images.
         """
         centers = self.centers[image] if self.centers else None
-        placed = self.inputs[image].geometry.place(torch.from_numpy(self.maps[image]), centers)
+        placed = self.inputs[image].geometry.place_on_photo(torch.from_numpy(self.maps[image]), centers)
         return placed.clamp(0, 1).numpy()
 
     def overlay(self, image: int, alpha: float = 0.6) -> NDArray[np.uint8]:

@@ -89,7 +89,7 @@ def _stack_maps(members: Sequence[Explanation]) -> tuple[Explanation, NDArray[An
     first = members[0]
     if all(_have_same_grid(first, member) for member in members):
         return first, np.stack([_scale(member.raw) for member in members])
-    placed = [_scale(member.view.place_map(member.raw, member.centers)) for member in members]
+    placed = [_scale(member.view.to_heatmap(member.raw, member.centers)) for member in members]
     on_photo = replace(first, view=Photo(first.photo, Geometry.whole(*first.view.size)), centers=None)
     return on_photo, np.stack(placed)
 

@@ -114,7 +114,7 @@ class Explanation:
 
         ``(L,)`` for a signal, ``(D, H, W)`` for a volume, ``(T, H, W)`` for a clip.
         """
-        return self.view.place_map(self.raw, self.centers)
+        return self.view.to_heatmap(self.raw, self.centers)
 
     @property
     def shift(self) -> tuple[float, ...]:
@@ -202,7 +202,7 @@ class Explanation:
         """Return the overlay for saving and showing, in which a small photo is enlarged."""
         # The cached heatmap is not used: that of a large photo would stay in memory while the file is encoded.
         view = self.view.enlarge()
-        return self._draw(view, view.place_map(self.raw, self.centers), alpha, colormap, self.view.enlargement)
+        return self._draw(view, view.to_heatmap(self.raw, self.centers), alpha, colormap, self.view.enlargement)
 
     @property
     def _caption(self) -> str:
@@ -225,7 +225,7 @@ class Explanation:
         """
         if self.uncertainty is None:
             raise CamtoolError("this explanation has no uncertainty; draw that of camtool.refine(result, passes=64).")
-        placed = self.view.place_map(self.uncertainty, self.centers)
+        placed = self.view.to_heatmap(self.uncertainty, self.centers)
         return self.view.draw_overlay(placed, alpha=alpha, colormap=colormap)
 
     def signed_overlay(self, alpha: float | None = None) -> NDArray[np.uint8]:

@@ -395,7 +395,7 @@ def _place(explanation: Explanation, view: View) -> NDArray[np.float32]:
     if geometry is None:
         raise ImageError(f"a view must be an image; a {view.kind} came.")
     raw = torch.from_numpy(np.ascontiguousarray(explanation.raw)).clamp(min=0)
-    return geometry.place(raw, explanation.centers).numpy()
+    return geometry.place_on_photo(raw, explanation.centers).numpy()
 
 
 def _find_warnings(result: PolicyExplanation, covered: Mapping[str, tuple[float, float]]) -> Iterator[MapWarning]:

@@ -366,7 +366,7 @@ def _describe_region(
     has_other_answer = result.index is not None and result.index != result.predicted_index
     return VerifiedRegion(
         kind=kind,
-        mask=(item.geometry.place(chosen.float()) >= 0.5).numpy(),
+        mask=(item.geometry.place_on_photo(chosen.float()) >= 0.5).numpy(),
         cells=verified.cells,
         share=float(chosen.double().mean()),
         score=trial.whole,

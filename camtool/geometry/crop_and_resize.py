@@ -175,8 +175,8 @@ class Geometry:
         down, across = mask.shape[0] / self.photo[0], mask.shape[1] / self.photo[1]
         return average_cells(mask, [(down * top, down * bottom), (across * left, across * right)], size)
 
-    def place(self, maps: Tensor, centers: CellCenters | None = None, *, holds: bool = False) -> Tensor:
-        """Place maps on the photo by bilinear interpolation. The result is differentiable.
+    def place_on_photo(self, maps: Tensor, centers: CellCenters | None = None, *, holds: bool = False) -> Tensor:
+        """Resize maps from the layer's grid onto the photo, by bilinear interpolation. The result is differentiable.
 
         Args:
             maps: (..., gh, gw) of any floating dtype, finite.

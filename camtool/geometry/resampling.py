@@ -1,7 +1,7 @@
 """Interpolate and average values along the axes of a grid.
 
 How a map is drawn between the centers of its cells, and beyond the outermost ones, is written once, in
-:func:`weigh_cells`. :func:`camtool.maps.resize` is the same for grids that cover one input evenly.
+:func:`weigh_cells`. :func:`camtool.maps.resize_to_grid` is the same for grids that cover one input evenly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
-from camtool.maps import resize
+from camtool.maps import resize_to_grid
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
 
@@ -112,7 +112,7 @@ def resample(
         ``(N, *grid)``.
     """
     if (centers is None and onto is None) or (centers == onto and maps.shape[1:] == tuple(grid)):
-        return resize(maps, grid)
+        return resize_to_grid(maps, grid)
     # Lengths in shares of the input, so that a grid without centers needs no size.
     spans = zip(_scale_to_input(centers, maps.shape[1:]), _scale_to_input(onto, grid), strict=True)
     for axis, ((offset, stride), (new_offset, new_stride)) in enumerate(spans, 1):

@@ -23,7 +23,7 @@ from camtool.geometry.resampling import resample
 from camtool.hooks.chunks import iterate_chunks
 from camtool.hooks.conservative_gradients import ConservativeMode
 from camtool.hooks.observation import run_with_hooks
-from camtool.maps import resize, scale_min_max, upcast
+from camtool.maps import resize_to_grid, scale_min_max, upcast
 from camtool.methods import options
 from camtool.methods.families.activation import compute_first_component
 from camtool.methods.registry import Method, wrapper
@@ -218,7 +218,7 @@ class _Window:
     def place(self, maps: Tensor) -> Tensor:
         """Return maps ``(R, *size)`` of the window at their position on the image, ``(R, *size)``."""
         (h, w), (H, W), (y, x) = self.size, self.large, self.corner
-        return resize(pad(maps, (x, W - w - x, y, H - h - y)), self.size)
+        return resize_to_grid(pad(maps, (x, W - w - x, y, H - h - y)), self.size)
 
 
 def _make_windows(size: Sequence[int], scales: Sequence[float], step: float) -> list[_Window]:

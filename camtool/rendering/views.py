@@ -75,7 +75,7 @@ class View(ABC):
         """Mask of this view's ``size``: the part that reached the model. Only photos may have other parts."""
         return np.ones(self.size, np.bool_)
 
-    def place_map(self, raw: Map, centers: CellCenters | None = None) -> Map:
+    def to_heatmap(self, raw: Map, centers: CellCenters | None = None) -> Map:
         """Return a raw map ``(*grid)`` as a heatmap in [0, 1], linear between the centers of the grid's cells.
 
         Args:
@@ -85,7 +85,7 @@ class View(ABC):
         limits = maps.find_limits(raw)
         if limits is None:
             return np.zeros(self.size, np.float32)
-        return maps.normalize(_interpolate(raw - limits[0], self.size, centers))
+        return maps.normalize(_stretch_over_input(raw - limits[0], self.size, centers))
 
     def draw_signs(self, raw: Map, centers: CellCenters | None = None, *, alpha: float | None = None) -> Pixels:
         """Draw a photo with a raw map of both signs over it.
@@ -184,13 +184,13 @@ class Photo(View):
         """``(H, W)`` bool: the part that reached the model."""
         return self.geometry.seen
 
-    def place_map(self, raw: Map, centers: CellCenters | None = None) -> Map:
+    def to_heatmap(self, raw: Map, centers: CellCenters | None = None) -> Map:
         """Return a raw map ``(h, w)`` as a heatmap ``(H, W)`` in [0, 1]; 0 in the unseen part."""
         limits = maps.find_limits(raw)
         if limits is None:
             return np.zeros(self.size, np.float32)
         # Beyond the outermost centers values fade to 0, which is the lowest value then.
-        placed = self.geometry.place(torch.from_numpy(raw - limits[0]), centers).numpy()
+        placed = self.geometry.place_on_photo(torch.from_numpy(raw - limits[0]), centers).numpy()
         return maps.normalize(placed, None if self.geometry.sees_all else self.geometry.seen, out=placed)
 
     def draw_overlay(
@@ -204,12 +204,12 @@ class Photo(View):
 
         Args:
             raw: The values of the cells; those of a map that is not finite count as 0.
-            centers: As for :meth:`place_map`.
+            centers: As for :meth:`to_heatmap`.
             alpha: Opacity at the largest magnitude.
         """
         values = np.zeros(self.size, np.float32)
         if np.isfinite(raw).all() and raw.any():
-            values = self.geometry.place(torch.from_numpy(raw / np.abs(raw).max()), centers).numpy()
+            values = self.geometry.place_on_photo(torch.from_numpy(raw / np.abs(raw).max()), centers).numpy()
             values /= np.abs(values).max() or 1
         return overlay.blend_signs(self.photo, values, alpha=alpha, seen=self.seen)
 
@@ -332,7 +332,7 @@ class Volume(_ImageStack):
         return [projection, *super()._build_tiles(heatmap)]
 
 
-def _interpolate(raw: Map, size: Sequence[int], centers: CellCenters | None) -> Map:
+def _stretch_over_input(raw: Map, size: Sequence[int], centers: CellCenters | None) -> Map:
     """Return a map on a finer grid, interpolated axis by axis as maps on photos are."""
     finer: NDArray[Any] = raw
     axes = [None] * raw.ndim if centers is None else centers.axes

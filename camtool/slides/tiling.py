@@ -307,7 +307,7 @@ def place_on_tile(explanation: Explanation, side: int) -> Map:
     if geometry is None or geometry.photo != (side, side):
         raise CamtoolError("slides: the model takes no images, but a slide is read as images.")
     # Nothing fades toward the edge of a tile, where the slide goes on.
-    return geometry.place(torch.from_numpy(explanation.raw), explanation.centers, holds=True).numpy()
+    return geometry.place_on_photo(torch.from_numpy(explanation.raw), explanation.centers, holds=True).numpy()
 
 
 def allocate_on_disk(shape: tuple[int, ...], dtype: Any) -> Any:

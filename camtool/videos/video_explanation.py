@@ -227,7 +227,7 @@ class VideoExplanation:
             raise CamtoolError(f"frame {frame} has no heatmap: {self.rows[index].reason}.")
         limits = find_limits(np.array(self.limits, np.float32))
         scaled = np.zeros_like(values) if limits is None else (values - limits[0]) / (limits[1] - limits[0])
-        return geometry.place(torch.from_numpy(scaled), self.maps[index].centers).numpy().clip(0, 1)
+        return geometry.place_on_photo(torch.from_numpy(scaled), self.maps[index].centers).numpy().clip(0, 1)
 
     def save(
         self, path: str | PathLike[str], *, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP

@@ -11,7 +11,7 @@ import torch
 from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.geometry.crop_and_resize import Geometry
 from camtool.geometry.resampling import build_interpolation_matrix, draw_heat, resample
-from camtool.maps import resize
+from camtool.maps import resize_to_grid
 from camtool.rendering.views import Photo, Signal
 
 SHIFTED = CellCenters((8, 16), (AxisCenters(0.5, 4), AxisCenters(2.5, 4)))
@@ -32,7 +32,7 @@ def interpolate(values: list[float], centers: list[float], length: int, *, holds
 @pytest.mark.parametrize("holds", [False, True])
 def test_a_map_is_linear_between_its_centers_and_fades_beyond(holds: bool) -> None:
     raw = torch.tensor([[1.0, 5.0, 2.0, 4.0], [0.0, 3.0, 3.0, 1.0]], dtype=torch.float64)
-    placed = Geometry.whole(8, 16).place(raw, SHIFTED, holds=holds).numpy()
+    placed = Geometry.whole(8, 16).place_on_photo(raw, SHIFTED, holds=holds).numpy()
     columns = np.stack([interpolate(list(row), [2.5, 6.5, 10.5, 14.5], 16, holds=holds) for row in raw.numpy()])
     expected = np.stack([interpolate(list(column), [0.5, 4.5], 8, holds=holds) for column in columns.T], 1)
     np.testing.assert_allclose(placed, expected, atol=1e-12)
@@ -62,7 +62,7 @@ def test_a_map_fades_to_its_lowest_value() -> None:
     ramp = np.array([0, 0.25, 0.5, 0.75, 1, 5 / 6, 1 / 2, 1 / 6])
     for lowest in (-3, 0, 2):
         raw = np.array([lowest, lowest + 1], np.float32)
-        np.testing.assert_allclose(view.place_map(raw, centers), ramp, atol=1e-6)
+        np.testing.assert_allclose(view.to_heatmap(raw, centers), ramp, atol=1e-6)
         drawn = draw_heat(torch.from_numpy(raw)[None], centers, (8,))[0]
         np.testing.assert_allclose(drawn, lowest + ramp, atol=1e-6)
 
@@ -70,14 +70,16 @@ def test_a_map_fades_to_its_lowest_value() -> None:
 def test_a_constant_map_stays_constant() -> None:
     centers = CellCenters((8, 8), (AxisCenters(0.5, 4), AxisCenters(0.5, 4)))
     view, raw = Photo(np.zeros((8, 8, 3), np.uint8), Geometry.whole(8, 8)), np.full((2, 2), 7, np.float32)
-    assert not view.place_map(raw, centers).any()
+    assert not view.to_heatmap(raw, centers).any()
     assert draw_heat(torch.from_numpy(raw)[None], centers, (8, 8)).unique().tolist() == [7]
 
 
 def test_stretched_centers_place_as_no_centers_do() -> None:
     geometry = Geometry.whole(50, 70).resize(32).center_crop(28)
     maps, stretched = torch.rand(3, 4, 7, dtype=torch.float64), CellCenters.stretch((4, 7), (28, 28))
-    torch.testing.assert_close(geometry.place(maps, stretched), geometry.place(maps), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        geometry.place_on_photo(maps, stretched), geometry.place_on_photo(maps), rtol=0, atol=1e-12
+    )
     assert stretched.compute_shift((4, 7)) == pytest.approx((0, 0))
 
 
@@ -96,7 +98,7 @@ def test_a_center_in_the_input_lands_on_its_pixel_of_the_photo(geometry: Geometr
     centers = CellCenters((32, 32), (AxisCenters(0.5, 8), AxisCenters(3.5, 8)))
     maps = torch.zeros(4, 4)
     maps[2, 1] = 1
-    placed = geometry.place(maps, centers).numpy()
+    placed = geometry.place_on_photo(maps, centers).numpy()
     top, left, bottom, right = geometry.box
     row, column = top + (bottom - top) * 16.5 / 32, left + (right - left) * 11.5 / 32
     rows, columns = np.nonzero(placed == placed.max())
@@ -108,12 +110,14 @@ def test_a_center_in_the_input_lands_on_its_pixel_of_the_photo(geometry: Geometr
 def test_a_flip_mirrors_the_heatmap() -> None:
     geometry, maps = Geometry.whole(16, 16), torch.rand(2, 4, dtype=torch.float64)
     centers = CellCenters((16, 16), (AxisCenters(0.5, 8), AxisCenters(0.5, 4)))
-    torch.testing.assert_close(geometry.flip().place(maps, centers), geometry.place(maps, centers).flip(-1))
+    torch.testing.assert_close(
+        geometry.flip().place_on_photo(maps, centers), geometry.place_on_photo(maps, centers).flip(-1)
+    )
 
 
 def test_signals() -> None:
     view = Signal(np.zeros((1, 8), np.float32))
-    placed = view.place_map(np.array([0, 1], np.float32), CellCenters((8,), (AxisCenters(2, 4),)))
+    placed = view.to_heatmap(np.array([0, 1], np.float32), CellCenters((8,), (AxisCenters(2, 4),)))
     np.testing.assert_allclose(placed, [0, 0, 0.125, 0.375, 0.625, 0.875, 1, 1], atol=1e-6)
 
 
@@ -131,8 +135,8 @@ def test_resampling_by_hand() -> None:
 def test_resampling_of_stretched_grids_is_resizing(grid: tuple[int, ...]) -> None:
     maps, size = torch.rand(2, *[4] * len(grid), dtype=torch.float64), [24] * len(grid)
     old, new = CellCenters.stretch(maps.shape[1:], size), CellCenters.stretch(grid, size)
-    torch.testing.assert_close(resample(maps, old, grid, new), resize(maps, grid))
-    torch.testing.assert_close(resample(maps, old, grid, None), resize(maps, grid))
+    torch.testing.assert_close(resample(maps, old, grid, new), resize_to_grid(maps, grid))
+    torch.testing.assert_close(resample(maps, old, grid, None), resize_to_grid(maps, grid))
 
 
 def test_the_same_grid_is_unchanged() -> None:

@@ -81,7 +81,7 @@ def test_impossible_sizes_raise_an_error(change, match):
 
 def test_a_map_of_ones_is_one_inside_of_the_box_and_zero_outside():
     geometry = Geometry((61, 83), (24, 24), (-7.3, 11.25, 50.1, 60.0))
-    placed = geometry.place(torch.ones(5, 7, dtype=torch.float64)).numpy()
+    placed = geometry.place_on_photo(torch.ones(5, 7, dtype=torch.float64)).numpy()
     np.testing.assert_allclose(placed, geometry.seen, atol=1e-12)
 
 
@@ -90,14 +90,14 @@ def test_a_map_of_ones_is_one_inside_of_the_box_and_zero_outside():
 def test_place_equals_bilinear_interpolation_without_a_crop(grid, photo):
     maps = torch.randn(2, 3, *grid, dtype=torch.float64)
     expected = F.interpolate(maps, photo, mode="bilinear", align_corners=False)
-    torch.testing.assert_close(Geometry.whole(*photo).place(maps), expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(Geometry.whole(*photo).place(maps.float()), expected.float(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(Geometry.whole(*photo).place_on_photo(maps), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(Geometry.whole(*photo).place_on_photo(maps.float()), expected.float(), rtol=0, atol=1e-6)
 
 
 def test_a_flip_mirrors_the_map():
     maps = torch.rand(4, 6)
     geometry = Geometry.whole(20, 31)
-    torch.testing.assert_close(geometry.flip().place(maps), geometry.place(maps.flip(-1)))
+    torch.testing.assert_close(geometry.flip().place_on_photo(maps), geometry.place_on_photo(maps.flip(-1)))
 
 
 def test_the_scale_is_that_of_the_more_enlarged_axis():
@@ -127,25 +127,25 @@ def test_all_is_seen_if_every_pixel_is(edge: float, side: int) -> None:
 def test_place_keeps_dtype_and_batch(dtype):
     maps = torch.rand(2, 3, 7, 7).to(dtype)
     geometry = Geometry.whole(*LANDSCAPE).resize(256).center_crop(224)
-    placed = geometry.place(maps)
+    placed = geometry.place_on_photo(maps)
     assert placed.dtype == dtype
     assert placed.shape == (2, 3, *LANDSCAPE)
-    torch.testing.assert_close(placed[1, 2], geometry.place(maps[1, 2]))
+    torch.testing.assert_close(placed[1, 2], geometry.place_on_photo(maps[1, 2]))
 
 
 def test_place_ignores_autocast():
     maps = torch.rand(7, 7)
     geometry = Geometry.whole(50, 60)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        placed = geometry.place(maps)
-    torch.testing.assert_close(placed, geometry.place(maps), rtol=0, atol=0)
+        placed = geometry.place_on_photo(maps)
+    torch.testing.assert_close(placed, geometry.place_on_photo(maps), rtol=0, atol=0)
 
 
 def test_place_is_differentiable_after_a_first_use_in_inference_mode():
     geometry = Geometry((9, 8), (6, 6), (-1.0, 2.0, 7.0, 9.5))
     build_interpolation_matrix.cache_clear()
     with torch.inference_mode():
-        geometry.place(torch.rand(3, 2, dtype=torch.float64))
+        geometry.place_on_photo(torch.rand(3, 2, dtype=torch.float64))
     maps = torch.rand(3, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(geometry.place, maps)
 
@@ -153,16 +153,16 @@ def test_place_is_differentiable_after_a_first_use_in_inference_mode():
 @pytest.mark.parametrize("maps", [torch.ones(3), torch.ones(3, 3, dtype=torch.int64)])
 def test_wrong_maps_raise_an_error(maps):
     with pytest.raises(GeometryError, match=r"maps must be floating and \(\.\.\., gh, gw\), got torch\.\w+"):
-        Geometry.whole(5, 5).place(maps)
+        Geometry.whole(5, 5).place_on_photo(maps)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_maps_stay_on_their_device():
     maps = torch.rand(2, 7, 7)
     geometry = Geometry.whole(*LANDSCAPE).resize(256).center_crop(224)
-    placed = geometry.place(maps.cuda())
+    placed = geometry.place_on_photo(maps.cuda())
     assert placed.is_cuda
-    torch.testing.assert_close(placed.cpu(), geometry.place(maps), rtol=0, atol=1e-5)
+    torch.testing.assert_close(placed.cpu(), geometry.place_on_photo(maps), rtol=0, atol=1e-5)
 
 
 def test_place_takes_less_than_a_millisecond():
@@ -170,7 +170,7 @@ def test_place_takes_less_than_a_millisecond():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a second thread may wait on a busy machine
     try:
-        spent = [timeit.timeit(lambda: geometry.place(maps), number=1) for _ in range(200)]
+        spent = [timeit.timeit(lambda: geometry.place_on_photo(maps), number=1) for _ in range(200)]
     finally:
         torch.set_num_threads(threads)
     assert min(spent) < 1e-3

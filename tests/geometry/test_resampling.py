@@ -19,6 +19,6 @@ def test_interpolation_matrix_equals_hand_computed_weights():
 def test_interpolation_matrices_are_built_once():
     build_interpolation_matrix.cache_clear()
     geometry = Geometry.whole(20, 30).crop(2, 3, 10, 12)
-    geometry.place(torch.rand(7, 7))
-    geometry.place(torch.rand(5, 7, 7))
+    geometry.place_on_photo(torch.rand(7, 7))
+    geometry.place_on_photo(torch.rand(5, 7, 7))
     assert build_interpolation_matrix.cache_info().misses == 2

@@ -73,7 +73,7 @@ def test_a_map_returns_to_its_object(transform, photo):
     light = pixels.double().mean(0) - transform(draw_photo(*photo)).double().mean(0)
     pooled = F.adaptive_avg_pool2d(light[None], 14)[0]
     assert divmod(int(pooled.argmax()), 14) == (6, 8)
-    assert np.abs(compute_centroid(geometry.place(maps)) - (top + 8, left + 8)).max() < 1
+    assert np.abs(compute_centroid(geometry.place_on_photo(maps)) - (top + 8, left + 8)).max() < 1
 
 
 def test_a_photo_and_its_size_give_the_same_geometry():

@@ -14,7 +14,7 @@ from camtool.errors import LayerError, MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.layers.centers import find_centers
 from camtool.layers.layouts import Layer, Layout
-from camtool.maps import resize
+from camtool.maps import resize_to_grid
 from tests.helpers.vision_transformers import CHANNELS, Block
 from tests.hooks.state.test_no_trace import unchanged
 
@@ -274,5 +274,5 @@ def test_numbers_by_hand_and_the_heatmap_of_each_frame() -> None:
     np.testing.assert_allclose(placed.raw, stretched.raw)
     # At the centers of the cells, the heatmap has the values of the cells, and stretched those between.
     np.testing.assert_allclose(placed.heatmap[:, ::4, ::4], placed.raw / placed.raw.max(), rtol=1e-4, atol=1e-6)
-    expected = resize(torch.from_numpy(stretched.raw)[None], (3, 16, 24))[0]
+    expected = resize_to_grid(torch.from_numpy(stretched.raw)[None], (3, 16, 24))[0]
     np.testing.assert_allclose(stretched.heatmap, expected / expected.amax(), rtol=1e-4, atol=1e-6)

@@ -14,7 +14,7 @@ from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.rescoring import score_inputs, score_with_graph
 from camtool.layers.layouts import Layer, Layout
-from camtool.maps import resize
+from camtool.maps import resize_to_grid
 from camtool.methods import METHODS
 from camtool.targets import ClassScore, Probability
 from tests.helpers.nets import Apply
@@ -77,7 +77,7 @@ def test_one_step_of_opticam_equals_numbers_by_hand() -> None:
 
 def masked_score(evidence: Evidence, maps: Tensor) -> Tensor:
     """The score of the picture behind the map: resized, and scaled into [0, 1]."""
-    up = resize(maps, evidence.inputs.shape[2:]).flatten(1)
+    up = resize_to_grid(maps, evidence.inputs.shape[2:]).flatten(1)
     lowest, highest = up.amin(1, keepdim=True), up.amax(1, keepdim=True)
     mask = ((up - lowest) / (highest - lowest)).reshape(-1, 1, *evidence.inputs.shape[2:])
     return score_with_graph(evidence, evidence.inputs * mask).detach()

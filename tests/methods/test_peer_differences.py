@@ -21,7 +21,7 @@ import camtool
 from camtool.concept_maps.factorization import factorize
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import run_forward, run_tail
-from camtool.maps import resize, scale_min_max
+from camtool.maps import resize_to_grid, scale_min_max
 from camtool.methods import METHODS, WRAPPERS, Method, find_method
 from camtool.methods.families.activation import compute_first_component
 from camtool.methods.families.input_gradient import compute_full_gradients
@@ -59,7 +59,7 @@ def sum_weighted_channels(weights: Tensor, A: Tensor) -> Tensor:
 
 def scaled(maps: Tensor) -> Tensor:
     """As grad-cam scales and resizes the maps of a layer."""
-    return resize(scale_min_max(maps.relu()), (96, 96))
+    return resize_to_grid(scale_min_max(maps.relu()), (96, 96))
 
 
 def with_the_sign_of(ours: Tensor, theirs: Tensor) -> Tensor:
@@ -272,7 +272,7 @@ def test_torchcams_sscam_adds_noise_to_scaled_masks() -> None:
     noise = torch.stack([torch.distributions.Normal(0, 2).sample((2, 8, 96, 96)) for _ in range(3)])
 
     def scores(row: int, A: Tensor, x: Tensor) -> Tensor:
-        masks = resize(scale_min_max(A), (96, 96))
+        masks = resize_to_grid(scale_min_max(A), (96, 96))
         return torch.stack([run_forward(seen, (masks + each[row])[:, None] * x, row) for each in noise]).mean(0)
 
     weights = torch.stack([scores(row, A, x) for row, (A, x) in pairs(seen)]).softmax(1)
@@ -288,7 +288,7 @@ def test_torchcams_iscam_sums_its_steps() -> None:
     assert brightness[-1] == 5.5
 
     def scores(row: int, A: Tensor, x: Tensor) -> Tensor:
-        shown = resize(scale_min_max(A), (96, 96))[:, None] * x
+        shown = resize_to_grid(scale_min_max(A), (96, 96))[:, None] * x
         return torch.stack([run_forward(seen, factor * shown, row) for factor in brightness]).mean(0)
 
     weights = torch.stack([scores(row, A, x) for row, (A, x) in pairs(seen)]).softmax(1)
@@ -351,7 +351,10 @@ def biased_net(norm: Callable[[int], nn.Module]) -> nn.Sequential:
 def as_grad_cam(terms: Sequence[Tensor]) -> Tensor:
     """Return FullGrad's map of terms ``(R, C, h, w)`` with each channel scaled separately."""
     return scale_min_max(
-        sum(resize(scale_min_max(t.abs().flatten(0, 1)), (96, 96)).unflatten(0, t.shape[:2]).sum(1) for t in terms)
+        sum(
+            resize_to_grid(scale_min_max(t.abs().flatten(0, 1)), (96, 96)).unflatten(0, t.shape[:2]).sum(1)
+            for t in terms
+        )
     )
 
 
@@ -433,7 +436,7 @@ def test_grad_cam_averages_layers_at_the_images_size() -> None:
     maps = by_layer("gradcam", model, SHALLOW_TO_DEEP)
     theirs = heatmaps_of_grad_cam(grad_cam.GradCAM, model, SHALLOW_TO_DEEP)
     assert difference(scale_min_max(torch.stack([scaled(each) for each in maps]).mean(0)), theirs) < 1e-5
-    assert difference(scale_min_max(resize(merge_maps(maps, "mean"), (96, 96))), theirs) > 1e-3
+    assert difference(scale_min_max(resize_to_grid(merge_maps(maps, "mean"), (96, 96))), theirs) > 1e-3
 
 
 def test_grad_cams_refine_cam_multiplies_at_the_images_size() -> None:
@@ -441,7 +444,7 @@ def test_grad_cams_refine_cam_multiplies_at_the_images_size() -> None:
     maps = by_layer("gradcam++", model, SHALLOW_TO_DEEP)
     theirs = heatmaps_of_grad_cam(grad_cam.RefineCAM, model, SHALLOW_TO_DEEP)
     assert difference(scale_min_max(torch.stack([scale_min_max(scaled(each)) for each in maps]).prod(0)), theirs) < 1e-5
-    assert difference(scale_min_max(resize(merge_maps(maps, "refinecam"), (96, 96))), theirs) > 1e-3
+    assert difference(scale_min_max(resize_to_grid(merge_maps(maps, "refinecam"), (96, 96))), theirs) > 1e-3
 
 
 def test_grad_cams_refine_cam_swaps_the_smoothing_options() -> None:
@@ -478,7 +481,9 @@ def test_torchcam_shifts_maps_to_zero_before_the_maximum() -> None:
     assert (maps[1] > 0).all()
     theirs = maps_of_torchcam(torchcam.GradCAM, model, layers)
     finest = maps[0].shape[1:]
-    assert difference(torch.stack([resize(scale_min_max(each), finest) for each in maps]).amax(0), theirs) < 1e-5
+    assert (
+        difference(torch.stack([resize_to_grid(scale_min_max(each), finest) for each in maps]).amax(0), theirs) < 1e-5
+    )
     assert difference(merge_maps(maps, "max"), theirs) > 0.1
 
 
@@ -487,7 +492,7 @@ def test_torchcam_also_raises_the_deepest_layer() -> None:
     maps = by_layer("layercam", model, SHALLOW_TO_DEEP)
     theirs = maps_of_torchcam(torchcam.LayerCAM, model, SHALLOW_TO_DEEP)
     finest = maps[0].shape[1:]
-    raised = torch.stack([resize((2 * scale_min_max(each)).tanh(), finest) for each in maps])
+    raised = torch.stack([resize_to_grid((2 * scale_min_max(each)).tanh(), finest) for each in maps])
     assert difference(raised.amax(0), theirs) < 1e-5
     assert difference(merge_maps(maps, "layercam"), theirs) > 0.01
     assert difference(merge_maps(maps, ScaledMax(deep=0)), theirs) > 1e-3  # what is left is the order
@@ -550,7 +555,10 @@ def test_grad_cams_aug_smooth_multiplies_normalized_values() -> None:
     looks = [look(factor, flipped=flipped) for factor, flipped in product((0.9, 1, 1.1), (False, True))]
     assert difference(torch.stack(looks).mean(0), theirs) < 1e-5
     assert (theirs.amax((1, 2)) < 0.99).any()
-    assert difference(scale_min_max(resize(find_method("tta:gradcam")(seen), (96, 96))), scale_min_max(theirs)) > 0.01
+    assert (
+        difference(scale_min_max(resize_to_grid(find_method("tta:gradcam")(seen), (96, 96))), scale_min_max(theirs))
+        > 0.01
+    )
 
 
 # ------------------------------------------------------------------------------------------------ guided, concepts

@@ -89,7 +89,7 @@ def test_only_photos_have_signed_overlays(make) -> None:
 
 def test_drawings_are_rgb_and_the_heatmap_has_the_inputs_shape(view) -> None:
     raw = np.random.default_rng(1).standard_normal([3] * len(view.size)).astype(np.float32)
-    heat = view.place_map(raw)
+    heat = view.to_heatmap(raw)
     assert (heat.shape, heat.dtype) == (view.size, np.float32)
     assert (heat.min(), heat.max()) == (0, 1)
     assert view.seen.shape == view.size
@@ -104,7 +104,7 @@ def test_maps_are_linear_between_the_centers_of_their_cells(view) -> None:
     for axis, length in enumerate(view.size):
         raw = np.zeros([1] * axis + [2] + [1] * (len(view.size) - axis - 1), np.float32)
         raw.flat[1] = 1
-        along = np.moveaxis(view.place_map(raw), axis, 0).reshape(length, -1)
+        along = np.moveaxis(view.to_heatmap(raw), axis, 0).reshape(length, -1)
         # Two cells: constant beyond their centers, which lie at a quarter and at three quarters.
         expected = np.clip(((np.arange(length) + 0.5) / length - 0.25) / 0.5, 0, 1)
         expected = (expected - expected.min()) / np.ptp(expected)
@@ -114,19 +114,19 @@ def test_maps_are_linear_between_the_centers_of_their_cells(view) -> None:
 def test_map_of_the_inputs_size_is_unchanged(view) -> None:
     raw = np.random.default_rng(1).random(view.size, np.float32)
     raw.flat[0], raw.flat[1] = 0, 1
-    assert np.allclose(view.place_map(raw), raw, atol=1e-6)
+    assert np.allclose(view.to_heatmap(raw), raw, atol=1e-6)
 
 
 def test_map_of_three_axes_equals_torchs_interpolation() -> None:
     raw = np.random.default_rng(1).random((2, 3, 4)).astype(np.float32)
     expected = torch.nn.functional.interpolate(torch.from_numpy(raw)[None, None], (20, 24, 16), mode="trilinear")
     expected = (expected - expected.amin()) / (expected.amax() - expected.amin())
-    assert np.allclose(volume().place_map(raw), expected[0, 0].numpy(), atol=1e-5)
+    assert np.allclose(volume().to_heatmap(raw), expected[0, 0].numpy(), atol=1e-5)
 
 
 def test_constant_map_adds_no_color(view) -> None:
     nothing = np.zeros(view.size, np.float32)
-    assert not view.place_map(np.full([2] * len(view.size), 3, np.float32)).any()
+    assert not view.to_heatmap(np.full([2] * len(view.size), 3, np.float32)).any()
     shown = view.draw_overlay(nothing, alpha=1)
     bare = view.draw_overlay(nothing, alpha=0)
     assert np.array_equal(shown, bare)
@@ -189,10 +189,10 @@ def test_overlay_of_a_large_photo_needs_at_most_three_times_its_memory(margin: i
     box = (0.0, float(margin), float(height), float(width - margin))
     view = Photo(np.full((height, width, 3), 90, np.uint8), replace(geometry, box=box))
     raw = np.random.default_rng(0).random((7, 7)).astype(np.float32)
-    photo(9, 9).draw_overlay(photo(9, 9).place_map(raw))  # what is imported on the way
+    photo(9, 9).draw_overlay(photo(9, 9).to_heatmap(raw))  # what is imported on the way
     tracemalloc.start()
     try:
-        heatmap = view.place_map(raw)
+        heatmap = view.to_heatmap(raw)
         after, peak = tracemalloc.get_traced_memory()
         view.draw_overlay(heatmap)
         most = max(peak, tracemalloc.get_traced_memory()[1])
@@ -205,7 +205,7 @@ def test_overlay_of_a_large_photo_needs_at_most_three_times_its_memory(margin: i
 def test_unseen_part_of_a_photo_is_gray() -> None:
     cut = Photo(noise(40, 60, 3), Geometry.whole(40, 60).center_crop(40))
     assert cut.seen.sum() == 40 * 40
-    assert not cut.place_map(np.eye(2, dtype=np.float32))[~cut.seen].any()
+    assert not cut.to_heatmap(np.eye(2, dtype=np.float32))[~cut.seen].any()
 
 
 def find_different_columns(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -298,7 +298,7 @@ def test_each_channel_has_a_panel_up_to_sixteen() -> None:
 @pytest.mark.parametrize("length", [1, 2, 7, 900, 100_000])
 def test_signals_of_any_length_are_drawn(length) -> None:
     view = signal(1, length)
-    heat = view.place_map(np.arange(min(length, 5), dtype=np.float32))
+    heat = view.to_heatmap(np.arange(min(length, 5), dtype=np.float32))
     assert heat.shape == (length,)
     assert view.draw_overlay(heat).shape == (376, 1060, 3)
 

@@ -65,7 +65,7 @@ def test_the_stitched_map_is_that_of_the_whole_image(tmp_path: Path, padded: boo
         layer=layer,
     )
     inside = (slice(8, -8), slice(8, -8))
-    expected = at_once.view.geometry.place(torch.from_numpy(at_once.raw), at_once.centers).numpy()
+    expected = at_once.view.geometry.place_on_photo(torch.from_numpy(at_once.raw), at_once.centers).numpy()
     expected = expected.reshape(64, 4, 80, 4).mean((1, 3))[inside]
     stitched = result.heatmap[inside]
     # The scale of a whole slide is linear in the raw values: two numbers take one to the other.
@@ -86,10 +86,10 @@ def test_nothing_fades_toward_the_edge_of_a_tile(demo) -> None:
     tile = Image.fromarray(draw_scene(UNSEEN).image)
     result = camtool.explain(demo, tile, method="layercam")
     assert result.geometry is not None
-    held = result.geometry.place(torch.from_numpy(result.raw), result.centers, holds=True).numpy()
+    held = result.geometry.place_on_photo(torch.from_numpy(result.raw), result.centers, holds=True).numpy()
     placed = place_on_tile(result, tile.width)
     assert np.array_equal(placed, held)
-    assert not np.allclose(placed, result.geometry.place(torch.from_numpy(result.raw), result.centers).numpy())
+    assert not np.allclose(placed, result.geometry.place_on_photo(torch.from_numpy(result.raw), result.centers).numpy())
 
 
 def test_without_overlap_the_seams_show(tmp_path: Path) -> None:

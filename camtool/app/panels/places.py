@@ -265,7 +265,7 @@ def _find_cell_box(shown: Explanation, cell: _CellEvidence) -> Box:
 def _draw_channel(shown: Explanation, cell: _CellEvidence, box: Box, channel: int) -> PlaceChannel:
     """Return a channel at the cell, with its activation on the photo."""
     values: NDArray[np.float32] = cell.activations[channel].float().cpu().numpy()
-    heatmap = shown.view.place_map(values, cell.centers)
+    heatmap = shown.view.to_heatmap(values, cell.centers)
     return PlaceChannel(
         index=channel,
         activation=float(values[cell.cell]),

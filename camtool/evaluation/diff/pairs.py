@@ -224,7 +224,7 @@ class PairedImages:
             view: View = Photo(np.asarray(photo.resize((width, height), Image.Resampling.LANCZOS)), small)
             view = view.enlarge() if scale == 1 else view
             stream = BytesIO()
-            pixels = view.draw_overlay(view.place_map(heat.numpy().astype(np.float32)))
+            pixels = view.draw_overlay(view.to_heatmap(heat.numpy().astype(np.float32)))
             Image.fromarray(pixels).save(stream, "JPEG", quality=85)
             pictures.append(stream.getvalue())
         return pictures[0], pictures[1]
@@ -265,7 +265,7 @@ def find_common_box(old: Geometry, new: Geometry) -> Box:
 
 def place_in_box(heat: Tensor, geometry: Geometry, box: Box) -> NDArray[np.float64]:
     """Return a map ``(H, W)`` over a model's input on a part of the photo, ``(4 GRID, 4 GRID)``."""
-    return _move_to_box(geometry, box).place(heat.double()).numpy()
+    return _move_to_box(geometry, box).place_on_photo(heat.double()).numpy()
 
 
 def _move_to_box(geometry: Geometry, box: Box) -> Geometry:

@@ -16,7 +16,7 @@ from camtool.arguments.checks import Count, CountOrZero, OptionalCount, Share
 from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import MakeVariants, score_inputs
-from camtool.maps import ROUNDING_STEPS, resize, unsqueeze_like, upcast
+from camtool.maps import ROUNDING_STEPS, resize_to_grid, unsqueeze_like, upcast
 from camtool.methods.families.scorecam import MASKS_AT_ONCE, align_with_input
 from camtool.methods.options import Scored, check_number, prefer_probability
 from camtool.methods.registry import method
@@ -245,7 +245,7 @@ def _prepare_random_masks(inputs: Tensor, samples: int, cells: int, keep: float,
     shifts = (fractions * torch.tensor(cell, device="cpu")).long().tolist()
 
     def make_masks(part: slice) -> Tensor:
-        large = resize(grids[part], [(cells + 1) * length for length in cell])
+        large = resize_to_grid(grids[part], [(cells + 1) * length for length in cell])
         windows = [
             tuple(slice(start, start + length) for start, length in zip(shift, size, strict=True))
             for shift in shifts[part]

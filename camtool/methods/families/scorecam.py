@@ -24,7 +24,7 @@ from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import score_inputs
 from camtool.geometry.cell_centers import Placement
-from camtool.maps import is_constant, resize, scale_by_peak, scale_min_max, unsqueeze_like, upcast
+from camtool.maps import is_constant, resize_to_grid, scale_by_peak, scale_min_max, unsqueeze_like, upcast
 from camtool.methods.families.gradient import average_over_positions
 from camtool.methods.options import Scored, convert_to_probability, prefer_probability
 from camtool.methods.registry import method, weighting
@@ -365,7 +365,7 @@ def get_enlargement(evidence: Evidence, masks: Placement) -> Enlarge:
         raise MethodError("masks='centers' needs placement='centers', got placement='stretch'; leave masks= out.")
     if masks == "centers":
         return partial(evidence.resize_to_input, holds=True)
-    return partial(resize, grid=evidence.inputs.shape[2:])
+    return partial(resize_to_grid, grid=evidence.inputs.shape[2:])
 
 
 def _score_masks(

@@ -293,7 +293,7 @@ def _draw_overlay(settings: PictureSettings, heatmap: StoredHeatmap, photo: Path
         box = (down * top, across * left, down * bottom, across * right)
         view = Photo(pixels, Geometry((pixels.shape[0], pixels.shape[1]), (int(height), int(width)), box))
         centers = CellCenters(view.geometry.size, (AxisCenters(*axes[:2]), AxisCenters(*axes[2:])))
-        overlay = view.draw_overlay(view.place_map(cells.astype(np.float32), centers))
+        overlay = view.draw_overlay(view.to_heatmap(cells.astype(np.float32), centers))
     except (CamtoolError, MemoryError):
         return None
     return write_image(target, overlay, quality=80)

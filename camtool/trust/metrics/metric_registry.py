@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from camtool.arguments.checks import check_options_of
 from camtool.arguments.message_parts import suggest_names
 from camtool.errors import MetricError
-from camtool.maps import resize, scale_min_max, upcast
+from camtool.maps import resize_to_grid, scale_min_max, upcast
 from camtool.trust.metrics.scores import Explain, ExplainCells, Score
 
 
@@ -50,7 +50,7 @@ def draw_random_maps(images: Tensor, *, seed: int, grid: int | None = 7) -> Tens
     # Drawn on the CPU, as generators differ between devices.
     generator = torch.Generator().manual_seed(seed)
     values = torch.rand((len(images), *cells), generator=generator, device="cpu")
-    return scale_min_max(resize(values, size)).to(upcast(images))
+    return scale_min_max(resize_to_grid(values, size)).to(upcast(images))
 
 
 def rank_pixels(maps: Tensor, *, seed: int = 0) -> Tensor:

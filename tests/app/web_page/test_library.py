@@ -134,7 +134,7 @@ def test_maps_are_placed_and_drawn_as_by_python(tmp_path: Path) -> None:
     pixels = np.asarray(photo)
     for (geometry, centers, raw), result in zip(cases, run(photo, steps, tmp_path), strict=True):
         view = Photo(pixels, geometry)
-        expected = view.place_map(raw, centers)
+        expected = view.to_heatmap(raw, centers)
         heat = decode(result["values"], np.float32).reshape(expected.shape)
         np.testing.assert_allclose(heat, expected, atol=1e-5)
         drawn = decode(result["drawn"], np.uint8).reshape(101, 150, 4)[..., :3]

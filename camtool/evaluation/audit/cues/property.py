@@ -127,7 +127,7 @@ class PropertyCandidate(CueCandidate):
             return None
         image = images.prepare(index)
         outside = ~self.kept.locate_change(images, image).cpu()
-        return image.geometry.place(outside.double()).numpy() > _OUTSIDE
+        return image.geometry.place_on_photo(outside.double()).numpy() > _OUTSIDE
 
     def compare_moves(
         self, images: AuditImages, record: ImageRecord, others: Sequence[ImageRecord], random: np.random.Generator
