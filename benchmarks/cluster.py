@@ -33,8 +33,8 @@ import camtool
 from benchmarks.paired import describe_machine
 from camtool.runs.cluster import rows
 from camtool.runs.cluster.cluster_plan import divide_inputs, list_inputs
+from camtool.runs.cluster.cluster_run import ClusterRun
 from camtool.runs.cluster.explain_batch import ExplainBatch, ShardWorker
-from camtool.runs.cluster.ray_engine import ClusterRun
 from camtool.runs.cluster.remote_files import OutputFolder
 from camtool.runs.save_kinds import OutputSettings
 

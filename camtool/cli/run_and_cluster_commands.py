@@ -28,8 +28,8 @@ from camtool.runs import process_settings
 
 if TYPE_CHECKING:
     from camtool.runs.cluster.cluster_plan import ClusterInputs
+    from camtool.runs.cluster.cluster_run import ClusterRun
     from camtool.runs.cluster.explain_batch import ShardOutcome
-    from camtool.runs.cluster.ray_engine import ClusterRun
     from camtool.runs.job_list import Plan
 
 # Reasons of failures that are printed; all are in the rows.
@@ -145,7 +145,7 @@ def _run_there(context: typer.Context, request: RunRequest, cluster: ClusterOpti
     # Ray would report to its makers how it is used; workers of a cluster that runs already follow its own setting.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from camtool.runs.cluster.cluster_plan import divide_inputs
-    from camtool.runs.cluster.ray_engine import ClusterRun, Resources
+    from camtool.runs.cluster.cluster_run import ClusterRun, Resources
     from camtool.runs.cluster.remote_files import OutputFolder
     from camtool.runs.run_folder.description import describe_command
 
@@ -253,7 +253,7 @@ class _Follower:
         return stop.code or (1 if self._now["failures"] + self._before["failures"] else 0)
 
     def _add_unreported(self) -> None:
-        """Count shards that workers wrote and the engine had not reported when the run was stopped."""
+        """Count shards that workers wrote and the cluster had not reported when the run was stopped."""
         if self._run.overwrite and not self._now["shards"]:
             return  # shards of the earlier run may still be there
         written = self._unreported & self._run.folder.list_files()

@@ -1,1 +1,1 @@
-"""Runs on a cluster: a batch class for any engine, sources of images, and shards computed on Ray Data."""
+"""Runs on a cluster: a batch class for any framework, sources of images, and shards computed on Ray Data."""

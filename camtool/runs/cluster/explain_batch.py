@@ -1,4 +1,4 @@
-"""A callable class that explains batches of photos on any engine: Ray Data, Daft, Spark, or a loop.
+"""A callable class that explains batches of photos in any framework: Ray Data, Daft, Spark, or a loop.
 
 It imports none of them. Its settings are picklable, and each worker loads its own copy of the model. A worker of
 a cluster run computes whole shards with it, and writes the rows of each as one file; errors that concern all photos
@@ -46,8 +46,8 @@ class ExplainBatch:
         columns = explain({"path": ["a.jpg", "s3://bucket/b.jpg"]})
 
     Each photo gives one row for each target and method, or one row with the reason why it failed. A row depends only on
-    its photo, the settings and, by rounding, on the other photos of its forward pass. The class imports no cluster
-    engine. A pickle holds the settings; the model is loaded again where it is unpickled.
+    its photo, the settings and, by rounding, on the other photos of its forward pass. The class imports no
+    framework. A pickle holds the settings; the model is loaded again where it is unpickled.
 
     Args:
         model: A name, as for :func:`camtool.load`, or a function without arguments that returns a model or a
@@ -57,7 +57,7 @@ class ExplainBatch:
         weights: As for :func:`camtool.load`. Each worker must be able to read the file.
         labels: The class names, if they are not those of the weights.
         device: The device that the model is moved to; ``"auto"`` for a GPU that the process sees, else the CPU.
-        batch_size: The number of photos in a forward pass. A batch of the engine is split into these, from its start.
+        batch_size: The number of photos in a forward pass. A batch of the framework is split into these in order.
         threads: The number of threads that torch uses in this process; by default it is not changed.
         readers: The number of threads that read and prepare the next photos while the model runs; 0 for none.
         max_side: The longest side of photos in pixels; larger ones are reduced while they are read, but not below what
@@ -250,7 +250,7 @@ class ShardWorker:
     def compute_shard(self, shard: Shard) -> ShardOutcome:
         """Explain the photos of a shard and write it, unless its file exists.
 
-        An error that concerns all photos is in the outcome: an exception would reach the user wrapped by the engine.
+        An error that concerns all photos is in the outcome: an exception would reach the user wrapped by the framework.
         """
         try:
             finished = read_outcome(self.folder, shard.name)

@@ -24,7 +24,7 @@ from camtool.models import build_untrained, load
 from camtool.models.sources import hugging_face, open_clip, timm
 from camtool.models.weights import find_file_kind, read_state
 from camtool.rendering.image_writing import encode_image
-from camtool.runs.cluster.ray_engine import _check_reachable
+from camtool.runs.cluster.cluster_run import _check_reachable
 from camtool.runs.run_folder.hashes import hash_photo
 from camtool.slides.readers import TiffReader
 from tests.helpers import onnx_files

@@ -1,4 +1,4 @@
-"""The batch class: rows, failures, pickles, and independence from cluster engines."""
+"""The batch class: rows, failures, pickles, and independence from cluster frameworks."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_max_side_reduces_the_picture_but_not_below_what_the_model_needs(tmp_pat
     assert min(row["image_width"], row["image_height"]) >= 100
 
 
-def test_the_class_imports_no_cluster_engine_and_no_pyarrow(scenes):
+def test_the_class_imports_no_cluster_framework_and_no_pyarrow(scenes):
     program = f"""
 import sys
 from camtool.runs.cluster.explain_batch import ExplainBatch

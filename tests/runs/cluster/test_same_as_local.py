@@ -1,7 +1,7 @@
 """A run on a cluster gives the rows and pictures of a local one, with each option that both have.
 
 The workers run in this process, with what a cluster would send them: pickled settings and shards. Ray itself is in
-test_ray_engine.py.
+test_cluster_run.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from PIL import Image
 from camtool.cli import app
 from camtool.demo.scenes import draw_scene
 from camtool.errors import CamtoolError
-from camtool.runs.cluster import ray_engine
+from camtool.runs.cluster import cluster_run
 from camtool.runs.cluster.explain_batch import ShardWorker
 from tests.helpers import medical_files
 from tests.runs.cluster.photos import read_shards, write_scenes
@@ -44,7 +44,7 @@ def prepare(image: Image.Image) -> torch.Tensor:
 def compute_here(run, shards, description):
     """Compute shards as Ray does, with one worker in this process."""
     run.prepare_folder(description)
-    expected = ray_engine.select_expected(description)
+    expected = cluster_run.select_expected(description)
     worker = ShardWorker(run.settings, run.folder, run.pictures, run.only_wrong, expected)
     worker = pickle.loads(pickle.dumps(worker))
     for shard in shards:
@@ -58,7 +58,7 @@ def compute_here(run, shards, description):
 def run(monkeypatch, capsys, tmp_path) -> Callable[..., tuple[int, str]]:
     """Run the command line in a folder of its own; return the exit code and what it printed."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ray_engine, "run_on_ray", compute_here)
+    monkeypatch.setattr(cluster_run, "run_on_ray", compute_here)
 
     def command(*arguments: object) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["camtool", *map(str, arguments), "--model", "demo"])
@@ -294,7 +294,7 @@ def stop_after_three(run, shards, description):
 def test_a_stopped_run_says_what_is_written_and_continues(run, scenes, labels, monkeypatch):
     command = ("cluster", "photos", "--shard-size", 2, "--labels-csv", labels)
     with monkeypatch.context() as patched:
-        patched.setattr(ray_engine, "run_on_ray", stop_after_three)
+        patched.setattr(cluster_run, "run_on_ray", stop_after_three)
         code, text = run(*command)
     assert code == 130
     assert "Stopped after 3 of 4 shards. The same command continues." in text
@@ -316,7 +316,7 @@ def test_a_run_that_is_stopped_before_it_overwrites_counts_no_earlier_shard(run,
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ray_engine, "_check_request", stop)
+    monkeypatch.setattr(cluster_run, "_check_request", stop)
     code, text = run("cluster", "photos", "--shard-size", 2, "--method", "layercam", "--overwrite")
     assert (code, "Stopped after 0 of 4 shards" in text) == (130, True)
     assert {path.name: path.read_bytes() for path in Path("out").glob("shard-*")} == before

@@ -14,9 +14,9 @@ import pytest
 
 import camtool
 from camtool.cli import app
-from camtool.runs.cluster import ray_engine
+from camtool.runs.cluster import cluster_run
+from camtool.runs.cluster.cluster_run import ClusterRun, Resources, run_on_ray
 from camtool.runs.cluster.explain_batch import ExplainBatch
-from camtool.runs.cluster.ray_engine import ClusterRun, Resources, run_on_ray
 from camtool.runs.cluster.rows import build_rows, decode_heatmap
 from tests.runs.cluster.photos import open_output, plan_shards, read_shards, write_scenes, write_tar
 from tests.runs.cluster.test_same_as_local import compute_here
@@ -145,7 +145,7 @@ def test_true_classes_and_the_preprocessing_reach_the_workers(cluster, inputs, t
         return read_shards(tmp_path / out)
 
     found = run("ray")
-    monkeypatch.setattr(ray_engine, "run_on_ray", compute_here)
+    monkeypatch.setattr(cluster_run, "run_on_ray", compute_here)
     assert_same_rows(found, run("here"))
     assert {row["correct"] for row in found} == {False, None}
     assert {row["true_label"] for row in found} == {"star", None}
@@ -159,7 +159,7 @@ def test_a_killed_worker_loses_and_doubles_nothing_and_a_finished_shard_stays(
     plan, folder = plan_shards(inputs, shard_size=4), open_output(str(out))
     run = ClusterRun(plan, folder, {**SETTINGS, "model": RecordedDemo(processes)})
     with monkeypatch.context() as patched:  # an earlier start that was stopped after a shard
-        patched.setattr(ray_engine, "run_on_ray", lambda run, shards, *rest: compute_here(run, [shards[1]], *rest))
+        patched.setattr(cluster_run, "run_on_ray", lambda run, shards, *rest: compute_here(run, [shards[1]], *rest))
         list(run.start())
     stamp = (out / plan.shards[1].name).stat().st_mtime_ns
     killed: list[int] = []
@@ -226,7 +226,7 @@ def test_what_the_cluster_refuses_removes_no_earlier_run(inputs, tmp_path, monke
         return "".join(capsys.readouterr())
 
     with monkeypatch.context() as patched:
-        patched.setattr(ray_engine, "run_on_ray", compute_here)
+        patched.setattr(cluster_run, "run_on_ray", compute_here)
         run()
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert "--cpus-per-worker 99: the cluster has 1 cores" in run("--overwrite", "--cpus-per-worker", "99")
