@@ -21,7 +21,7 @@ from typer import Argument, Option
 
 from camtool.arguments.message_parts import format_count
 from camtool.cli import exit_codes, terminal
-from camtool.cli.options import model_options, photo_options
+from camtool.cli.options import model_options, photo_options, truth_options
 from camtool.cli.options.dataclasses_to_typer import takes_options
 from camtool.cli.options.result_options import Out, Overwrite, PrintOptions, split_names
 from camtool.cli.progress.run_progress import FileProgress
@@ -73,7 +73,7 @@ def audit_model(
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
     preparing: model_options.PreprocessingOptions,
-    truth: photo_options.Classes = None,
+    truth: truth_options.Classes = None,
     metadata: Annotated[Path | None, model_options.build_file_option()] = None,
     group: Annotated[str | None, Option(metavar="COLUMN")] = None,
     masks: Annotated[Path | None, Option(metavar="FOLDER", exists=True)] = None,
@@ -154,9 +154,9 @@ def audit_model(
 
 def read_columns(metadata: Path | None, truth: str | None, plan: Plan) -> dict[str, list[str | None]] | None:
     """Return the columns of a table, or else of that of ``--truth``; one that is missing is refused later."""
-    from camtool.runs.truth_files import read_metadata
+    from camtool.runs.photo_tables import read_metadata
 
-    if metadata is None and truth not in (None, photo_options.IMAGE_FOLDER) and Path(str(truth)).is_file():
+    if metadata is None and truth not in (None, truth_options.IMAGE_FOLDER) and Path(str(truth)).is_file():
         metadata = Path(str(truth))
     return None if metadata is None else read_metadata(metadata, plan)
 
@@ -183,7 +183,7 @@ def choose_photos(
     plan: Plan, loaded: Loaded, truth: str | None, columns: dict[str, list[str | None]] | None, limit: int | None
 ) -> ChosenPhotos:
     """Return at most a number of photos, of each class as many as possible."""
-    classes, loaded = photo_options.read_classes(truth, plan, loaded)
+    classes, loaded = truth_options.list_true_classes(truth, plan, loaded)
     rows = _choose_evenly(classes or [0] * len(plan.jobs), limit)
     chosen = columns and {name: [values[row] for row in rows] for name, values in columns.items()}
     photos, labels = [Path(plan.jobs[row].source) for row in rows], classes and [classes[row] for row in rows]
@@ -203,7 +203,7 @@ def _find_masks(masks: Path | None, plan: Plan) -> list[Path | None] | None:
     Raises:
         CamtoolError: No photo has a mask, one has several, or a mask fits several photos.
     """
-    from camtool.runs.truth_files import match_masks
+    from camtool.runs.photo_tables import match_masks
 
     if masks is None:
         return None
@@ -224,7 +224,7 @@ def compare_models(
     device: Annotated[model_options.Device, Option(rich_help_panel="Model")] = "auto",
     naming: model_options.LabelOptions,
     preparing: model_options.PreprocessingOptions,
-    truth: photo_options.Classes = None,
+    truth: truth_options.Classes = None,
     fail_on: Annotated[list[str] | None, Option(metavar="EVENT")] = None,
     passes: Passes = 20_000,
     level: Level = 0.02,
@@ -258,12 +258,12 @@ def compare_models(
 
     events = _read_events(fail_on)
     # Which folders are there decides about the classes, so the first photos are taken after that.
-    first = None if truth == photo_options.IMAGE_FOLDER else limit
+    first = None if truth == truth_options.IMAGE_FOLDER else limit
     plan = photo_options.plan_folder(folder, out, recursive=recursive or truth is not None, limit=first)
     settings: Any = (model, device, naming, preparing)
     before = _load("OLD", old, *settings, is_quiet=printed.hides_progress)
     after = _load("NEW", new, *settings, is_quiet=printed.hides_progress)
-    classes, before = photo_options.read_classes(truth, plan, before)
+    classes, before = truth_options.list_true_classes(truth, plan, before)
     if after.labels is None:
         after = replace(after, labels=before.labels)
     photos = [Path(job.source) for job in plan.jobs][:limit]
@@ -426,11 +426,11 @@ def evaluate_methods(
     check_replaceable(out, NAMES)
     load_canvas()  # raises if matplotlib is missing, before hours of computing
     # Which folders and names are there decides about the truth, so the first photos are taken after that.
-    has_folders = truth == photo_options.IMAGE_FOLDER
+    has_folders = truth == truth_options.IMAGE_FOLDER
     plan = photo_options.plan_folder(folder, out, recursive=recursive or has_folders, limit=None)
     photos = [Path(job.source) for job in plan.jobs][:limit]
     loaded = loading.load(naming.labels, preparing.parse(), is_quiet=printed.hides_progress)
-    classes, loaded = photo_options.read_classes(truth if has_folders else None, plan, loaded)
+    classes, loaded = truth_options.list_true_classes(truth if has_folders else None, plan, loaded)
     annotations = None if truth is None or has_folders else _read_objects(truth, plan, photos)
     bar = FileProgress(format_count(len(photos), "photo"), is_quiet=printed.hides_progress)
     with replace_checkpoint(out, "checkpoint.jsonl", is_asked=overwrite), bar:

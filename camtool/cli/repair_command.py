@@ -11,7 +11,7 @@ from typer import Argument, Option
 from camtool.arguments.message_parts import format_count
 from camtool.cli import terminal
 from camtool.cli.evaluation_commands import choose_photos, read_columns, write_result
-from camtool.cli.options import model_options, photo_options
+from camtool.cli.options import model_options, photo_options, truth_options
 from camtool.cli.options.dataclasses_to_typer import takes_options
 from camtool.cli.options.result_options import Out, PrintOptions
 from camtool.cli.progress.run_progress import FileProgress
@@ -26,7 +26,7 @@ def repair_model(
     loading: model_options.ModelOptions,
     naming: model_options.LabelOptions,
     preparing: model_options.PreprocessingOptions,
-    truth: photo_options.Classes = None,
+    truth: truth_options.Classes = None,
     audit: Annotated[Path, Option(metavar="FOLDER", exists=True)] = Path("audit"),
     layers: Annotated[Literal["last", "norms"], Option(metavar="NAME")] = "last",
     metadata: Annotated[Path | None, model_options.build_file_option()] = None,

@@ -18,9 +18,9 @@ from camtool.arguments.message_parts import format_count
 from camtool.cli import exit_codes, report_and_replay_commands, terminal
 from camtool.cli.options import run_options
 from camtool.cli.options.dataclasses_to_typer import takes_options
-from camtool.cli.options.photo_options import read_true_classes
 from camtool.cli.options.result_options import PrintOptions
 from camtool.cli.options.run_options import ClusterOptions, LocalOptions, RunOptions, RunRequest
+from camtool.cli.options.truth_options import read_true_classes
 from camtool.cli.progress import run_summary
 from camtool.cli.progress.run_progress import build_countdown
 from camtool.cli.terminal import escape, print_line
@@ -65,10 +65,10 @@ def _run_here(context: typer.Context, request: RunRequest, local: LocalOptions) 
         CamtoolError: The request cannot be served.
     """
     from camtool.explaining.explainer import Explainer
+    from camtool.runs.photo_tables import match_masks
     from camtool.runs.run_folder import description, sheets
     from camtool.runs.run_folder.replay import Replayer
     from camtool.runs.run_folder.resumable_folder import RunStart
-    from camtool.runs.truth_files import match_masks
 
     options, out = request.options, request.output.folder
     if local.sheet:

@@ -31,7 +31,7 @@ from camtool.inputs.image_files import read_image
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.rendering import regions as drawing
 from camtool.runs.job_list import Plan
-from camtool.runs.truth_files import match_masks, match_photos
+from camtool.runs.photo_tables import match_masks, match_photos
 
 # A part of a photo: a name or box in text as for :meth:`camtool.Explanation.heat_in`; a box ``(x0, y0, x1, y1)`` in
 # pixels, half-open; two slices, of rows and of columns; or a mask ``(H, W)`` of the photo's size, not 0 in the region,
@@ -143,7 +143,7 @@ def read_boxes(path: Path, plan: Plan, photos: Sequence[Path]) -> list[NDArray[n
     """Return the boxes of each photo, ``(B, 4)``, from a table with the columns image, x0, y0, x1, y1 in pixels.
 
     Args:
-        path: The table; its photos are found as in :func:`camtool.runs.truth_files.read_true_classes`.
+        path: The table; its photos are found as in :func:`camtool.runs.photo_tables.read_truth_table`.
         plan: All photos of the user, among which names are looked for.
         photos: Those of them that are asked for.
 

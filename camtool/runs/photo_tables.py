@@ -60,7 +60,7 @@ class TrueClasses:
         return notes
 
 
-def read_true_classes(path: Path, plan: Plan, labels: Sequence[str] | None, class_count: int | None) -> TrueClasses:
+def read_truth_table(path: Path, plan: Plan, labels: Sequence[str] | None, class_count: int | None) -> TrueClasses:
     """Read the true classes of a plan's photos.
 
     The file is UTF-8, with a header. Column ``image`` holds the path of a photo, relative to the folder of the photos,
@@ -101,7 +101,7 @@ def read_true_classes(path: Path, plan: Plan, labels: Sequence[str] | None, clas
 
 
 def match_photos(plan: Plan, names: Sequence[str], place: str) -> list[Path | str | None]:
-    """Return the photo of a plan that each path or file name means, as in :func:`read_true_classes`; None for none.
+    """Return the photo of a plan that each path or file name means, as in :func:`read_truth_table`; None for none.
 
     Raises:
         CamtoolError: A file name is that of several photos.

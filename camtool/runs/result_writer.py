@@ -22,10 +22,10 @@ from camtool.rendering.regions import PhotoRegion, compute_heat_share
 from camtool.rendering.written_files import check_inside
 from camtool.runs import file_names
 from camtool.runs.job_list import Job, fold_path
+from camtool.runs.photo_tables import TrueClass
 from camtool.runs.run_folder.sheets import build_caption
 from camtool.runs.save_kinds import SAVE_KINDS, OutputSettings
 from camtool.runs.stored_files import ManifestLine, build_line, is_correct
-from camtool.runs.truth_files import TrueClass
 
 # Errors that every later photo would meet as well: disk full, quota reached, read-only, or damaged.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)

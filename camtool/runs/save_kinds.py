@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from camtool.explaining.explanation import Explanation
     from camtool.rendering.contact_sheet import Caption
     from camtool.rendering.regions import PhotoRegion
-    from camtool.runs.truth_files import TrueClass
+    from camtool.runs.photo_tables import TrueClass
 
 # The command line reads the names from here to show its help. So nothing heavy is imported at the top of this file.
 

@@ -18,7 +18,7 @@ from camtool.rendering.written_files import replace_infinite
 
 if TYPE_CHECKING:
     from camtool.explaining.explanation import Explanation
-    from camtool.runs.truth_files import TrueClass
+    from camtool.runs.photo_tables import TrueClass
 
 # Nested lists and objects of JSON. Descriptions and records have about six; recursive functions allow hundreds.
 _MAX_DEPTH = 32

@@ -9,7 +9,7 @@ import pytest
 
 from camtool.errors import CamtoolError
 from camtool.runs.job_list import Plan, plan_run
-from camtool.runs.truth_files import TrueClass, TrueClasses, match_masks, read_true_classes
+from camtool.runs.photo_tables import TrueClass, TrueClasses, match_masks, read_truth_table
 from tests.runs.photos import write_photo
 
 LABELS = ["ant", "bee", "Crane", "crane", "Käfer", "7"]
@@ -25,7 +25,7 @@ def plan(tmp_path) -> Plan:
 def read(plan: Plan, text: str | bytes, labels=LABELS, count=None) -> TrueClasses:
     path = plan.folders[0].parent / "labels.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return read_true_classes(path, plan, labels, count)
+    return read_truth_table(path, plan, labels, count)
 
 
 def by_name(plan: Plan, found: TrueClasses) -> dict[str, int]:

@@ -10,14 +10,14 @@ import typer
 from typer import Option
 
 from camtool.arguments.message_parts import format_count
-from camtool.cli.options import dataclasses_to_typer, model_options, photo_options, result_options
+from camtool.cli.options import dataclasses_to_typer, model_options, photo_options, result_options, truth_options
 from camtool.errors import CamtoolError
 from camtool.runs.save_kinds import OutputSettings
 
 if TYPE_CHECKING:
     from camtool.models import Loaded, StatedPreprocessing
     from camtool.runs.job_list import Plan
-    from camtool.runs.truth_files import TrueClasses
+    from camtool.runs.photo_tables import TrueClasses
 
 _ON_CLUSTER = ("address", "gpus_per_worker", "cpus_per_worker", "cluster_workers")
 _LOCAL = ("out", "workers", "quiet", "verbose", "as_json", "sheet", "overwrite", "retry_failed", "page", "config")
@@ -34,7 +34,7 @@ class RunOptions:
 
     photos: photo_options.PhotoOptions
     model: model_options.ModelOptions
-    truth: photo_options.TruthOptions
+    truth: truth_options.TruthOptions
     preprocessing: model_options.PreprocessingOptions
     pixels: photo_options.PixelOptions
     map: result_options.MapOptions

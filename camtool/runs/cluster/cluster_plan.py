@@ -23,7 +23,7 @@ from camtool.errors import CamtoolError, ImageError, RaiseAs, raise_interrupt
 from camtool.inputs.image_files import IMAGE_SUFFIXES
 from camtool.runs.cluster.remote_files import RemoteFile, get_local_filesystem, import_library, is_uri, list_uri, locate
 from camtool.runs.job_list import Job, Plan, Skipped, plan_run
-from camtool.runs.truth_files import TrueClass
+from camtool.runs.photo_tables import TrueClass
 
 
 @dataclass(frozen=True)

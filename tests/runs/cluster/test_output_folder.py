@@ -14,10 +14,10 @@ from camtool.rendering import image_writing
 from camtool.runs.cluster.cluster_plan import FileList, Shard
 from camtool.runs.cluster.explain_batch import ShardWorker
 from camtool.runs.cluster.remote_files import MAX_ATTEMPTS, OutputFolder
+from camtool.runs.photo_tables import TrueClass
 from camtool.runs.run_folder.description import describe_run, encode_description, list_versions
 from camtool.runs.run_folder.hashes import hash_weights
 from camtool.runs.save_kinds import OutputSettings
-from camtool.runs.truth_files import TrueClass
 from tests.runs.cluster.photos import open_output, plan_shards, read_shards, write_scenes
 
 pytest.importorskip("pyarrow")
