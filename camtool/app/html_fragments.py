@@ -16,7 +16,7 @@ from PIL import Image
 
 from camtool.app.drawing import VIEW_MEANINGS, Look, Pixels, list_colors
 from camtool.app.workbench import Compared, PageContext, RankedClass, Session
-from camtool.arguments.message_parts import format_count
+from camtool.arguments.message_parts import count_warnings
 from camtool.explaining.explanation import Explanation
 from camtool.models import Loaded
 from camtool.rendering import image_writing
@@ -148,8 +148,7 @@ def _build_card(compared: Compared, pixels: Pixels | None) -> str:
         )
     warned = "".join(f"<li>{escape(str(warning))}</li>" for warning in compared.explanation.warnings)
     warnings = (
-        f"<details><summary>{format_count(len(compared.explanation.warnings), 'warning')}</summary><ul>{warned}</ul>"
-        "</details>"
+        f"<details><summary>{count_warnings(compared.explanation.warnings)}</summary><ul>{warned}</ul></details>"
         if warned
         else ""
     )

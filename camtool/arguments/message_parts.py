@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -43,6 +43,16 @@ def format_count(number: int, thing: str) -> str:
     if thing.endswith("y") and thing[-2:-1] not in "aeiou":
         return f"{number:,} {thing[:-1]}ies"
     return f"{number:,} {thing}{'es' if thing.endswith(('s', 'x', 'ch', 'sh')) else 's'}"
+
+
+def count_warnings(warnings: Iterable[object]) -> str:
+    """Return how many are warnings and how many only notes: ``"1 warning, 2 notes"``; without any ``""``.
+
+    Args:
+        warnings: Warnings with a severity, see :data:`camtool.warning_codes.Severity`. Plain texts are warnings.
+    """
+    counts = Counter(getattr(warning, "severity", "warning") for warning in warnings)
+    return ", ".join(format_count(counts[kind], kind) for kind in ("warning", "note") if counts[kind])
 
 
 def add_article(noun: str) -> str:

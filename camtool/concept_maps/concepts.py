@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from camtool import targets
 from camtool.arguments.checks import check_choice, check_count, check_integer
 from camtool.arguments.explain_arguments import check_settings, explain_foreign_arguments, get_module, read_by_position
-from camtool.arguments.message_parts import format_count, format_percent
+from camtool.arguments.message_parts import count_warnings, format_count, format_percent
 from camtool.concept_maps.concept_colors import get_color
 from camtool.concept_maps.factorization import compute_shares, factorize
 from camtool.errors import CamtoolError, LayerError, MethodError
@@ -234,7 +234,7 @@ class Concepts(image_writing.Displayable):
 
     def __repr__(self) -> str:
         named = ", ".join(repr(label) for label in self.labels)
-        warned = f", {format_count(len(self.warnings), 'warning')}" if self.warnings else ""
+        warned = f", {count_warnings(self.warnings)}" if self.warnings else ""
         return (
             f"<{format_count(len(self), 'concept')} in {format_count(len(self.inputs), 'image')} ({named}): "
             f"{self.explained:.0%} of {self.layer}{warned}>"

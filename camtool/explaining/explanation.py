@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camtool.arguments.checks import check_count
-from camtool.arguments.message_parts import format_count, format_percent
+from camtool.arguments.message_parts import count_warnings, format_percent
 from camtool.errors import CamtoolError, ImageError
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.crop_and_resize import Geometry
@@ -466,7 +466,7 @@ class Explanation:
 
     def __repr__(self) -> str:
         probability = "" if self.probability is None else f", probability {format_percent(self.probability, 1)}"
-        warned = f", {format_count(len(self.warnings), 'warning')}" if self.warnings else ""
+        warned = f", {count_warnings(self.warnings)}" if self.warnings else ""
         where = f" at {self.layer}" if self.layer else ""
         refined = ""
         if self.uncertainty is not None and self.posterior is None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from camtool.arguments.checks import check_count
 from camtool.arguments.libraries import import_library
-from camtool.arguments.message_parts import format_count
+from camtool.arguments.message_parts import count_warnings, format_count
 from camtool.errors import ImageError
 from camtool.progress import Stage, follow_each
 from camtool.rendering import image_writing, overlay
@@ -292,7 +292,7 @@ class SlideExplanation(image_writing.Displayable):
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures):,} failed" if self.failures else ""
-        warned = f", {format_count(len(self.warnings), 'warning')}" if self.warnings else ""
+        warned = f", {count_warnings(self.warnings)}" if self.warnings else ""
         return (
             f"<SlideExplanation of {self.label!r}: {self.method}, {format_count(len(self.tiles), 'tile')}, "
             f"{self.skipped:,} skipped{failed}{warned}>"

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from camtool.arguments.checks import check_integer
-from camtool.arguments.message_parts import format_count, format_percent
+from camtool.arguments.message_parts import count_warnings, format_percent
 from camtool.errors import CamtoolError, ImageError
 from camtool.explaining.explanation import Explanation
 from camtool.geometry.cell_centers import CellCenters
@@ -310,7 +310,7 @@ class VideoExplanation:
         return mean
 
     def __repr__(self) -> str:
-        warned = f", {format_count(len(self.warnings), 'warning')}" if self.warnings else ""
+        warned = f", {count_warnings(self.warnings)}" if self.warnings else ""
         explained = sum(row.reason is None for row in self.rows)
         return f"<VideoExplanation: {self.method}, {explained:,} of {self.frame_count:,} frames explained{warned}>"
 

@@ -26,6 +26,7 @@ from camtool.rendering.colormaps import get_palette
 from camtool.rendering.overlay import UNSEEN_GRAY
 from camtool.rendering.views import Photo
 from camtool.trust.metrics.localization import compute_energy_in_mask
+from camtool.warning_codes import MapWarning
 from tests.app.panels.models import box_model
 from tests.helpers.comparison import assert_same_explanation
 from tests.helpers.method_lists import FOR_CLASSIFIERS
@@ -455,8 +456,10 @@ def test_an_explanation_is_frozen_and_has_a_repr(model, photo) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         result.label = "cat"
     assert repr(result).startswith("<Explanation of 'dog', probability ")
-    noted = [dataclasses.replace(result, warnings=("doubt",) * number, probability=None) for number in (1, 2)]
-    assert [repr(each).rpartition(", ")[2] for each in noted] == ["1 warning>", "2 warnings>"]
+    doubt, fact = MapWarning("Ranked 7th.", "low-rank"), MapWarning("Made gray.", "made-gray")
+    for warnings, end in ({(): "", (fact,): ", 1 note", (fact, "doubt", doubt): ", 2 warnings, 1 note"}).items():
+        told = repr(dataclasses.replace(result, warnings=warnings))
+        assert told == repr(dataclasses.replace(result, warnings=())).removesuffix(">") + f"{end}>"
 
 
 def test_the_repr_says_that_a_probability_is_not_a_number(model, photo) -> None:

@@ -95,16 +95,18 @@ def summarize(contents: ReportContents) -> RunSummary:
     """Count what the page says at its top."""
     # All rows of a photo have the same prediction; explained targets may differ.
     verdicts = {row.image: row.correct for row in contents.rows if row.correct is not None}
+    kinds = _summarize_warnings(contents.rows)
+    doubts = {kind.key for kind in kinds if kind.severity == "warning"}
     return RunSummary(
         photos=len({row.image for row in contents.rows}),
         explanations=len(contents.rows),
         failures=len(contents.failures),
-        warned=sum(bool(row.warnings) for row in contents.rows),
+        warned=sum(any(_get_key(warning) in doubts for warning in row.warnings) for row in contents.rows),
         right=sum(verdicts.values()),
         judged=len(verdicts),
         methods=tuple(dict.fromkeys(escape_hidden(row.method) for row in contents.rows)),
         layers=tuple(dict.fromkeys(escape_hidden(row.layer) for row in contents.rows if row.layer)),
-        warnings=_summarize_warnings(contents.rows),
+        warnings=kinds,
     )
 
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from camtool.arguments.message_parts import format_count
+from camtool.arguments.message_parts import count_warnings
 from camtool.warning_codes import CodedWarning, HeatPlaces
 
 # The columns of a terminal that the text of a report fits into.
@@ -90,9 +90,7 @@ class CheckReport:
         return "\n".join([f"**{self.title}**: {self._summarize()}", "", *findings, *skipped])
 
     def _summarize(self) -> str:
-        notes = len(self.findings) - len(self.warnings)
-        counts = [(len(self.warnings), "warning"), (notes, "note")]
-        return ", ".join(format_count(count, noun) for count, noun in counts if count) or "no findings"
+        return count_warnings(self.findings) or "no findings"
 
 
 def sort_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -56,15 +56,17 @@ def test_the_numbers_at_the_top() -> None:
         ReportRow("a", "layercam", label="cat", correct=True, layer="l4", warnings=(slow, slow)),
         ReportRow("b", "gradcam", label="dog", correct=False, layer="l4", warnings=(slow, RowWarning("Old: 3 cells."))),
         ReportRow("c", "gradcam", label="dog", layer="l4", warnings=(RowWarning("Old: 5 cells."),)),
+        ReportRow("c", "layercam", label="dog", layer="l4", warnings=(RowWarning("Made gray.", "made-gray"),)),
     ]
     summary = summarize(ReportContents(rows, [ReportFailure("d", "damaged")]))
-    assert (summary.photos, summary.explanations, summary.failures, summary.warned) == (3, 4, 1, 3)
+    assert (summary.photos, summary.explanations, summary.failures, summary.warned) == (3, 5, 1, 3)
     assert (summary.right, summary.judged) == (1, 2)
     assert (summary.methods, summary.layers) == (("gradcam", "layercam"), ("l4",))
     kinds = {kind.key: (kind.title, kind.count, kind.severity) for kind in summary.warnings}
     assert kinds == {
         "low-rank": ("Low rank", 2, "warning"),
         "Old: # cells.": ("Old: 3 to 5 cells.", 2, "warning"),
+        "made-gray": ("Made gray", 1, "note"),
     }
     assert summary.warnings[0].remedy.startswith("Explain a class that the model considers")
 

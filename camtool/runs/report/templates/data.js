@@ -33,6 +33,10 @@ data.groups.forEach((group, row) => (rowsOfGroup[group] ??= []).push(row));
 
 const rowOfId = new Map(data.ids.map((id, row) => [id, row]));
 const kindsOf = (row) => [...new Set(data.warnings[row].map((place) => data.warningTexts[place][1]))];
+// A warning is a reason not to trust a map, a note a fact to know.
+const SEVERITIES = ['warning', 'note'];
+const countSeverity = (row, severity) => data.warnings[row].filter(
+  (place) => data.warningKinds[data.warningTexts[place][1]].severity === severity).length;
 const hasSeveral = (key) => new Set(data.values[key].codes).size > 1;
 const hasMethods = hasSeveral('method');
 
@@ -41,13 +45,13 @@ function describeRow(row) {
   const probability = read('probability', row);
   const verdict = read('verdict', row);
   const truth = read('truth', row);
-  const warned = data.warnings[row].length;
   return [
     read('label', row) ?? 'no class',
     probability === null ? null : formatPercent(probability),
     verdict === 'Wrong' && truth ? `wrong, the photo shows ${truth}` : verdict?.toLowerCase(),
     getName(row),
     hasMethods ? read('method', row) : null,
-    warned ? countOf(warned, 'warning') : null,
+    ...SEVERITIES.filter((severity) => countSeverity(row, severity))
+      .map((severity) => countOf(countSeverity(row, severity), severity)),
   ].filter(Boolean).join(', ');
 }

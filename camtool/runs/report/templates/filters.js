@@ -38,7 +38,7 @@ function optionsOf(column, row) {
     return code < 0 ? [] : [data.values[column.key].texts[code]];
   }
   const kinds = kindsOf(row).map((place) => data.warningKinds[place].key);
-  return kinds.length ? [ANY_WARNING, ...kinds] : [NO_WARNING];
+  return [countSeverity(row, 'warning') ? ANY_WARNING : NO_WARNING, ...kinds];
 }
 
 // ------------------------------------------------------------------------------------------------------- filtering

@@ -89,16 +89,15 @@ function buildFrame(row) {
     image.src = url;
     frame.append(image);
   }
-  const warned = data.warnings[row].length;
-  if (warned) frame.append(make('span', { class: `badge ${getSeverity(row)}` }, makeIcon('warning'), String(warned)));
+  const severity = SEVERITIES.find((each) => countSeverity(row, each));
+  if (severity) {
+    frame.append(make('span', { class: `badge ${severity === 'warning' ? 'serious' : 'note'}` }, makeIcon('warning'),
+      String(countSeverity(row, severity))));
+  }
   return frame;
 }
 
 const describePicture = (row) => `Heatmap of ${read('method', row)} for ${read('label', row)} on ${getName(row)}`;
-
-function getSeverity(row) {
-  return kindsOf(row).some((place) => data.warningKinds[place].severity === 'warning') ? 'serious' : 'note';
-}
 
 function buildCaption(row) {
   const probability = read('probability', row);
