@@ -7,7 +7,8 @@ import typing as _typing
 
 from camtool.arguments.foreign_names import raise_missing_name as _raise_missing_name
 
-# Importing a family registers its methods; importing method_wrappers registers the wrappers.
+# Importing a family registers its methods; importing these files registers the wrappers, too.
+from camtool.methods.augmentation import tta as _tta  # noqa: F401
 from camtool.methods.families import ablation as ablation
 from camtool.methods.families import activation as activation
 from camtool.methods.families import attention as attention
@@ -19,7 +20,6 @@ from camtool.methods.families import opticam as opticam
 from camtool.methods.families import rise as rise
 from camtool.methods.families import scorecam as scorecam
 from camtool.methods.families import text_tokens as text_tokens
-from camtool.methods.method_wrappers import tta as _tta  # noqa: F401
 from camtool.methods.registry import COSTS as COSTS
 from camtool.methods.registry import METHODS as METHODS
 from camtool.methods.registry import WRAPPERS as WRAPPERS

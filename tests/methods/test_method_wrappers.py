@@ -23,7 +23,7 @@ from camtool.evidence.evidence import Evidence, gather_evidence
 from camtool.evidence.forward_pass import PassSettings, run_forward_pass
 from camtool.layers.selection import find_layers
 from camtool.methods import METHODS, WRAPPERS, Method, check_options, find_method, wrap_method, wrapper
-from camtool.methods.method_wrappers import compute_class_confidence
+from camtool.methods.augmentation import compute_class_confidence
 from camtool.targets import AgainstRest, ClassScore, Contrast, Custom, Negated, Probability, Region, Target, Value
 from camtool.trust.metrics.sanity import compute_cascading_randomization
 from tests.helpers.nets import Apply
@@ -142,7 +142,7 @@ def test_unknown_option_is_rejected_with_options_of_both() -> None:
 
 def test_wrapper_name_is_unique() -> None:
     before = dict(WRAPPERS)
-    with pytest.raises(MethodError, match=r"wrapper 'tta' is registered already, by camtool\.methods\.method_wrappers"):
+    with pytest.raises(MethodError, match=r"wrapper 'tta' is registered already, by camtool\.methods\.augmentation"):
         wrapper("tta")(lambda evidence, method: method(evidence))
     assert before == WRAPPERS
 

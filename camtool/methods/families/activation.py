@@ -17,7 +17,7 @@ from camtool.errors import MethodError
 from camtool.evidence.evidence import Evidence
 from camtool.maps import find_peaks, unsqueeze_like, upcast
 from camtool.methods.options import check_choice, check_number
-from camtool.methods.registry import method, weighting
+from camtool.methods.registry import Method, method, weighting, wrapper
 
 
 @method(
@@ -269,3 +269,22 @@ def random(evidence: Evidence, *, seed: CountOrZero = 0) -> Tensor:
     # Drawn in float64 on the CPU, so that every device and type gets the same weights.
     weights = 2 * torch.rand(A.shape[1], generator=generator, dtype=torch.float64, device="cpu") - 1
     return unsqueeze_like(weights.to(A)[None], A).expand(len(A), *[-1] * (A.ndim - 1))
+
+
+# ------------------------------------------------------------------------------------------ a wrapper of weightings
+
+
+@wrapper("eigen", needs_weights=True)
+def eigen(evidence: Evidence, method: Method) -> Tensor:
+    """Take the weighted activations' main pattern.
+
+    ``M = relu(X v)``, where ``X = w A`` is a matrix of positions by channels with the method's weights ``w``, and ``v``
+    is the first right singular vector of ``X``, with the sign of :func:`compute_first_component`. It is
+    pytorch-grad-cam's ``eigen_smooth``, which has no paper; that centers ``X``, and its sign is arbitrary. A pattern
+    has no sign: evidence against the target in all its channels looks like evidence for it.
+
+    Returns:
+        Maps ``(R, *grid)``.
+    """
+    assert method.weights is not None  # wrap_method checks it
+    return compute_first_component(method.weights(evidence) * evidence.activations).relu()

@@ -17,7 +17,9 @@ from camtool.evidence.deeplift import compute_deeplift_contributions
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.linear_head import compute_class_weights, find_scoring_head, get_linear_head
 from camtool.evidence.rescoring import score_activations, score_logits
-from camtool.methods.registry import method, weighting
+from camtool.hooks.conservative_gradients import ConservativeMode
+from camtool.hooks.observation import run_with_hooks
+from camtool.methods.registry import Method, method, weighting, wrapper
 
 
 @method("cam", paper="arXiv 1512.04150", needs="a pooled linear head")
@@ -248,6 +250,38 @@ _LARGEST_SUM_ERROR = 1e-3
 
 # The same for float16 and bfloat16, with their larger rounding errors.
 _LARGEST_SUM_ERROR_IN_HALF = 3e-2
+
+
+@wrapper("conservative", paper="arXiv 2402.05602", needs="attention weights, norms or gates")
+def conservative(evidence: Evidence, method: Method) -> Tensor:
+    """Hold attention, norms and gates constant.
+
+    In the backward pass alone, softmax weights that multiply values, the ``1/σ`` of LayerNorm, RMSNorm, GroupNorm and
+    InstanceNorm, every denominator, and the gate ``φ`` of GELU, SiLU and other ``x φ(x)`` are constants; a product of
+    ``n`` other factors passes ``1/n`` of its gradient to each. So ``Σ x g`` over the input, or over a layer without
+    ways around it, is the score minus ``Σ b g`` over the bias terms after it: the completeness that LayerNorm and
+    softmax break. The forward pass does not change. Normalizers, gates and products follow AttnLRP (Achtibat et al.
+    2024), which passes relevance through attention weights, too; here that path is pruned, an idea of LibraGrad (Mehri
+    et al. 2025, arXiv 2411.16760).
+
+    The images run once more. Compiled and scripted code cannot be observed.
+
+    Returns:
+        The method's maps ``(R, *grid)``.
+
+    Raises:
+        MethodError: No such operation runs on the way from the layer to the score.
+    """
+    with ConservativeMode() as mode:
+        maps = method(evidence.for_inputs(evidence.inputs, run_with_hooks))
+    if not mode.has_acted:
+        where = f"after layer {evidence.layer!r}" if evidence.layer else "in this model"
+        raise MethodError(
+            f"wrapper 'conservative' changes nothing: no attention, norm of the image's own statistics or gate was "
+            f"observed {where}, so the map is that of the method alone; leave the wrapper out, or choose an earlier "
+            "layer."
+        )
+    return maps
 
 
 def _is_complete(contributions: Tensor, change: Tensor) -> bool:

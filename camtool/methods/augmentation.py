@@ -1,7 +1,8 @@
-"""Method wrappers: they make a new method from another one. ``"tta:gradcam"`` averages Grad-CAM over changed images.
+"""Test-time augmentation: wrappers that run a method on changed images, e.g. ``"tta:gradcam"`` on mirrored ones.
 
 A wrapper is a function from evidence and a method to raw maps. Users pass the options of both side by side, so the
-names of a wrapper's options begin with its own name.
+names of a wrapper's options begin with its own name. The other two,
+``eigen`` and ``conservative``, change no image and are in :mod:`camtool.methods.families`.
 """
 
 from __future__ import annotations
@@ -21,11 +22,8 @@ from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import iterate_noisy_copies
 from camtool.geometry.resampling import resample
 from camtool.hooks.chunks import iterate_chunks
-from camtool.hooks.conservative_gradients import ConservativeMode
-from camtool.hooks.observation import run_with_hooks
 from camtool.maps import resize_to_grid, scale_min_max, upcast
 from camtool.methods import options
-from camtool.methods.families.activation import compute_first_component
 from camtool.methods.registry import Method, wrapper
 
 # --------------------------------------------------------------------------------------------- changes of the image
@@ -247,58 +245,3 @@ def _compute_row_confidence(evidence: Evidence, row: int) -> Tensor:
     if probability is None:
         return upcast(evidence.scores[row]).relu()
     return probability(evidence.logits[image : image + 1])[0]
-
-
-# --------------------------------------------------------------------------------------------------- the activations
-
-
-@wrapper("eigen", needs_weights=True)
-def eigen(evidence: Evidence, method: Method) -> Tensor:
-    """Take the weighted activations' main pattern.
-
-    ``M = relu(X v)``, where ``X = w A`` is a matrix of positions by channels with the method's weights ``w``, and ``v``
-    is the first right singular vector of ``X``, with the sign of
-    :func:`~camtool.methods.families.activation.compute_first_component`. It is pytorch-grad-cam's ``eigen_smooth``,
-    which has no paper; that centers ``X``, and its sign is arbitrary. A pattern has no sign: evidence against the
-    target in all its channels looks like evidence for it.
-
-    Returns:
-        Maps ``(R, *grid)``.
-    """
-    assert method.weights is not None  # wrap_method checks it
-    return compute_first_component(method.weights(evidence) * evidence.activations).relu()
-
-
-# ----------------------------------------------------------------------------------------------------- the gradients
-
-
-@wrapper("conservative", paper="arXiv 2402.05602", needs="attention weights, norms or gates")
-def conservative(evidence: Evidence, method: Method) -> Tensor:
-    """Hold attention, norms and gates constant.
-
-    In the backward pass alone, softmax weights that multiply values, the ``1/σ`` of LayerNorm, RMSNorm, GroupNorm and
-    InstanceNorm, every denominator, and the gate ``φ`` of GELU, SiLU and other ``x φ(x)`` are constants; a product of
-    ``n`` other factors passes ``1/n`` of its gradient to each. So ``Σ x g`` over the input, or over a layer without
-    ways around it, is the score minus ``Σ b g`` over the bias terms after it: the completeness that LayerNorm and
-    softmax break. The forward pass does not change. Normalizers, gates and products follow AttnLRP (Achtibat et al.
-    2024), which passes relevance through attention weights, too; here that path is pruned, an idea of LibraGrad (Mehri
-    et al. 2025, arXiv 2411.16760).
-
-    The images run once more. Compiled and scripted code cannot be observed.
-
-    Returns:
-        The method's maps ``(R, *grid)``.
-
-    Raises:
-        MethodError: No such operation runs on the way from the layer to the score.
-    """
-    with ConservativeMode() as mode:
-        maps = method(evidence.for_inputs(evidence.inputs, run_with_hooks))
-    if not mode.has_acted:
-        where = f"after layer {evidence.layer!r}" if evidence.layer else "in this model"
-        raise MethodError(
-            f"wrapper 'conservative' changes nothing: no attention, norm of the image's own statistics or gate was "
-            f"observed {where}, so the map is that of the method alone; leave the wrapper out, or choose an earlier "
-            "layer."
-        )
-    return maps
