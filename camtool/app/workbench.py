@@ -23,7 +23,7 @@ from camtool.explaining.pipeline import BatchExplainer
 from camtool.inputs.formats.reading_options import MAX_PIXELS
 from camtool.inputs.image_files import read_image
 from camtool.inputs.prepared_inputs import InputBatch
-from camtool.layers.candidates import LEVEL, NOT_DEEPEST, SHALLOW, Candidate
+from camtool.layers.default_layer import LEVEL, NOT_DEEPEST, SHALLOW, Candidate
 from camtool.methods import METHODS
 from camtool.models import Loaded, resolve_labels
 from camtool.models.vision_language import takes_image_and_text

@@ -21,8 +21,8 @@ from camtool.inputs.accepted_inputs import DataKind
 from camtool.inputs.input_preparer import InputPreparer
 from camtool.inputs.model_inputs import Inputs, Key
 from camtool.inputs.prepared_inputs import InputBatch
-from camtool.layers.candidates import LEVEL, NOT_DEEPEST, Candidate
 from camtool.layers.centers import find_centers
+from camtool.layers.default_layer import LEVEL, NOT_DEEPEST, Candidate
 from camtool.layers.layouts import Layer
 from camtool.layers.survey import find_candidates
 from camtool.models import Loaded, Transform, to_loaded

@@ -22,7 +22,7 @@ from camtool.hooks.structures.modules import lacks_gradients
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors, map_batch, shares_several_values
 from camtool.layers import candidate_rules as rules
 from camtool.layers import layouts, survey_batches
-from camtool.layers.candidates import Candidate
+from camtool.layers.default_layer import Candidate
 from camtool.layers.image_tokens_in_text import find_image_tokens
 from camtool.layers.layouts import Layer, Layout
 from camtool.layers.survey_batches import NUDGE, VARIANTS

@@ -1,6 +1,7 @@
 """Selection of the layers to explain: those that the user names, or else the deepest one that can carry a map.
 
-Which one that is decides :mod:`camtool.layers.survey`, in ``_choose_deepest``.
+The latter is the default, which :func:`camtool.layers.default_layer.choose_default_layer` marks among the candidates
+of :mod:`camtool.layers.survey`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from camtool.hooks.structures.nested_tensors import ModelInputs, describe_shapes
 from camtool.hooks.tracing import TracedCall, ran_no_layer, trace
 from camtool.layers import survey_batches
 from camtool.layers.candidate_rules import NOT_LOCATED, NOT_REACHED, OTHER_FRAMES, OTHER_ORDER, OTHER_VIEWS
-from camtool.layers.candidates import Candidate
+from camtool.layers.default_layer import Candidate
 from camtool.layers.image_tokens_in_text import find_image_tokens
 from camtool.layers.layout_reader import LayoutReader, find_first_with_tokens
 from camtool.layers.layouts import Layer, Layout, choose_layout
@@ -68,7 +69,7 @@ def find_level_layers(
 ) -> list[Layer]:
     """Return a detector's layer for each feature level, fine to coarse; nothing if one layer serves all detections.
 
-    Only detectors whose levels form a chain have such layers, see :func:`camtool.layers.candidates.mark_levels`. The
+    Only detectors whose levels form a chain have such layers, see :func:`camtool.layers.default_layer.mark_levels`. The
     first of them serves all detections. Levels without a grid of their own, e.g. of 1 x 1, share the layer before.
 
     Args:

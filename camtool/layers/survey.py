@@ -25,7 +25,7 @@ from camtool.hooks.structures.nested_tensors import ModelInputs, find_tensors, s
 from camtool.hooks.tracing import TracedCall, trace
 from camtool.layers import candidate_rules as rules
 from camtool.layers import responses, survey_batches
-from camtool.layers.candidates import NOT_DEEPEST, SHALLOW, Candidate, find_projection_sources, mark_levels
+from camtool.layers.default_layer import SHALLOW, Candidate, choose_default_layer, find_projection_sources, mark_levels
 from camtool.layers.image_tokens_in_text import find_image_tokens
 from camtool.layers.layout_reader import LayoutReader
 from camtool.layers.layouts import Layout, choose_layout, place_cells
@@ -152,7 +152,7 @@ def _find_candidates(
         asked = _exclude_without_places(model, inputs, asked, reader, call_index)
     asked = _exclude_projections(calls, outputs[-len(asked) :], asked)
     shallow = [replace(output.to_candidate(size), verdict=SHALLOW) for output in outputs[: -len(asked)]]
-    return shallow + _choose_deepest(asked)
+    return shallow + choose_default_layer(asked)
 
 
 def read_layouts(
@@ -209,16 +209,6 @@ def _exclude_without_places(
 def _hides_order(candidate: Candidate, reader: LayoutReader) -> bool:
     """Return True if a candidate has tokens that do not show their order."""
     return candidate.layout.has_tokens and candidate.in_order is None and not reader.is_in_text(candidate.layout)
-
-
-def _choose_deepest(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates with the deepest one without a verdict marked as chosen."""
-    best = max((i for i, candidate in enumerate(candidates) if not candidate.verdict), default=None)
-    decided = [replace(candidate, verdict=candidate.verdict or NOT_DEEPEST) for candidate in candidates]
-    if best is not None:
-        merit = "depends on the image" if candidates[best].reached is None else "the score's gradient reaches"
-        decided[best] = replace(candidates[best], chosen=True, verdict=f"the deepest that {merit}")
-    return decided
 
 
 def _stop_at_excluded_call(calls: list[TracedCall], queries: int) -> list[TracedCall]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import camtool
 from camtool.errors import ImageError
 from camtool.explaining.layer_table import HEADINGS, Candidates, candidate_layers, describe_candidate, format_candidates
-from camtool.layers.candidates import Candidate
+from camtool.layers.default_layer import Candidate
 from camtool.layers.layouts import Layout
 
 

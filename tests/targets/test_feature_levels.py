@@ -14,7 +14,7 @@ from torchvision.models.detection.ssd import SSD, SSDHead
 
 import camtool
 from camtool.evidence.evidence import Evidence
-from camtool.layers.candidates import LEVEL, Candidate, mark_levels
+from camtool.layers.default_layer import LEVEL, Candidate, mark_levels
 from camtool.layers.layouts import Layout
 from camtool.layers.selection import find_layers, find_level_layers
 from camtool.targets import Custom, Detection, Negated

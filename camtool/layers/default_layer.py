@@ -1,6 +1,7 @@
-"""Candidates: module outputs that are grids over the image, each with the reason why it was chosen or not.
+"""Which layer is explained if none is named: the deepest that no rule excludes, see :func:`choose_default_layer`.
 
-Some are projections inside attention: queries, keys and values of another candidate.
+Its candidates are module outputs that are grids over the image, each with the reason why it was chosen or not. Some are
+projections inside attention: queries, keys and values of another candidate.
 """
 
 from __future__ import annotations
@@ -58,6 +59,16 @@ class Candidate:
     is_located: bool = True
     has_places: bool | None = None
     is_level: bool = False
+
+
+def choose_default_layer(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates with the default layer marked as chosen: the deepest one without a verdict."""
+    best = max((i for i, candidate in enumerate(candidates) if not candidate.verdict), default=None)
+    decided = [replace(candidate, verdict=candidate.verdict or NOT_DEEPEST) for candidate in candidates]
+    if best is not None:
+        merit = "depends on the image" if candidates[best].reached is None else "the score's gradient reaches"
+        decided[best] = replace(candidates[best], chosen=True, verdict=f"the deepest that {merit}")
+    return decided
 
 
 def mark_levels(candidates: Sequence[Candidate], reached: Sequence[Sequence[bool]]) -> list[Candidate]:
