@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -98,7 +98,7 @@ class EngineRunner:
 
     def __init__(self, engine: str) -> None:
         self.engine = engine
-        self._threads = torch.get_num_threads()  # now, as it is 1 within limit_threads
+        self._threads = torch.get_num_threads()  # now, as it is 1 within use_one_thread
         self._used: _Compiled | None = None
 
     def __call__(
@@ -126,11 +126,9 @@ class EngineRunner:
         else:
             assert isinstance(inputs, Tensor)
             observation = made.run(inputs, grad=grad)
-        return replace(observation, weights=compiled.weights)
-
-    def limit_threads(self) -> AbstractContextManager[object]:
-        """Run torch's operations of the block in one thread, if it is not torch that runs the model."""
-        return use_one_thread() if self.engine in RUNTIMES else nullcontext()
+        # Torch itself computes in other threads than these runtimes, which would wait for the cores.
+        limit_threads = use_one_thread if self.engine in RUNTIMES else nullcontext
+        return replace(observation, weights=compiled.weights, limit_threads=limit_threads)
 
     def has_agreed(self, question: object) -> bool:
         """Return True if :meth:`note_agreement` was called with this question for the model that ran last."""

@@ -23,7 +23,6 @@ from camtool import targets
 from camtool.arguments.explain_arguments import to_list
 from camtool.arguments.message_parts import format_count
 from camtool.engines.comparison import run_by_engines
-from camtool.engines.engine_runner import EngineRunner
 from camtool.errors import LayerError, MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence, gather_evidence_by_level
 from camtool.evidence.forward_pass import ForwardPass, PassSettings, SeveralImagesError, run_forward_pass
@@ -148,7 +147,7 @@ class BatchExplainer:
         method = self.methods[0]
         options = method.select_options(self.options)
         forward_pass = self.run_batch(batch, runner)
-        with runner.limit_threads() if isinstance(runner, EngineRunner) else nullcontext():
+        with forward_pass.observation.limit_threads():
             return compute_class_maps(forward_pass, method, options, classes, self.merge, differentiable=differentiable)
 
     def _describe_question(self, kinds: Collection[type], images: int) -> object:
@@ -168,8 +167,7 @@ class BatchExplainer:
         """
         try:
             forward_pass = self.run_batch(batch, runner)
-            # The cores are left to the engine, if one runs the model.
-            with runner.limit_threads() if isinstance(runner, EngineRunner) else nullcontext():
+            with forward_pass.observation.limit_threads():
                 rows = self.resolve_rows(requests, forward_pass, batch)
                 by_method = [self._explain_rows(method, forward_pass, batch, rows) for method in self.methods]
         except SeveralImagesError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -79,6 +80,8 @@ class Observation:
             with a graph from some of the layers to the output; ``None`` if that takes another forward pass.
         missing_graph: Why no graph leads from the layers to the output, if that is known.
         weights: The states of all weights of the model, if an engine compared them for this pass.
+        limit_threads: Makes the block in which torch works on the outputs: if an engine ran the model, in one thread,
+            which leaves the cores to the engine.
     """
 
     output: Any
@@ -86,6 +89,7 @@ class Observation:
     repeat: Repeat | None = None
     missing_graph: str | None = None
     weights: WeightStates | None = None
+    limit_threads: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 class Runner(Protocol):
