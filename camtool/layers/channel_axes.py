@@ -92,7 +92,7 @@ def find_channel_axes(calls: Sequence[TracedCall]) -> list[ChannelAxis | None]:
     the nearest module.
 
     Args:
-        calls: One forward pass, from :func:`camtool.hooks.trace`.
+        calls: One forward pass, from :func:`camtool.hooks.tracing.trace`.
     """
     links = _find_links(calls)
     channel_axes: list[ChannelAxis | None] = [None] * len(calls)

@@ -31,7 +31,7 @@ class LayoutReader:
     """Reader of the outputs of one forward pass of one image.
 
     Args:
-        calls: The forward pass, from :func:`camtool.hooks.trace`.
+        calls: The forward pass, from :func:`camtool.hooks.tracing.trace`.
         size: Size of the image, ``(H, W)``.
         queries: Numbers of tokens that a detector adds to those of the image, one for each object.
         text: The tokens of the image in the text that the model reads, if it reads one.

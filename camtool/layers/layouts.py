@@ -151,7 +151,7 @@ class Layout:
         return EntriesPerImage(self.grid[0]) if self.kind in _OF_FRAMES else self.views
 
     def fits(self, shape: Sequence[int], images: int) -> bool:
-        """Check that a tensor of this shape, kept by :func:`camtool.hooks.run_with_hooks`, has this layout's grid.
+        """Check that a tensor of this shape, kept by ``run_with_hooks``, has this layout's grid.
 
         Args:
             shape: The shape.

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.overrides import _get_current_function_mode_stack
 from torch.testing import assert_close
 
-from camtool.hooks import capture_attention
+from camtool.hooks.attention.capture import capture_attention
 from camtool.hooks.conservative_gradients import ConservativeMode
 from tests.helpers.two_towers import build_hugging_face
 from tests.helpers.vision_transformers import (

@@ -13,8 +13,8 @@ through torch's function modes. So :func:`capture_attention` runs the model once
 So no module is changed, no table of architectures is needed, and other threads are not affected. The calls of compiled
 and scripted code are not visible to a mode.
 
-As in :func:`camtool.hooks.run_with_hooks` the model runs without a graph up to the first attention, so the trunk takes
-the time and memory of inference.
+As in ``run_with_hooks`` the model runs without a graph up to the first attention, so the trunk takes the time and
+memory of inference.
 """
 
 from __future__ import annotations

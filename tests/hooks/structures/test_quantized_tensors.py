@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from camtool.hooks import run_with_hooks
+from camtool.hooks.observation import run_with_hooks
 from camtool.hooks.structures.nested_tensors import find_main_tensor, quantize_like, replace_main_tensor
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*quantiz")
