@@ -38,8 +38,7 @@ from camtool.hooks.structures.nested_tensors import find_tensors
 from camtool.inputs.accepted_inputs import choose_example_shape
 from camtool.layers.layouts import Layer
 from camtool.layers.selection import find_layers
-from camtool.maps import resize as resize_maps
-from camtool.maps import upcast
+from camtool.maps import resize_to_grid, upcast
 from camtool.methods import Method, MethodFunction, check_options, find_method
 from camtool.models import Loaded, find_input_size, to_loaded, unwrap_layer
 from camtool.outputs.class_scores import Link, find_logits, is_known_class, weigh_chosen_class
@@ -200,7 +199,7 @@ def _make_images(loaded: Loaded, size: tuple[int, int] | None, count: int) -> Te
     channels, *sizes = choose_example_shape(model, height, width)
     # Smooth as photos are: white noise makes the activations of some models explode, and with them the rounding.
     coarse = torch.randn(count * channels, *[8] * len(sizes), generator=torch.Generator().manual_seed(0), device="cpu")
-    images: Tensor = resize_maps(coarse, sizes).unflatten(0, (count, channels))
+    images: Tensor = resize_to_grid(coarse, sizes).unflatten(0, (count, channels))
     parameter = next(model.parameters(), None)
     if parameter is not None and (parameter.device.type != "cpu" or parameter.dtype != torch.float32):
         raise CamtoolError(
