@@ -150,10 +150,9 @@ def examine(result: camtool.Explanation) -> Tested | None:
         kept.append(Tested(drawn.center, drawn.strides, response, numbers, findings[0].code if findings else ""))
         return findings
 
-    real, checker = map_checks._judge, result.checker
-    assert checker is not None
+    real, source = map_checks._judge, result.get_source("the test of places")
     with patch.object(map_checks, "_judge", judge):
-        checker(result, only=("place",))
+        source.check(result, only=("place",))
     return kept[0] if kept else None
 
 

@@ -407,7 +407,7 @@ def patch_similarity(
     # Warnings about the map or the score are about what was left out here.
     notes = tuple(warning for warning in result.warnings if warning.code not in ("constant-map", "method-note"))
     changed: Any = {"label": label, "score": 1.0, "method": "patch-similarity", "box": box, "warnings": notes}
-    return replace(result, raw=values, checker=None, **changed)
+    return replace(result, raw=values, source=None, **changed)
 
 
 def _sum_squares(output: Any) -> Tensor:

@@ -107,7 +107,7 @@ def _join(members: Sequence[Explanation]) -> Explanation:
         passes=len(members),
         layer=" | ".join(dict.fromkeys(member.layer for member in members)),
         warnings=tuple(dict.fromkeys(warning for member in members for warning in member.warnings)),
-        checker=None,
+        source=None,
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -27,11 +27,35 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from numpy.typing import NDArray
+    from torch import nn
 
+    from camtool.evidence.evidence import Evidence
+    from camtool.inputs.prepared_inputs import PreparedInput
     from camtool.methods.refinement import Posterior
     from camtool.rendering.colormaps import Colormap
     from camtool.trust.metrics.removal import Removals
     from camtool.trust.sufficiency import VerifiedRegion
+
+
+class Source(Protocol):
+    """What an explanation was made from: model, image, target and method. It asks the model again."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+
+    @property
+    def engines(self) -> Sequence[str]:
+        """The engines that run it, in order; none if it runs as it is."""
+
+    def check(self, explanation: Explanation, only: Collection[str] | None = None) -> CheckReport:
+        """Do what :meth:`Explanation.check` does, by the checks with some names."""
+
+    def find_regions(self, explanation: Explanation, kind: str, *arguments: Any) -> VerifiedRegion:
+        """Do what :meth:`Explanation.sufficient` and :meth:`Explanation.necessary` do."""
+
+    def gather_at_input(self) -> tuple[Evidence, PreparedInput]:
+        """Return the evidence about the target at the input, from a new forward pass, and the prepared image."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +77,8 @@ class Explanation:
             target.
         centers: Where the cells of ``raw`` lie in the model's input; ``None`` for a grid that is stretched over the
             input.
-        checker: What :meth:`check` runs; ``None`` after pickling. It holds the model and the input.
-        searcher: What :meth:`sufficient` and :meth:`necessary` run with this explanation and their arguments; ``None``
-            if :func:`camtool.explain` did not make it.
+        source: What it was made from, which can ask the model again; ``None`` after pickling, and if
+            :func:`camtool.explain` did not make it. It holds the model and the input.
         predicted_index: The index of the model's top class for the image. The explained target may be another.
             ``None`` if the model is no classifier, or if its scores are not finite.
         predicted_label: The label of that class; ``None`` if there is none.
@@ -79,8 +102,7 @@ class Explanation:
     warnings: tuple[MapWarning, ...] = ()
     box: tuple[float, float, float, float] | None = None
     centers: CellCenters | None = None
-    checker: Callable[..., CheckReport] | None = field(default=None, repr=False)
-    searcher: Callable[..., VerifiedRegion] | None = field(default=None, repr=False)
+    source: Source | None = field(default=None, repr=False)
     predicted_index: int | None = None
     predicted_label: str | None = None
     uncertainty: NDArray[np.float32] | None = None
@@ -374,9 +396,23 @@ class Explanation:
         return {**facts, "warning_codes": tuple(warning.code for warning in self.warnings)}
 
     def _find_regions(self, kind: str, *arguments: Any) -> VerifiedRegion:
-        if self.searcher is None:
-            raise CamtoolError(describe_unknown_source(f"{kind}()"))
-        return self.searcher(self, kind, *arguments)
+        return self.get_source(f"{kind}()").find_regions(self, kind, *arguments)
+
+    def get_source(self, caller: str) -> Source:
+        """Return what the explanation was made from.
+
+        Args:
+            caller: What needs it, for the message.
+
+        Raises:
+            CamtoolError: It is not known.
+        """
+        if self.source is None:
+            raise CamtoolError(
+                "this explanation holds no model: it was pickled, changed, refined or trimmed, or was not made by "
+                f"explain(). Call {caller} on what explain() returned."
+            )
+        return self.source
 
     def save(
         self,
@@ -434,9 +470,7 @@ class Explanation:
         Raises:
             CamtoolError: The explanation was loaded from a pickle, refined or trimmed, so its model is unknown.
         """
-        if self.checker is None:
-            raise CamtoolError(describe_unknown_source("check()"))
-        return self.checker(self)
+        return self.get_source("check()").check(self)
 
     def trim_border(self, cells: int = 1) -> Explanation:
         """Return the explanation with the outermost cells of the map replaced by their nearest neighbors inside.
@@ -455,11 +489,11 @@ class Explanation:
             raise CamtoolError(f"cells={cells} leaves nothing of a map of {self.raw.shape}; give a smaller number.")
         inside = self.raw[tuple(slice(cells, -cells) for _ in self.raw.shape)]
         raw = np.pad(inside, cells, mode="edge")
-        return replace(self, raw=raw, checker=None, uncertainty=None, passes=0, posterior=None)
+        return replace(self, raw=raw, source=None, uncertainty=None, passes=0, posterior=None)
 
     def __getstate__(self) -> dict[str, object]:
-        # The checker holds the model, which may be large and need not be picklable.
-        return {**self.__dict__, "checker": None}
+        # The source holds the model, which may be large and need not be picklable.
+        return {**self.__dict__, "source": None}
 
     def _repr_png_(self) -> bytes:
         return image_writing.encode_image(self._draw_enlarged())
@@ -475,11 +509,3 @@ class Explanation:
             certain = format_percent(float((self.raw > self.uncertainty).mean()), 0)
             refined = f", refined by {self.passes} passes, {certain} of the cells above their uncertainty"
         return f"<Explanation of {self.label!r}{probability}: {self.method}{where}{refined}{warned}>"
-
-
-def describe_unknown_source(call: str) -> str:
-    """Return the message of a call that needs the model, on an explanation that does not hold it."""
-    return (
-        "this explanation holds no model: it was pickled, changed, refined or trimmed, or was not made by explain(). "
-        f"Call {call} on what explain() returned."
-    )

@@ -36,7 +36,7 @@ from camtool.hooks.state.cleanup import Cleanup
 from camtool.hooks.state.guard import guard, seed_generators_anew
 from camtool.hooks.structures import caches
 from camtool.hooks.structures.modules import find_detector_transform
-from camtool.inputs.prepared_inputs import InputBatch
+from camtool.inputs.prepared_inputs import InputBatch, PreparedInput
 from camtool.layers.depths import Depths
 from camtool.methods import Method, merges
 from camtool.methods.merges import Merge
@@ -50,6 +50,7 @@ from camtool.trust.checks.check_list import run_checks
 from camtool.trust.checks.check_report import CheckReport
 from camtool.trust.checks.model_checks import find_training_modules
 from camtool.trust.map_warnings import find_map_warnings
+from camtool.trust.sufficiency import VerifiedRegion
 from camtool.warning_codes import MapWarning, to_map_warning
 
 
@@ -273,7 +274,7 @@ class BatchExplainer:
     ) -> Iterator[Explanation]:
         """Yield one explanation for each row, from the evidence about these rows at one or more layers."""
         forward_pass = evidence[0].forward_pass
-        merged, centers = self._compute_maps(method, evidence)
+        merged, centers = self.compute_maps(method, evidence)
         # Single numbers are read from here on, which arrays give several times faster than tensors.
         maps, scores = merged.float().cpu().numpy(), evidence[0].scores.tolist()
         by_class, predicted = forward_pass.classify()
@@ -296,8 +297,7 @@ class BatchExplainer:
                 warnings=(*item.notes, *self._find_warnings(method, evidence, raw, index, target, context)),
                 box=target.get_box(),
                 centers=centers,
-                checker=partial(self.check, method, layers, batch, image, target),
-                searcher=find_regions,
+                source=ExplainedRow(self, method, layers, batch, image, target),
                 predicted_index=top,
                 predicted_label=None if top is None else targets.get_class_label(top, labels),
                 groups=target.list_groups(labels) if target.traits.is_group else (),
@@ -327,7 +327,7 @@ class BatchExplainer:
             yield to_map_warning(note, "method-note")
         yield from find_map_warnings(evidence, raw, row, target, context)
 
-    def _compute_maps(self, method: Method, evidence: Sequence[Evidence]) -> tuple[Tensor, CellCenters | None]:
+    def compute_maps(self, method: Method, evidence: Sequence[Evidence]) -> tuple[Tensor, CellCenters | None]:
         """Return the method's maps of all layers, merged, ``(R, *grid)``, and the centers of their cells."""
         options = method.select_options(self.options) if self.options else {}
         if self.text is not None:
@@ -363,51 +363,82 @@ class BatchExplainer:
         finest = merges.find_finest(maps)
         return merged, centers[finest] if merged.shape == maps[finest].shape else None
 
-    def check(
-        self,
-        method: Method,
-        layers: Sequence[str],
-        batch: InputBatch,
-        image: int,
-        target: targets.Target,
-        explanation: Explanation,
-        only: Collection[str] | None = None,
-    ) -> CheckReport:
-        """Return the findings about the explanation of a target on one image of a batch, see :meth:`Explanation.check`.
+
+@dataclass(frozen=True)
+class ExplainedRow:
+    """What an explanation was made from, see :class:`camtool.explaining.explanation.Source`.
+
+    Attributes:
+        explainer: The explainer of the batch.
+        method: The method that was used.
+        layers: The names of the layers that were used; empty strings for a method at the input.
+        batch: The batch.
+        image: The index of the image.
+        target: The target, as it was resolved.
+    """
+
+    explainer: BatchExplainer
+    method: Method
+    layers: Sequence[str]
+    batch: InputBatch
+    image: int
+    target: targets.Target
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        return self.explainer.model
+
+    @property
+    def engines(self) -> Sequence[str]:
+        """The engines that run it, in order."""
+        return self.explainer.engines
+
+    def find_regions(self, explanation: Explanation, kind: str, *arguments: Any) -> VerifiedRegion:
+        """Return what :func:`camtool.explaining.refining.find_regions` does."""
+        return find_regions(explanation, kind, *arguments)
+
+    def gather_at_input(self) -> tuple[Evidence, PreparedInput]:
+        """Return the evidence about the target at the input, from a new forward pass, and the prepared image."""
+        alone = self._select_image()
+        forward_pass = replace(self.explainer, methods=(), engines=()).run_batch(alone)
+        (evidence,) = gather_evidence(forward_pass, [self.target], [0], at_input=True)
+        return evidence, alone.items[0]
+
+    def check(self, explanation: Explanation, only: Collection[str] | None = None) -> CheckReport:
+        """Return the findings about the explanation, see :meth:`Explanation.check`.
 
         Args:
-            method: The method that was used.
-            layers: The names of the layers that were used; empty strings for a method at the input.
-            batch: The batch.
-            image: The index of the image.
-            target: The target, as it was resolved.
-            explanation: What :meth:`explain` returned for it.
+            explanation: What was made from it.
             only: The names of the checks that run; by default all.
         """
+        explainer, method, alone = self.explainer, self.method, self._select_image()
         training = find_training_modules(self.model)
-        single = replace(self, methods=[method], layers=[name for name in layers if name] or None, engines=())
-        alone = batch.select(slice(image, image + 1))
+        single = replace(explainer, methods=[method], layers=[name for name in self.layers if name] or None, engines=())
         with Cleanup(), guard(self.model):
             # Each forward pass restores the generators, so with the old states a random model would repeat its map.
             seed_generators_anew()
             forward_pass = single.run_batch(alone)
-            evidence = gather_evidence(forward_pass, [target], [0], at_input=method.ignores_layer)
+            evidence = gather_evidence(forward_pass, [self.target], [0], at_input=method.ignores_layer)
             context = CheckContext(
                 raw=explanation.raw,
                 item=alone.items[0],
                 geometry=explanation.geometry,
                 evidence=evidence,
                 method=method,
-                recompute=lambda other_evidence: single._compute_maps(method, other_evidence)[0].float().cpu().numpy(),
+                recompute=lambda other_evidence: single.compute_maps(method, other_evidence)[0].float().cpu().numpy(),
                 training=training,
-                labels=self.find_labels(forward_pass)[0],
-                transform=self.transforms[0],
-                declared=self.transforms[1],
-                is_layer_given=self.layers is not None,
+                labels=single.find_labels(forward_pass)[0],
+                transform=explainer.transforms[0],
+                declared=explainer.transforms[1],
+                is_layer_given=explainer.layers is not None,
             )
             at_layer = f" at {explanation.layer}" if explanation.layer else ""
             title = f"{explanation.label}, {explanation.method}{at_layer}"
             return run_checks(context, title, explanation.warnings, only)
+
+    def _select_image(self) -> InputBatch:
+        return self.batch.select(slice(self.image, self.image + 1))
 
 
 @dataclass(frozen=True)
@@ -439,9 +470,8 @@ class VerifyingExplainer(BatchExplainer):
         )
 
     def _test(self, explanation: Explanation) -> Explanation:
-        assert explanation.checker is not None  # it was just made
         codes = {warning.code for warning in explanation.warnings}
-        report = explanation.checker(explanation, only=("place",))
+        report = explanation.get_source("the test of places").check(explanation, only=("place",))
         found = [finding for finding in report.findings if finding.code not in codes]
         new = [MapWarning(finding.sentence, finding.code, finding.places) for finding in found]
         return replace(explanation, warnings=(*explanation.warnings, *new))

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
-from typing import Any, Protocol, cast
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from camtool.arguments.checks import check_choice, check_count, check_number
 from camtool.arguments.message_parts import format_percent
 from camtool.engines.comparison import ComparedOutput, run_by_engines
 from camtool.errors import CamtoolError
-from camtool.evidence.evidence import Evidence, gather_evidence
+from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import run_forward, score_inputs
-from camtool.explaining.explanation import Explanation, describe_unknown_source
+from camtool.explaining.explanation import Explanation, Source
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
 from camtool.hooks.chunks import iterate_chunks
@@ -40,15 +40,6 @@ from camtool.warning_codes import MapWarning
 
 # Share of a score by which engines and precisions may differ.
 _SAME_SCORE = 0.02
-
-
-class _Explainer(Protocol):
-    """The part of ``BatchExplainer`` that this module calls. A protocol, as that class's module imports this one."""
-
-    @property
-    def model(self) -> nn.Module: ...
-    @property
-    def engines(self) -> Sequence[str]: ...
 
 
 def refine(result: Explanation, passes: int = 64) -> Explanation:
@@ -83,9 +74,9 @@ def refine(result: Explanation, passes: int = 64) -> Explanation:
         raise CamtoolError(f"result must be one explanation, got {got}; call refine() on each that explain() returned.")
     if result.uncertainty is not None:
         raise CamtoolError("this explanation is refined already; call refine() on what explain() returns.")
-    explainer = _get_explainer(result, "refine()")
-    with Cleanup(), guard(explainer.model), torch.no_grad():
-        evidence, _ = _gather_again(result, explainer)
+    source = result.get_source("refine()")
+    with Cleanup(), guard(source.model), torch.no_grad():
+        evidence, _ = _gather_again(result, source)
         maps = torch.from_numpy(np.ascontiguousarray(result.raw))[None]
         with torch.autocast(evidence.scores.device.type, enabled=False):
             refined = refine_maps(evidence, maps, result.centers, passes)
@@ -102,34 +93,19 @@ def refine(result: Explanation, passes: int = 64) -> Explanation:
         posterior=refined.posteriors[0],
         centers=refined.centers,
         warnings=(*kept, *find_value_warnings(raw), *notes),
-        checker=None,
+        source=None,
     )
 
 
-def _get_explainer(result: Explanation, caller: str) -> _Explainer:
-    """Return the explainer that made a result; it holds the model.
-
-    Raises:
-        CamtoolError: The result holds none.
-    """
-    if result.checker is None:
-        raise CamtoolError(describe_unknown_source(caller))
-    # The checker is a method of the explainer of the batch, with the arguments that say which row of it this is.
-    return cast("_Explainer", cast("Any", result.checker).func.__self__)
-
-
-def _gather_again(result: Explanation, explainer: _Explainer) -> tuple[Evidence, PreparedInput]:
+def _gather_again(result: Explanation, source: Source) -> tuple[Evidence, PreparedInput]:
     """Return the evidence of a result at the input, from a new forward pass of its image, and the image.
 
     Raises:
         CamtoolError: The score is not what it was.
     """
-    _, _, batch, image, target = cast("partial[object]", result.checker).args
-    alone = batch.select(slice(image, image + 1))
-    forward_pass = replace(cast("Any", explainer), methods=(), engines=()).run_batch(alone)
-    (evidence,) = gather_evidence(forward_pass, [target], [0], at_input=True)
+    evidence, item = source.gather_at_input()
     _check_score(float(evidence.scores[0]), result.score)
-    return evidence, alone.items[0]
+    return evidence, item
 
 
 def _check_score(now: float, before: float) -> None:
@@ -181,13 +157,13 @@ def find_regions(
     check_count("passes", passes, least=fewest * regions + 1)
     if passes > _MOST_PASSES:
         raise CamtoolError(f"passes must be at most {_MOST_PASSES:,}, got {passes!r}.")
-    explainer = _get_explainer(result, f"{kind}()")
-    with Cleanup(), guard(explainer.model), torch.no_grad():
-        evidence, item = _gather_again(result, explainer)
+    source = result.get_source(f"{kind}()")
+    with Cleanup(), guard(source.model), torch.no_grad():
+        evidence, item = _gather_again(result, source)
         if item.view.geometry is None or evidence.inputs.ndim != 4:
             raise CamtoolError(f"{kind}() needs a photo, and this explanation is of a {item.view.kind}.")
         with torch.autocast(evidence.scores.device.type, enabled=False):
-            trial = _Trial(explainer, evidence, fills, cells, is_sufficient=kind == "sufficient")
+            trial = _Trial(source.engines, evidence, fills, cells, is_sufficient=kind == "sufficient")
             heat = trial.average_heat(torch.from_numpy(np.ascontiguousarray(result.raw))[None], result.centers)
             found, used = list[VerifiedRegion](), np.zeros(heat.shape, bool)
             while len(found) < regions:
@@ -223,7 +199,7 @@ class _Trial:
     """Passes of an image whose cells are replaced by fills.
 
     Args:
-        explainer: The explainer, whose engine runs the search, if it has one.
+        engines: The engines that run the search, in order; none to run the model as it is.
         evidence: The evidence about the target at the input.
         fills: Name to fill.
         cells: Cells along each side.
@@ -238,10 +214,10 @@ class _Trial:
     """
 
     def __init__(
-        self, explainer: _Explainer, evidence: Evidence, fills: dict[str, Removal], cells: int, *, is_sufficient: bool
+        self, engines: Sequence[str], evidence: Evidence, fills: dict[str, Removal], cells: int, *, is_sufficient: bool
     ) -> None:
         target = prefer_probability(evidence.targets[0])
-        self._explainer, self._evidence = explainer, evidence.for_targets([target], [0])
+        self._engines, self._evidence = engines, evidence.for_targets([target], [0])
         self.is_probability = evidence.targets[0].to_probability() is not None
         self.whole, self.passes, self.score_without_all = float(self._evidence.scores[0]), 1, math.nan
         if not self.whole > 0:
@@ -337,7 +313,7 @@ class _Trial:
 
     @property
     def _is_in_engine(self) -> bool:
-        return bool(self._explainer.engines) and isinstance(self._evidence.forward_pass.predictions, Tensor)
+        return bool(self._engines) and isinstance(self._evidence.forward_pass.predictions, Tensor)
 
     def _run_engine(self, variants: Tensor) -> Tensor:
         """Return the scores of inputs by the first engine that gives the model's own results."""
@@ -349,7 +325,7 @@ class _Trial:
         def list_rows(observed: Observation) -> list[ComparedOutput]:
             return [ComparedOutput(upcast(find_logits(observed.output).detach()).cpu().numpy())]
 
-        observed = run_by_engines(self._explainer.engines, model, ("regions", len(variants) == 1), run, list_rows)
+        observed = run_by_engines(self._engines, model, ("regions", len(variants) == 1), run, list_rows)
         return self._evidence.targets[0](predictions.to_batch(observed.output, len(variants)))
 
 

@@ -349,7 +349,7 @@ def _explain_photos(
         for photo, result in zip(read, results, strict=True):
             strict = strict and isinstance(result, str)
             # Of a photo in which nothing was found there is no model to ask.
-            if has_regions and not isinstance(result, str) and result[0].checker is not None:
+            if has_regions and not isinstance(result, str) and result[0].source is not None:
                 result = _add_regions(photo.job, result)
             yield _Explained(photo.job, photo.facts, result)
         results.clear()  # explanations that are written are not kept while the next batch is explained

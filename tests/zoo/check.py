@@ -133,8 +133,7 @@ def faults_of_place(result: camtool.Explanation) -> Iterator[str]:
 
     Attention with random weights may see all of it alike, which is told as ``no-places``.
     """
-    assert result.checker is not None
-    findings = result.checker(result, only=("place",)).findings
+    findings = result.get_source("the test of places").check(result, only=("place",)).findings
     yield from (finding.sentence for finding in findings if finding.code == "heat-elsewhere")
 
 
