@@ -37,7 +37,7 @@ from camtool.arguments.message_parts import add_article
 from camtool.engines.engine_runner import list_engines
 from camtool.errors import CamtoolError, MethodError, TargetError
 from camtool.explaining.device_maps import ClassMaps, read_classes, to_device_pixels
-from camtool.explaining.explanation import Explanation
+from camtool.explaining.explanation import Explanation, ExplanationList
 from camtool.explaining.pipeline import BatchExplainer, Prediction, VerifyingExplainer
 from camtool.explaining.types import (
     AnyTargets,
@@ -415,7 +415,7 @@ class Explainer(Generic[Result]):
             )
             requests = match_targets(target_class, count)
             explain = batch_explainer.explain_by_engines if batch_explainer.engines else batch_explainer.explain
-            results: list[Any] = []
+            results = ExplanationList()
             has_several = count is not None and count > 1
             with follow_images(len(requests)) if has_several else nullcontext() as steps:
                 for batch in batches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from camtool.arguments.checks import check_count
+from camtool.arguments.explain_arguments import to_list
 from camtool.arguments.message_parts import count_warnings, format_percent
 from camtool.errors import CamtoolError, ImageError
 from camtool.geometry.cell_centers import CellCenters
@@ -19,6 +21,7 @@ from camtool.hooks.structures.caches import cached_property
 from camtool.rendering import image_writing, regions
 from camtool.rendering.colormaps import DEFAULT_COLORMAP
 from camtool.rendering.contact_sheet import add_legend
+from camtool.rendering.notebook.cards import CardContent, HeatLayer, build_card, build_sheet
 from camtool.rendering.views import View
 from camtool.trust.checks.check_report import CheckReport
 from camtool.warning_codes import HeatPlaces, MapWarning, find_heat_places
@@ -35,6 +38,12 @@ if TYPE_CHECKING:
     from camtool.rendering.colormaps import Colormap
     from camtool.trust.metrics.removal import Removals
     from camtool.trust.sufficiency import VerifiedRegion
+
+# Answers of the model that a notebook shows.
+_ANSWERS = 5
+
+# Share of a score by which engines and precisions may differ.
+SAME_SCORE = 0.02
 
 
 class Source(Protocol):
@@ -53,6 +62,9 @@ class Source(Protocol):
 
     def find_regions(self, explanation: Explanation, kind: str, *arguments: Any) -> VerifiedRegion:
         """Do what :meth:`Explanation.sufficient` and :meth:`Explanation.necessary` do."""
+
+    def explain_best(self, count: int) -> list[Explanation]:
+        """Return what explains the target and the model's highest answers, the target alone if that takes long."""
 
     def gather_at_input(self) -> tuple[Evidence, PreparedInput]:
         """Return the evidence about the target at the input, from a new forward pass, and the prepared image."""
@@ -498,6 +510,31 @@ class Explanation:
     def _repr_png_(self) -> bytes:
         return image_writing.encode_image(self._draw_enlarged())
 
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what notebooks show: a card with the model's answers to choose from, and a picture."""
+        is_photo = self.view.kind == "photo"
+        shown = [self, *self._explain_other_answers()] if is_photo else []
+        content = CardContent(
+            title=self._caption,
+            facts=f"{self.method} at {self.layer}" if self.layer else self.method,
+            overlay=self._draw_enlarged(),
+            photo=self._draw_enlarged(alpha=0) if is_photo else None,
+            layers=[HeatLayer(each.label, each.probability, each.heatmap) for each in shown],
+            warnings=self.warnings,
+            has_unseen=not self.seen.all(),
+        )
+        return build_card(content)
+
+    def _explain_other_answers(self) -> list[Explanation]:
+        """Return what explains the model's highest answers beside this one; none where that would take long."""
+        if self.source is None or self.index is None or self.box is not None:
+            return []
+        own, *best = self.source.explain_best(_ANSWERS)
+        # A model that was trained since then would answer about another map than the one that is shown.
+        if not math.isclose(own.score, self.score, rel_tol=SAME_SCORE):
+            return []
+        return [other for other in best if other.index != self.index][: _ANSWERS - 1]
+
     def __repr__(self) -> str:
         probability = "" if self.probability is None else f", probability {format_percent(self.probability, 1)}"
         warned = f", {count_warnings(self.warnings)}" if self.warnings else ""
@@ -509,3 +546,15 @@ class Explanation:
             certain = format_percent(float((self.raw > self.uncertainty).mean()), 0)
             refined = f", refined by {self.passes} passes, {certain} of the cells above their uncertainty"
         return f"<Explanation of {self.label!r}{probability}: {self.method}{where}{refined}{warned}>"
+
+
+class ExplanationList(list[Any]):
+    """Explanations of several images, targets or methods; a notebook shows them side by side."""
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        flat = [each for entry in self for each in to_list(entry)]
+        if not flat:
+            return {}  # a notebook shows the text then
+        pictures = [each._draw_enlarged() for each in flat]
+        has_unseen = not all(each.seen.all() for each in flat)
+        return build_sheet(pictures, [each._caption for each in flat], has_unseen=has_unseen)

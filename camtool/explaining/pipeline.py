@@ -27,7 +27,7 @@ from camtool.errors import LayerError, MethodError
 from camtool.evidence.evidence import Evidence, gather_evidence, gather_evidence_by_level
 from camtool.evidence.forward_pass import ForwardPass, PassSettings, SeveralImagesError, run_forward_pass
 from camtool.explaining.device_maps import ClassMaps, compute_class_maps
-from camtool.explaining.explanation import Explanation
+from camtool.explaining.explanation import Explanation, ExplanationList
 from camtool.explaining.refining import find_regions
 from camtool.explaining.types import Verify
 from camtool.geometry.cell_centers import CellCenters, Placement
@@ -177,7 +177,7 @@ class BatchExplainer:
         results: list[Any] = []
         for image, request in enumerate(requests):
             of_image = [of_row for of_row, row in zip(by_row, rows, strict=True) if row.image == image]
-            results.append(of_image if targets.asks_for_several(request) else of_image[0])
+            results.append(ExplanationList(of_image) if targets.asks_for_several(request) else of_image[0])
         return results
 
     def _explain_one_by_one(self, batch: InputBatch, requests: Sequence[Any], runner: Runner) -> list[Any]:
@@ -405,6 +405,14 @@ class ExplainedRow:
         (evidence,) = gather_evidence(forward_pass, [self.target], [0], at_input=True)
         return evidence, alone.items[0]
 
+    def explain_best(self, count: int) -> list[Explanation]:
+        """Return what explains the target and the model's highest answers, the target alone if that takes long."""
+        is_quick = self.method.cost == "a pass" and not self.method.is_class_agnostic
+        wanted = [self.target, *([targets.Top(count)] if is_quick else [])]
+        with Cleanup(), guard(self.model):
+            explanations: list[Explanation] = self._prepare_explainer().explain(self._select_image(), [wanted])[0]
+        return explanations
+
     def check(self, explanation: Explanation, only: Collection[str] | None = None) -> CheckReport:
         """Return the findings about the explanation, see :meth:`Explanation.check`.
 
@@ -414,7 +422,7 @@ class ExplainedRow:
         """
         explainer, method, alone = self.explainer, self.method, self._select_image()
         training = find_training_modules(self.model)
-        single = replace(explainer, methods=[method], layers=[name for name in self.layers if name] or None, engines=())
+        single = self._prepare_explainer()
         with Cleanup(), guard(self.model):
             # Each forward pass restores the generators, so with the old states a random model would repeat its map.
             seed_generators_anew()
@@ -436,6 +444,11 @@ class ExplainedRow:
             at_layer = f" at {explanation.layer}" if explanation.layer else ""
             title = f"{explanation.label}, {explanation.method}{at_layer}"
             return run_checks(context, title, explanation.warnings, only)
+
+    def _prepare_explainer(self) -> BatchExplainer:
+        """Return the explainer of this row alone, by the model as it is."""
+        layers = [name for name in self.layers if name] or None
+        return replace(self.explainer, methods=[self.method], has_many_methods=False, layers=layers, engines=())
 
     def _select_image(self) -> InputBatch:
         return self.batch.select(slice(self.image, self.image + 1))

@@ -20,7 +20,7 @@ from camtool.engines.comparison import ComparedOutput, run_by_engines
 from camtool.errors import CamtoolError
 from camtool.evidence.evidence import Evidence
 from camtool.evidence.rescoring import run_forward, score_inputs
-from camtool.explaining.explanation import Explanation, Source
+from camtool.explaining.explanation import SAME_SCORE, Explanation, Source
 from camtool.geometry.cell_centers import CellCenters
 from camtool.geometry.resampling import resample
 from camtool.hooks.chunks import iterate_chunks
@@ -37,9 +37,6 @@ from camtool.trust.map_warnings import OF_VALUES, find_value_warnings
 from camtool.trust.metrics.removal import REMOVALS, Fill, Removal, Removals, start_removal
 from camtool.trust.sufficiency import FEWEST_PASSES, VerifiedRegion, find_part
 from camtool.warning_codes import MapWarning
-
-# Share of a score by which engines and precisions may differ.
-_SAME_SCORE = 0.02
 
 
 def refine(result: Explanation, passes: int = 64) -> Explanation:
@@ -114,7 +111,7 @@ def _check_score(now: float, before: float) -> None:
     Raises:
         CamtoolError: It does not.
     """
-    if abs(now - before) > _SAME_SCORE * max(abs(now), abs(before)):
+    if abs(now - before) > SAME_SCORE * max(abs(now), abs(before)):
         raise CamtoolError(
             f"the model has changed: the score was {before:.4g} when it was explained, and is {now:.4g} now; explain "
             "the image again."
