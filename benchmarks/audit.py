@@ -215,7 +215,7 @@ def judge(
     scenes = [scene for pair in twins for scene in pair]
     targets = [(scene.label,) for scene in scenes]
     images = AuditImages(Subject(loaded), [scene.image for scene in scenes], targets, "faithcam", 32)
-    kept = [record for _, record in images.iterate_records(range(len(scenes)))]
+    kept = [record for _, record in images.record_batch(range(len(scenes)))]
     records = [record for one in kept if not isinstance(one, str) for record in one]
     strengths = np.array([candidate.measure(images, record) for record in records])
     marked, plain = strengths.reshape(-1, 2).T

@@ -103,7 +103,7 @@ def test_a_comparison_that_is_stopped_says_how_it_goes_on(run_command, monkeypat
     def interrupt(*_):
         raise stop
 
-    monkeypatch.setattr("camtool.evaluation.diff.pairs.PairedImages.iterate_records", interrupt)
+    monkeypatch.setattr("camtool.evaluation.diff.pairs.PairedImages.record_batch", interrupt)
     finished = run_command("demo", "demo", "photos/arrow", *FAST)
     assert (finished.code, finished.out) == (code, "")
     assert finished.err == "Stopped; the same command goes on from here.\n"

@@ -370,28 +370,12 @@ class AuditImages:
                 scores.append(find_logits(output))
         return self._to_logits(torch.cat(scores))
 
-    def iterate_records(self, indices: Sequence[int]) -> Iterator[tuple[int, list[ImageRecord] | str]]:
+    def record_batch(self, numbers: Sequence[int]) -> Iterator[tuple[int, list[ImageRecord] | str]]:
         """Yield the number of each image with its records, one or one for each label, or with why it cannot be read.
 
         Raises:
             MetricError: The model is no classifier, or a score is not finite.
         """
-        wanted = {*indices}
-        for numbers in self.select_batches(wanted):
-            yield from (pair for pair in self._iterate_batch(numbers) if pair[0] in wanted)
-
-    def select_batches(self, wanted: set[int]) -> Iterator[range]:
-        """Yield the numbers of the images of each batch that holds a wanted one.
-
-        The batches are always the same, also if a part of one is known already: in another batch an image may give
-        other last bits.
-        """
-        for start in range(0, len(self), self.batch_size):
-            numbers = range(start, min(start + self.batch_size, len(self)))
-            if not wanted.isdisjoint(numbers):
-                yield numbers
-
-    def _iterate_batch(self, numbers: Sequence[int]) -> Iterator[tuple[int, list[ImageRecord] | str]]:
         readable: list[tuple[int, PreparedInput]] = []
         for index in numbers:
             try:

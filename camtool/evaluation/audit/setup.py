@@ -130,7 +130,7 @@ class AuditRun(Run):
 
     def record_and_split(self) -> tuple[list[ImageRecord], list[Half[ImageRecord]]]:
         """Return the records of all images, and the discovery and the confirmation half."""
-        recorded = self.record_all(self.images.iterate_records, pack_records)
+        recorded = self.record_all(self.images.record_batch, pack_records)
         records = [*chain.from_iterable(starmap(unpack_records, recorded.items()))]
         self.images.heats.update({record.index: record.heat for record in records})
         column = None if self.group is None else [self.columns[self.group][record.index] for record in records]

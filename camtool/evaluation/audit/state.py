@@ -209,29 +209,33 @@ class Run:
         return self.names[target] if self.names is not None and target < len(self.names) else f"class {target}"
 
     def record_all(
-        self, iterate: Callable[[Sequence[int]], Iterator[tuple[int, _T | str]]], pack: Callable[[_T], list[float]]
+        self, record_batch: Callable[[Sequence[int]], Iterator[tuple[int, _T | str]]], pack: Callable[[_T], list[float]]
     ) -> dict[int, list[float]]:
         """Return the numbers of each image that can be read; of those that an earlier start recorded, they are known.
 
+        The batches are always the same, also if a part of one is known already: in another batch an image may give
+        other last bits.
+
         Args:
-            iterate: Yields some of the images, each with what was recorded of it, or with why it cannot be read.
+            record_batch: Yields the images with some numbers, each with what was recorded of it, or with why it cannot
+                be read.
             pack: Returns what was recorded as numbers.
 
         Raises:
             MetricError: No image can be read.
         """
         recorded = {index: self.state.get(f"image {index}") for index in range(len(self.images))}
-        missing, batch_size = [index for index, values in recorded.items() if values is None], self.images.batch_size
+        missing, batch_size = {index for index, values in recorded.items() if values is None}, self.images.batch_size
         with closing(follow_loop(len(missing), Stage("Explaining", "image", batch_size))) as counter:
-            waiting = 0
-            for index, record in iterate(missing):
-                recorded[index] = values = record if isinstance(record, str) else pack(record)
-                self.state.add(f"image {index}", values)
-                waiting += 1
-                if (index + 1) % batch_size == 0 or index == missing[-1]:
-                    # One step for each batch, or the first images would seem to take no time.
-                    counter.update(waiting)
-                    waiting = 0
+            for start in range(0, len(recorded), batch_size):
+                numbers = range(start, min(start + batch_size, len(recorded)))
+                wanted = missing.intersection(numbers)
+                for index, record in record_batch(numbers) if wanted else ():
+                    if index in wanted:
+                        recorded[index] = values = record if isinstance(record, str) else pack(record)
+                        self.state.add(f"image {index}", values)
+                # One step for each batch, or the first images would seem to take no time.
+                counter.update(len(wanted))
         return self._choose_readable(recorded)
 
     def _choose_readable(self, recorded: Mapping[int, list[float] | str | None]) -> dict[int, list[float]]:

@@ -105,17 +105,12 @@ class PairedImages:
         """The images with each model."""
         return self.old, self.new
 
-    def iterate_records(self, indices: Sequence[int]) -> Iterator[tuple[int, PairRecord | str]]:
+    def record_batch(self, numbers: Sequence[int]) -> Iterator[tuple[int, PairRecord | str]]:
         """Yield the number of each image with its record, or with why it cannot be compared.
 
         Raises:
             MetricError: A model is no classifier by softmax, or the two have other classes.
         """
-        wanted = {*indices}
-        for numbers in self.old.select_batches(wanted):
-            yield from (pair for pair in self._iterate_batch(numbers) if pair[0] in wanted)
-
-    def _iterate_batch(self, numbers: Sequence[int]) -> Iterator[tuple[int, PairRecord | str]]:
         pairs: dict[int, tuple[PreparedInput, PreparedInput]] = {}
         for index in numbers:
             try:

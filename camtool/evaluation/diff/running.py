@@ -153,7 +153,7 @@ class _Comparison(Run):
 
     def run(self) -> CamDiff:
         """Return the result: records, halves, regions, tests, findings."""
-        recorded = self.record_all(self.pairs.iterate_records, PairRecord.to_list)
+        recorded = self.record_all(self.pairs.record_batch, PairRecord.to_list)
         records = [PairRecord.from_list(index, values) for index, values in recorded.items()]
         found, tested = self.split(records, "near-duplicates and bursts")
         regions = find_moved_regions(found.records, found.groups, self.choose_classes([found, tested]), self.seed)

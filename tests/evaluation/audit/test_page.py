@@ -93,7 +93,7 @@ def test_sizes_of_pictures(size, shown):
 
 def test_another_page_is_not_overwritten(tmp_path, monkeypatch):
     (tmp_path / "index.html").write_text("<p>mine</p>")
-    monkeypatch.setattr(AuditImages, "iterate_records", lambda *arguments: pytest.fail("it began"))
+    monkeypatch.setattr(AuditImages, "record_batch", lambda *arguments: pytest.fail("it began"))
     with pytest.raises(CamtoolError, match=r"index.html' exists and is not an audit; move it"):
         run_audit(out=tmp_path)
     assert (tmp_path / "index.html").read_text() == "<p>mine</p>"
