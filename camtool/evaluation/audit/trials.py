@@ -270,21 +270,29 @@ class CueTester(Tester[ImageRecord]):
             level: The p-value of its presence in the class above which the others are left out: it cannot pass.
         """
         chosen = self._choose(candidate)
-        used, others, recipients = chosen.used, chosen.others, chosen.recipients
         indices = tuple(self.records[row].index for row in chosen.present.tolist())
         outcome = Outcome(candidate, indices, int(chosen.is_class.sum()), chosen.presence_p)
+        obstacle = self._find_obstacle(chosen, level)
+        if obstacle:
+            return replace(outcome, reason=obstacle)
+        removals, removed = self._try(candidate, chosen.used, chosen.others, is_removal=True)
+        transplants, given = self._try(candidate, chosen.recipients, np.asarray(chosen.used), is_removal=False)
+        reason, shifts = "" if removals or transplants else UNCHANGEABLE, (*removed, *given)
+        transplant, alone = next(iter(transplants), None), self._show_alone(candidate, chosen.used[:_ALONE])
+        return replace(outcome, removals=removals, transplants=transplant, alone=alone, reason=reason, shifts=shifts)
+
+    def _find_obstacle(self, chosen: _Choice, level: float) -> str:
+        """Return why a candidate is not tested; empty if it is."""
         if chosen.presence_p > level:
-            return replace(outcome, reason="the class does not have it more than the others")
-        for rows, what in ((used, "images of the class that have it"), (recipients, "images of other classes")):
+            return "the class does not have it more than the others"
+        for rows, what in (
+            (chosen.used, "images of the class that have it"),
+            (chosen.recipients, "images of other classes"),
+        ):
             groups = len({self.groups[row] for row in rows})
             if groups < LEAST_GROUPS:
-                reason = f"independent {what} in the confirmation half: {groups}; {LEAST_GROUPS} are needed"
-                return replace(outcome, reason=reason)
-        removals, removed = self._try(candidate, used, others, is_removal=True)
-        transplants, given = self._try(candidate, recipients, np.asarray(used), is_removal=False)
-        reason, shifts = "" if removals or transplants else UNCHANGEABLE, (*removed, *given)
-        transplant, alone = next(iter(transplants), None), self._show_alone(candidate, used[:_ALONE])
-        return replace(outcome, removals=removals, transplants=transplant, alone=alone, reason=reason, shifts=shifts)
+                return f"independent {what} in the confirmation half: {groups}; {LEAST_GROUPS} are needed"
+        return ""
 
     def limit_images(self, count: int) -> None:
         """Take at most a number of images for each test from now on."""
@@ -294,9 +302,7 @@ class CueTester(Tester[ImageRecord]):
     def count_passes(self, candidate: CueCandidate, level: float = 1.0, most: int = sys.maxsize) -> int:
         """Return the forward passes of :meth:`test` with at most some images; a few less if one cannot be changed."""
         chosen = self._choose(candidate)
-        if chosen.presence_p > level:
-            return 0
-        if any(len({self.groups[row] for row in rows}) < LEAST_GROUPS for rows in (chosen.used, chosen.recipients)):
+        if self._find_obstacle(chosen, level):
             return 0
         used, recipients = min(most, len(chosen.used)), min(most, len(chosen.recipients))
         covering = used * self._count_passes(candidate, is_removal=True)
