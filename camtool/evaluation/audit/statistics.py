@@ -34,7 +34,7 @@ class MaximumTest(NamedTuple):
     Attributes:
         z: ``(C,)``, the standardized difference at each place.
         p: ``(C,)``, its p-value, corrected for all places.
-        critical: The value of ``z`` that p = alpha needs.
+        critical: The value of ``z`` that p = :data:`ALPHA` needs.
     """
 
     z: NDArray[np.float64]
@@ -129,12 +129,7 @@ def run_control_test(
 
 
 def run_maximum_test(
-    values: NDArray[np.float64],
-    is_class: NDArray[np.bool_],
-    *,
-    alpha: float = ALPHA,
-    permutations: int = 999,
-    seed: int = 0,
+    values: NDArray[np.float64], is_class: NDArray[np.bool_], *, permutations: int = 999, seed: int = 0
 ) -> MaximumTest:
     """Test at which places the values of a class are larger than those of the others, corrected for all places.
 
@@ -145,7 +140,6 @@ def run_maximum_test(
     Args:
         values: ``(N, C)``: for each image, or group of images, a value at each place.
         is_class: ``(N,)``, True for the class.
-        alpha: The level of ``critical``.
         permutations: The number of arrangements.
         seed: The seed of the arrangements.
 
@@ -165,7 +159,7 @@ def run_maximum_test(
     for size in _split(permutations, count + values.shape[1]):
         labels = random.permuted(np.broadcast_to(is_class, (size, count)), axis=1)
         largest.append((labels.astype(float) @ standard * factor).max(1))
-    return _compare_with_largest(z, z, np.concatenate(largest), alpha)
+    return _compare_with_largest(z, z, np.concatenate(largest))
 
 
 def run_swap_test(
@@ -192,16 +186,16 @@ def run_swap_test(
     for size in _split(permutations, sum(differences.shape)):
         signs = random.integers(2, size=(size, len(differences))) * 2.0 - 1
         largest.append(np.abs(signs @ standard).max(1))
-    return _compare_with_largest(z, np.abs(z), np.concatenate(largest), ALPHA)
+    return _compare_with_largest(z, np.abs(z), np.concatenate(largest))
 
 
 def _compare_with_largest(
-    z: NDArray[np.float64], heights: NDArray[np.float64], largest: NDArray[np.float64], alpha: float
+    z: NDArray[np.float64], heights: NDArray[np.float64], largest: NDArray[np.float64]
 ) -> MaximumTest:
     """Return the p-value of the height of each z, from the largest heights of all arrangements."""
     count, ordered = len(largest), np.sort(largest)
     reached = count - np.searchsorted(ordered, heights - _compute_slack(z))
-    rank = max(0, math.ceil((1 - alpha) * (count + 1)) - 1)
+    rank = max(0, math.ceil((1 - ALPHA) * (count + 1)) - 1)
     critical = ordered[rank] if rank < count else np.inf
     return MaximumTest(z, (1 + reached) / (1 + count), float(critical))
 
