@@ -191,8 +191,5 @@ def measure_parts(photo: Photo) -> NDArray[np.float64]:
     """
     values = photo.astype(float)
     parts = [part for row in np.array_split(values, _PARTS) for part in np.array_split(row, _PARTS, axis=1)]
-    columns = [
-        [kind.measure(values)] * len(parts) if kind.measure is measure_blockiness else [*map(kind.measure, parts)]
-        for kind in PROPERTIES
-    ]
-    return np.array([*zip(*columns, strict=True)])
+    columns = [[*map(kind.measure, [values] if kind.measure is measure_blockiness else parts)] for kind in PROPERTIES]
+    return np.stack(np.broadcast_arrays(*columns), 1)

@@ -181,15 +181,13 @@ class PropertyCandidate(CueCandidate):
         number = int(random.choice([number for number in range(len(PROPERTIES)) if number != self.number]))
         is_drawn = discovery.draw_other(self.target, random)
         numbers = np.array([record.properties[number] for record in discovery.records])
-        values = numbers[is_drawn].mean(), numbers[~is_drawn].mean()
-        sign = 1 if values[0] > values[1] else -1
-        return _build(self.target, number, sign, self.clarity, float(values[0]), float(values[1]))
+        return _build(self.target, number, self.clarity, numbers[is_drawn].mean(), numbers[~is_drawn].mean())
 
 
-def _build(target: int, number: int, sign: int, clarity: float, of_class: float, of_others: float) -> PropertyCandidate:
-    kind = PROPERTIES[number]
+def _build(target: int, number: int, clarity: float, of_class: float, of_others: float) -> PropertyCandidate:
+    kind, sign = PROPERTIES[number], 1 if of_class > of_others else -1
     name = f"{kind.high if sign > 0 else kind.low} ({kind.name})"
-    return PropertyCandidate(target, name, clarity, number, sign, of_class, of_others)
+    return PropertyCandidate(target, name, clarity, number, sign, float(of_class), float(of_others))
 
 
 def find_properties(discovery: Discovery) -> list[PropertyCandidate]:
@@ -197,9 +195,8 @@ def find_properties(discovery: Discovery) -> list[PropertyCandidate]:
     candidates, values = [], np.stack([record.properties for record in discovery.records])
     for target, _, mean, mean_of_others, tested in discovery.test_classes(np.concatenate([values, -values], 1)):
         for column in np.flatnonzero(tested.p <= ALPHA).tolist():
-            number, sign = column % len(PROPERTIES), 1 if column < len(PROPERTIES) else -1
-            of_class, of_others = (float(means[number]) for means in (mean, mean_of_others))
-            candidates.append(_build(target, number, sign, float(tested.z[column]), of_class, of_others))
+            number = column % len(PROPERTIES)
+            candidates.append(_build(target, number, float(tested.z[column]), mean[number], mean_of_others[number]))
     return _mark_outliers(discovery, candidates) if candidates else []
 
 
