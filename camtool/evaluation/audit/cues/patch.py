@@ -7,7 +7,7 @@ on photos looks the same in all of them, while an object differs in color, size 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar
@@ -140,31 +140,31 @@ def find_patches(discovery: Discovery) -> list[PatchCandidate]:
         layer, grid = discovery.images.choose_early_layer(discovery.records[0].index, _MOST_GRID)
     except CamtoolError:  # e.g. a model whose layers have no grid
         return []
-    records, windows = _cut_all(discovery, layer, max(2, round(_SIDE * grid)))
-    of_each = (_find_patches_of(discovery, target, records, windows, layer, grid) for target in discovery.targets)
+    windows = _cut_all(discovery, layer, max(2, round(_SIDE * grid)))
+    of_each = (_find_patches_of(discovery, target, windows, layer, grid) for target in discovery.targets)
     return [*chain.from_iterable(of_each)]
 
 
 def _find_patches_of(
-    discovery: Discovery, target: int, records: Sequence[ImageRecord], windows: Sequence[Tensor], layer: str, grid: int
+    discovery: Discovery, target: int, windows: Mapping[ImageRecord, Tensor], layer: str, grid: int
 ) -> Iterator[PatchCandidate]:
     """Yield the patches of a class.
 
     Args:
         discovery: The discovery half.
         target: The class.
-        records: All images with hot parts.
-        windows: The hot parts of each.
+        windows: The hot parts of each image that has some.
         layer: The layer.
         grid: The side of its grid.
     """
+    records = [*windows]
     is_class = np.array([record.target == target for record in records])
     if not is_class.any() or is_class.all():
         return
     rows = np.flatnonzero(is_class)[:_MOST_IMAGES].tolist()
     owners = np.repeat(rows, _PEAKS)
-    templates = torch.cat([_normalize(windows[row]) for row in rows])
-    cosines = np.stack([_match(templates, window) for window in windows])  # (images, templates)
+    templates = torch.cat([_normalize(windows[records[row]]) for row in rows])
+    cosines = np.stack([_match(templates, window) for window in windows.values()])  # (images, templates)
     for template in _choose_templates(cosines, is_class, owners):
         values = cosines[:, [template]]
         z = float(run_maximum_test(values, is_class, permutations=99, seed=discovery.seed).z[0])
@@ -174,15 +174,11 @@ def _find_patches_of(
         yield PatchCandidate(target, name, z, layer, templates[template], grid, place)
 
 
-def _cut_all(discovery: Discovery, layer: str, side: int) -> tuple[list[ImageRecord], list[Tensor]]:
-    """Return the records with hot parts at a layer, and the parts of each."""
-    records, windows = list[ImageRecord](), list[Tensor]()
-    for record in follow_each(discovery.records, Stage("Looking for patches", "image")):
-        parts = _cut_patches(discovery.images, record, layer, side)
-        if parts is not None:
-            records.append(record)
-            windows.append(parts)
-    return records, windows
+def _cut_all(discovery: Discovery, layer: str, side: int) -> dict[ImageRecord, Tensor]:
+    """Return the hot parts at a layer of each record that has some."""
+    records = follow_each(discovery.records, Stage("Looking for patches", "image"))
+    cut = {record: _cut_patches(discovery.images, record, layer, side) for record in records}
+    return {record: parts for record, parts in cut.items() if parts is not None}
 
 
 def _describe_usual_place(records: Sequence[ImageRecord]) -> str:
