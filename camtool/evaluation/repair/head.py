@@ -271,7 +271,8 @@ def train_norms(
         raise MetricError("layers: the model has no norm layers with parameters; give layers='last'.")
     trained = [*norms, *find_module(model, head.layer).parameters(recurse=False)]
     frozen = [parameter for parameter in trained if not parameter.requires_grad]
-    _require_gradients(frozen, is_required=True)
+    for parameter in frozen:
+        parameter.requires_grad_(True)
     outputs, labels = examples.select_outputs(len(head.read(model).weight))
     optimizer = torch.optim.Adam(trained, _RATE)
     for inputs, rows in (batch for epoch in range(_EPOCHS) for batch in iterate(epoch)):
@@ -284,11 +285,6 @@ def train_norms(
         for parameter, gradient in zip(trained, torch.autograd.grad(loss, trained), strict=True):
             parameter.grad = gradient
         optimizer.step()
-    for parameter in trained:
-        parameter.grad = None
-    _require_gradients(frozen, is_required=False)
-
-
-def _require_gradients(parameters: Iterable[nn.Parameter], *, is_required: bool) -> None:
-    for parameter in parameters:
-        parameter.requires_grad_(is_required)
+    optimizer.zero_grad()  # sets them to None
+    for parameter in frozen:
+        parameter.requires_grad_(False)

@@ -148,10 +148,8 @@ def _split_by_cue(cues: Sequence[Cue], answers: Sequence[Answer]) -> tuple[list[
 
 def _compare(run: AuditRun, answers: Sequence[Answer]) -> Accuracy:
     """Return the accuracies of both models on images, with intervals over groups, and their paired difference."""
-    if not answers:
-        return Accuracy(0, compute_share(0, 0), compute_share(0, 0), bootstrap_mean(np.empty(0)))
     groups = [answer.variant.group for answer in answers]
-    shares = average_groups(np.stack([answer.share_right for answer in answers]), groups)
+    shares = average_groups(np.reshape([answer.share_right for answer in answers], (-1, 2)), groups)
     before, after = (compute_share(float(side.sum()), len(side)) for side in shares.T)
     return Accuracy(len(answers), before, after, bootstrap_mean(shares[:, 1] - shares[:, 0], run.seed))
 

@@ -256,7 +256,6 @@ class Repair:
         """Return everything but the model and the pictures as JSON; unknown numbers are null."""
         content = {each.name: to_record(getattr(self, each.name)) for each in fields(self) if each.name != "model"}
         content["cues"] = [{**to_record(cue), "sentence": cue.sentence} for cue in self.cues]
-        content["changed"] = [to_record(answer._replace(picture=b"")) for answer in self.changed]
         for answer in content["changed"]:
             del answer["picture"]
         return encode_json({**content, "is_better": self.is_better, "reasons": self.reasons})
@@ -300,7 +299,7 @@ class Repair:
         pictures = [b64encode(answer.picture).decode() for answer in self.changed]
         answers = zip(shown["changed"], pictures, strict=True)
         changed = [{**answer, "picture": picture} for answer, picture in answers if picture]
-        page: str = render_template(
+        return render_template(
             "repair.html",
             ("dom.js", "theme.js"),
             read_template("report.css") + read_template("audit.css"),
@@ -315,7 +314,6 @@ class Repair:
             changed=changed,
             better=sum(answer.is_better for answer in self.changed),
         )
-        return page
 
 
 def _describe(answer: ChangedAnswer) -> str:

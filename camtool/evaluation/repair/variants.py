@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, groupby, islice
 from typing import Literal, NamedTuple, TypeAlias
@@ -88,13 +88,7 @@ class Cue:
 def _keep_in_memory() -> Remember:
     """Return what keeps numbers under their keys."""
     kept = dict[str, list[float]]()
-
-    def remember(key: str, compute: Callable[[], list[float]]) -> list[float]:
-        if key not in kept:
-            kept[key] = compute()
-        return kept[key]
-
-    return remember
+    return lambda key, compute: kept.get(key) or kept.setdefault(key, compute())
 
 
 class Variant(NamedTuple):
