@@ -325,14 +325,13 @@ class Probe:
 
     def draw(self, look: Look) -> NDArray[np.uint8]:
         """Return all images with their heat, ``(H, W, 3)``, in rows of eight."""
+        from skimage.util import montage
+
         heat = interpolate(look.maps[:, None].float(), self.shown.shape[-2:], mode="bilinear")[:, 0]
-        pictures = blend_batch(self.shown, heat).permute(0, 2, 3, 1).numpy()
-        count, height, width, _ = pictures.shape
-        columns = min(count, _COLUMNS)
-        page = np.full((-(-count // columns) * columns, height, width, 3), 255, np.uint8)
-        page[:count] = pictures
-        rows: NDArray[np.uint8] = page.reshape(-1, columns, height, width, 3).swapaxes(1, 2)
-        return rows.reshape(-1, columns * width, 3)
+        pictures = blend_batch(self.shown, heat).numpy()
+        columns = min(len(pictures), _COLUMNS)
+        grid = -(-len(pictures) // columns), columns
+        return np.asarray(montage(pictures, fill=(255,) * 3, grid_shape=grid, channel_axis=1))
 
 
 def _combine(tests: Sequence[MaximumTest]) -> Floats:

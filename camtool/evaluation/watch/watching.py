@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camtool.arguments.checks import check_count, check_number
+from camtool.arguments.explain_arguments import to_list
 from camtool.arguments.libraries import import_library, import_optional
 from camtool.arguments.message_parts import format_count, format_points
 from camtool.errors import MetricError, raise_interrupt
@@ -115,9 +116,7 @@ def find_writers(to: Any, folder: Path | None) -> list[Writer]:
         MetricError: An entry of ``to`` is nothing that can be written to.
     """
     folder = None if folder is None else _find_free(folder)
-    if to is None:
-        to = []
-    entries = [*to] if isinstance(to, (list, tuple)) else [to]
+    entries = [] if to is None else to_list(to)
     if not entries and folder is None:
         entries = _list_active_runs()
     writers = [make_writer(entry, folder) for entry in entries]
