@@ -413,7 +413,7 @@ def _list_layers(model: nn.Module, image: Tensor) -> list[str]:
 
 def _decide(allowed: Sequence[Tried], tried: Sequence[Tried], count: int) -> Recommendation:
     order, reference = tuple(sorted(tried, key=lambda trial: -trial.quality.mean())), tried[0]
-    front = tuple(trial for trial in order if not _is_dominated(trial, tried))
+    front = tuple(trial for trial in order if not any(_dominates(other, trial) for other in tried))
     if count < FEW_IMAGES:
         reason = (
             f"{_describe(reference, tried, count)} It is the default: a choice among them needs {FEW_IMAGES} images or "
@@ -462,10 +462,6 @@ def _is_worse(values: NDArray[np.float64] | None, best: NDArray[np.float64] | No
     difference = best - values
     error = difference.std(ddof=1) / np.sqrt(len(difference)) if len(difference) > 1 else 0.0
     return bool(difference.mean() > error)
-
-
-def _is_dominated(trial: Tried, tried: Sequence[Tried]) -> bool:
-    return any(_dominates(other, trial) for other in tried)
 
 
 def _dominates(first: Tried, second: Tried) -> bool:
