@@ -11,7 +11,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -382,10 +382,9 @@ class AuditImages:
                 readable.append((index, self.subject.preparer.prepare(self.sources[index])))
             except ImageError as error:  # noqa: PERF203  any image may be damaged
                 yield index, str(error)
-        done = 0
+        left = iter([index for index, _ in readable])
         for items in group_into_batches((item for _, item in readable), self.batch_size):
-            yield from self._record(items, [index for index, _ in readable[done : done + len(items)]])
-            done += len(items)
+            yield from self._record(items, [*islice(left, len(items))])
 
     def _record(self, items: list[PreparedInput], numbers: Sequence[int]) -> Iterator[tuple[int, list[ImageRecord]]]:
         logits = self.score(torch.stack([item.tensor for item in items]))
