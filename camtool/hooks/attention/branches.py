@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from camtool.hooks.attention.capture import AttentionMode, CapturedAttention, run_in_mode
-from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
+from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor, map_tensors
 from camtool.hooks.structures.tensor_table import TensorTable
 from camtool.hooks.tensor_products import iterate_tensors
 
@@ -99,7 +99,7 @@ class _Path:
     def add_operation(self, function: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
         """Add an operation if it returned tensors; what it said of shapes and types stays the same."""
         if any(True for _ in iterate_tensors(result)):
-            replaced = _map_tensors((args, kwargs), self._to_place)
+            replaced = map_tensors((args, kwargs), self._to_place)
             self._operations.append((function, *replaced))
             self._add_values(result)
 
@@ -217,17 +217,6 @@ def _writes(function: Any) -> bool:
     """Return True for an operation that writes to its first argument."""
     name = getattr(function, "__name__", "")
     return name in _WRITES or (name.endswith("_") and not name.endswith("__"))
-
-
-def _map_tensors(structure: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Return the arguments of a torch function with each tensor replaced."""
-    if isinstance(structure, Tensor):
-        return change(structure)
-    if isinstance(structure, (tuple, list)):
-        return type(structure)([_map_tensors(item, change) for item in structure])
-    if isinstance(structure, dict):
-        return {key: _map_tensors(item, change) for key, item in structure.items()}
-    return structure
 
 
 def _map_places(structure: Any, values: Sequence[Tensor]) -> Any:

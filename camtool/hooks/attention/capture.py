@@ -32,7 +32,7 @@ from torch.nn import functional
 from camtool.hooks.model_passes import run_model
 from camtool.hooks.private_torch import FunctionMode, run_without_override_check
 from camtool.hooks.state.guard import guard
-from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
+from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor, map_tensors
 from camtool.hooks.structures.tensor_table import TensorTable
 from camtool.hooks.tensor_products import PRODUCTS, Product, is_einsum, iterate_tensors, read_equation, read_product
 from camtool.hooks.tracing import add_module_hooks
@@ -135,11 +135,7 @@ def visit_attention(model: nn.Module, inputs: ModelInputs, visit: Callable[[Atte
     Returns:
         The output of the model.
     """
-    with guard(model) as cleanup, torch.no_grad():
-        mode = AttentionMode(find_main_tensor(inputs), visit=visit)
-        add_module_hooks(cleanup, model, mode.enter, mode.leave)
-        with mode:
-            return run_model(model, inputs)
+    return run_in_mode(partial(AttentionMode, visit=visit), model, inputs)[1]
 
 
 def record_softmax(model: nn.Module, inputs: ModelInputs) -> list[Tensor]:
@@ -399,7 +395,8 @@ class AttentionMode(FunctionMode):
         if operands is not None:
             weights, values = operands
             if self._is_held(weights.matrix):
-                args, kwargs = _replace_tensor((args, kwargs), values, values.detach())
+                held = values.detach()
+                args, kwargs = map_tensors((args, kwargs), lambda tensor: held if tensor is values else tensor)
             return self._keep_product(product, weights, func(*args, **kwargs))
         result = func(*args, **kwargs)
         are_batches = product.left.ndim >= 3 and product.right.ndim >= 3
@@ -504,15 +501,6 @@ class AttentionMode(FunctionMode):
             return tensor
         by_head: Tensor = tensor.unflatten(0, (self._batch_size, -1))
         return by_head
-
-
-def _replace_tensor(structure: Any, old: Tensor, new: Tensor) -> Any:
-    """Return the arguments of a torch function with one tensor replaced."""
-    if isinstance(structure, (tuple, list)):
-        return type(structure)(_replace_tensor(item, old, new) for item in structure)
-    if isinstance(structure, dict):
-        return {name: _replace_tensor(item, old, new) for name, item in structure.items()}
-    return new if structure is old else structure
 
 
 def _transpose_role(role: _Role, count: int, func: Any, args: Any, kwargs: dict[str, Any]) -> _Role:
