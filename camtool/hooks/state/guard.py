@@ -244,18 +244,13 @@ _EAGER_MODE = _EagerMode()
 
 def _forget_other_threads() -> None:
     """Release, in a forked child process, what other threads held: they may own the locks, but do not exist here."""
-    _EAGER_MODE.lock, _USES.lock = threading.RLock(), threading.RLock()
+    _EAGER_MODE.lock, _USES.lock, _TORCH_GENERATOR.lock = (threading.RLock() for _ in range(3))
     here = threading.get_ident()
     for use in list(_USES.by_model.values()):
         gone = [(holder, thread) for holder, thread in use.holders.items() if thread != here]
         # Without holders, another thread was just about to begin or to end its block.
         for holder, thread in gone if use.holders else [(Cleanup(), -1)]:
             _release_model(use.model, holder, thread)
-
-
-# Windows has no fork.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_other_threads)
 
 
 # ----------------------------------------------------------------------------------------------------------- buffers
@@ -458,10 +453,6 @@ class _TorchGenerator:
     """
 
     def __init__(self) -> None:
-        self.renew()
-
-    def renew(self) -> None:
-        """Make a new lock: in a forked process, no thread is left that would release the old one."""
         self.lock = threading.RLock()
 
 
@@ -469,7 +460,7 @@ _TORCH_GENERATOR = _TorchGenerator()
 
 # Windows has no fork.
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_TORCH_GENERATOR.renew)
+    os.register_at_fork(after_in_child=_forget_other_threads)
 
 
 def _are_equal(first: Any, second: Any) -> bool:
