@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from contextvars import ContextVar
 
 import torch
@@ -71,11 +72,8 @@ def iterate_chunks(count: int, size: int, stage: Stage | None = None) -> Iterato
     """
     if size < 1:
         raise MethodError(f"chunk must be 1 or more, got {size}; leave it out to run as many at once as fit.")
-    counter = follow_loop(count, stage)
-    try:
+    with closing(follow_loop(count, stage)) as counter:
         for start in range(0, count, size):
             part = slice(start, min(start + size, count))
             yield part
             counter.update(part.stop - part.start)
-    finally:
-        counter.close()

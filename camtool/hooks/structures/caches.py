@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from torch import nn
 
-from camtool.hooks.structures.modules import read_tree
+from camtool.hooks.structures.modules import drop_entry, read_tree
 from camtool.progress import follow_step
 
 _T = TypeVar("_T")
@@ -84,18 +84,13 @@ class _CachedAnswers:
     __slots__ = ("answers", "model", "structure")
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = weakref.ref(model, partial(_drop_answers, _CACHE, id(model)))
+        self.model = weakref.ref(model, partial(drop_entry, _CACHE, id(model)))
         self.answers = defaultdict[int, dict[Hashable, Any]](dict)
         self.structure = read_tree(model).structure
 
 
 # The answers by the id of the model, for as long as the model lives.
 _CACHE: dict[int, _CachedAnswers] = {}
-
-
-def _drop_answers(cache: dict[int, _CachedAnswers], key: int, _: object) -> None:
-    """Drop the answers about a model that is gone. When Python ends, this module may have no names any more."""
-    cache.pop(key, None)
 
 
 class cached_property(Generic[_T]):  # noqa: N801  the name of the standard library, which it replaces

@@ -165,7 +165,7 @@ def _walk_through(model: nn.Module, structure: Structure | None) -> ModuleTree:
     before = [] if structure is None else [reference() for reference in structure.modules]
     is_known = len(tree.modules) == len(before) and all(map(is_, tree.modules, before))
     if structure is None or not is_known or not structure.fits(tree):
-        _STRUCTURES[id(model)] = Structure(tree, partial(_drop_structure, _STRUCTURES, id(model)))
+        _STRUCTURES[id(model)] = Structure(tree, partial(drop_entry, _STRUCTURES, id(model)))
     return tree
 
 
@@ -184,9 +184,9 @@ def _list_modules(model: nn.Module) -> list[nn.Module]:
     return [*entered.values()]
 
 
-def _drop_structure(structures: dict[int, Structure], key: int, _: object) -> None:
-    """Drop the structure of a model that is gone. When Python ends, this module may have no names any more."""
-    structures.pop(key, None)
+def drop_entry(by_model: dict[int, Any], key: int, _: object) -> None:
+    """Drop what is kept of a model that is gone. When Python ends, this module may have no names any more."""
+    by_model.pop(key, None)
 
 
 # ---------------------------------------------------------------------------------------------------------------- names
