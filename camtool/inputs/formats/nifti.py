@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import zlib
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ class NiftiOrigin(Origin):
         data = image.to_bytes()
         with open_atomically(path) as stream:
             # Without a time stamp, so that the same heatmap gives the same bytes.
-            stream.write(_compress(data) if path.name.lower().endswith(".gz") else data)
+            stream.write(gzip.compress(data, 6, mtime=0) if path.name.lower().endswith(".gz") else data)
 
     def _build_image(self, heatmap: NDArray[np.float32]) -> Any:
         """Return the heatmap as an image of nibabel in the orientation of the file."""
@@ -254,8 +255,3 @@ def _decompress_start(header: bytes) -> bytes:
         return zlib.decompressobj(31).decompress(header, _HEADER_BYTES)
     except zlib.error:
         return b""
-
-
-def _compress(data: bytes) -> bytes:
-    compressor = zlib.compressobj(6, zlib.DEFLATED, 31)
-    return compressor.compress(data) + compressor.flush()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -366,10 +366,9 @@ def _choose_contrast(
 
 def _parse_nodata(text: Any) -> float | None:
     """Return the value that GDAL marks pixels without data with; ``None`` if there is none."""
-    try:
+    with suppress(ValueError):
         return float(str(text).strip("\0 "))
-    except ValueError:
-        return None
+    return None
 
 
 # Little-endian TIFF, big-endian TIFF, little-endian BigTIFF.
