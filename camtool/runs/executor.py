@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -307,13 +307,8 @@ def _read_photo(explainer: Explainer[Any], max_side: int | None, job: Job) -> _P
     return _Photo(job, (name, prepare_photo(explainer, job.source, name, max_side)), facts)
 
 
-@dataclass(frozen=True)
-class _Explained:
-    """A photo that the model is done with: its explanations, or the reason why there are none."""
-
-    job: Job
-    facts: Mapping[str, Any]
-    result: list[Explanation] | str
+# A photo that the model is done with, and its explanations, or the reason why there are none.
+_Explained: TypeAlias = "tuple[_Photo, list[Explanation] | str]"
 
 
 def _explain_photos(
@@ -351,7 +346,7 @@ def _explain_photos(
             # Of a photo in which nothing was found there is no model to ask.
             if has_regions and not isinstance(result, str) and result[0].source is not None:
                 result = _add_regions(photo.job, result)
-            yield _Explained(photo.job, photo.facts, result)
+            yield photo, result
         results.clear()  # explanations that are written are not kept while the next batch is explained
 
 
@@ -385,12 +380,13 @@ def _record_batch(
 
 def _write_results(writer: ResultWriter, folder: Path, explained: _Explained) -> tuple[PhotoOutcome, dict[str, Any]]:
     """Write the files of a photo, and return the outcome and what is recorded of it."""
-    outcome = writer.write_results(explained.job, explained.result)
+    photo, result = explained
+    outcome = writer.write_results(photo.job, result)
     if isinstance(outcome, Failure):
-        return outcome, {**explained.facts, "failure": outcome.reason}
+        return outcome, {**photo.facts, "failure": outcome.reason}
     names = [name for line in outcome.lines for name in line.files.values()]
     files = {name: {"bytes": (folder / name).stat().st_size, "sha256": hash_file(folder / name)} for name in names}
-    return outcome, {**explained.facts, "explanations": [to_row(line) for line in outcome.lines], "files": files}
+    return outcome, {**photo.facts, "explanations": [to_row(line) for line in outcome.lines], "files": files}
 
 
 def _restore_outcome(job: Job, record: PhotoRecord) -> PhotoOutcome:
