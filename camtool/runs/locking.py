@@ -82,11 +82,9 @@ def _release(descriptor: int, path: Path) -> None:
     """
     if sys.platform == "win32":
         os.close(descriptor)
-        with suppress(OSError):
-            path.unlink()
-    else:
-        with suppress(OSError):
-            path.unlink()
+    with suppress(OSError):
+        path.unlink()
+    if sys.platform != "win32":
         os.close(descriptor)
 
 

@@ -67,11 +67,6 @@ class OutputSettings:
     has_legend: bool = False
 
 
-def _accept_all(_: Explanation) -> str | None:
-    """Return None: any explanation can be written."""
-    return None
-
-
 @dataclass(frozen=True)
 class SaveKind:
     """One kind of file.
@@ -88,7 +83,7 @@ class SaveKind:
     choose_suffix: Callable[[str], str]
     marker: str
     is_picture: bool = True
-    describe_refusal: Callable[[Explanation], str | None] = _accept_all
+    describe_refusal: Callable[[Explanation], str | None] = lambda _: None
 
 
 def _write_overlay(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None) -> None:

@@ -119,11 +119,8 @@ def decode_heatmap(row: Mapping[str, Any]) -> npt.NDArray[np.float32]:
 
 def to_columns(rows: Iterable[Row]) -> dict[str, list[Any]]:
     """Return rows as column → values, with ``None`` for what a row leaves out."""
-    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-    for row in rows:
-        for name, values in columns.items():
-            values.append(row.get(name))
-    return columns
+    listed = [*rows]
+    return {name: [row.get(name) for row in listed] for name in COLUMNS}
 
 
 def get_schema() -> Any:

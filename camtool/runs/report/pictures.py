@@ -331,10 +331,9 @@ def _remove_unused(folder: Path, rows: Sequence[RowPictures]) -> None:
 def link_to(path: Path, folder: Path) -> str:
     """Return the URL of a file relative to a page in ``folder``; an absolute one if it is on another drive."""
     target = Path(os.path.abspath(path))  # noqa: PTH100  the browser does not resolve links, so neither may we
-    try:
+    with suppress(ValueError):
         return _quote(PurePath(os.path.relpath(target, os.path.abspath(folder))))  # noqa: PTH100
-    except ValueError:
-        return target.as_uri()
+    return target.as_uri()
 
 
 def _quote(path: PurePath) -> str:
