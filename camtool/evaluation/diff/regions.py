@@ -129,17 +129,15 @@ class RegionOutcome:
 
 def find_moved_regions(
     records: Sequence[PairRecord], groups: Sequence[int], targets: Sequence[int], seed: int
-) -> list[MovedRegion]:
-    """Return the regions of the discovery half to or from which the heat of a class moved.
+) -> Iterator[MovedRegion]:
+    """Yield the regions of the discovery half to or from which the heat of a class moved.
 
     Places are those of a maximum statistic over cells and the border, with the models of each image swapped at random.
     If heat moved in many images, but to other places in each, the region is the cells around its largest gain in each.
     """
-    regions = list[MovedRegion]()
     for target in targets:
         own = [(record, group) for record, group in zip(records, groups, strict=True) if record.target == target]
-        regions += _find_regions_of(target, own, seed)
-    return regions
+        yield from _find_regions_of(target, own, seed)
 
 
 def _find_regions_of(target: int, own: Sequence[tuple[PairRecord, int]], seed: int) -> Iterator[MovedRegion]:
@@ -159,15 +157,14 @@ def _find_regions_of(target: int, own: Sequence[tuple[PairRecord, int]], seed: i
 
 def _find_places(
     gain: NDArray[np.float64], z: NDArray[np.float64], z_of_border: float, critical: float
-) -> list[tuple[NDArray[np.bool_], float]]:
-    """Return the cells of each place with enough gain, and its largest z."""
+) -> Iterator[tuple[NDArray[np.bool_], float]]:
+    """Yield the cells of each place with enough gain, and its largest z."""
     places = [cells for cells in find_regions(gain, z > critical)[:_MOST_PER_CLASS] if gain[cells].sum() >= HEAT_FLOOR]
-    found = [(cells, float(z[cells].max())) for cells in places]
+    yield from ((cells, float(z[cells].max())) for cells in places)
     # A corner is a part of the border, but no change of all of it.
     rest = gain[_BORDER & ~np.any([np.zeros_like(_BORDER), *places], 0)].sum()
     if z_of_border > critical and rest >= max(HEAT_FLOOR, gain[_BORDER].sum() / 2):
-        found.append((_BORDER, z_of_border))
-    return found
+        yield _BORDER, z_of_border
 
 
 @dataclass(eq=False, kw_only=True)

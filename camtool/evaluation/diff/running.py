@@ -156,8 +156,8 @@ class _Comparison(Run):
         recorded = self.record_all(self.pairs.record_batch, PairRecord.to_list)
         records = [PairRecord.from_list(index, values) for index, values in recorded.items()]
         found, tested = self.split(records, "near-duplicates and bursts")
-        regions = find_moved_regions(found.records, found.groups, self.choose_classes([found, tested]), self.seed)
-        regions.sort(key=lambda region: -region.clarity)
+        moved = find_moved_regions(found.records, found.groups, self.choose_classes([found, tested]), self.seed)
+        regions = sorted(moved, key=lambda region: -region.clarity)
         rest = self.passes - PASSES_PER_PAIR * len(records)
         regions, left, most = self.share_passes(regions, self._count_passes, rest, _MOST_IMAGES)
         rest -= sum(self._count_passes(region, most) for region in regions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from io import StringIO
 from pathlib import Path
@@ -153,14 +153,14 @@ class Evaluation:
         A mean is bold if it is measurably better than those of all other rows: the 95 % bootstrap interval of the
         paired difference excludes 0, for six images or more. ``random`` is never bold.
         """
-        header, *rows = self._list_cells("**{}**")
+        header, *rows = self._iterate_cells("**{}**")
         lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
         lines.insert(1, f"|---|{'---:|' * (len(header) - 1)}")
         return "\n".join([*lines, "", self._caption]) + "\n"
 
     def to_latex(self) -> str:
         """Return the table as a LaTeX ``table`` with a caption, which needs no package: as :meth:`to_markdown`."""
-        header, *rows = [[_escape_latex(cell) for cell in cells] for cells in self._list_cells("\\textbf{{{}}}")]
+        header, *rows = [[_escape_latex(cell) for cell in cells] for cells in self._iterate_cells("\\textbf{{{}}}")]
         lines = [r"\begin{table}", r"\centering", f"\\caption{{{_escape_latex(self._caption)}}}"]
         lines += [f"\\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\hline"]
         lines += [f"{' & '.join(header)} \\\\", r"\hline", *(f"{' & '.join(cells)} \\\\" for cells in rows)]
@@ -237,15 +237,14 @@ class Evaluation:
         is_best = all(row is best or _is_positive(rated[best] - rated[row], self.seed) for row in rated)
         return best.name if is_best else ""
 
-    def _list_cells(self, bold: str) -> list[list[str]]:
-        """Return the cells of the table, its header first; ``bold`` is the format of a mean that is the best."""
+    def _iterate_cells(self, bold: str) -> Iterator[list[str]]:
+        """Yield the cells of the table, its header first; ``bold`` is the format of a mean that is the best."""
         best = {metric: self._find_best(metric) for metric in self.metrics}
         arrows = {name: _UP if METRICS[name].higher_is_better else _DOWN for name in self.metrics}
-        rows = [["method", *(f"{name} {arrow}" for name, arrow in arrows.items()), "ms/image"]]
+        yield ["method", *(f"{name} {arrow}" for name, arrow in arrows.items()), "ms/image"]
         for row in self.rows:
             cells = [self._format_cell(row, name, bold if row.name == best[name] else "{}") for name in self.metrics]
-            rows.append([row.name, *cells, _format_time(row.milliseconds)])
-        return rows
+            yield [row.name, *cells, _format_time(row.milliseconds)]
 
     def _format_cell(self, row: EvaluationRow, metric: str, style: str) -> str:
         mean, low, high = bootstrap_mean(row.values[metric], self.seed)
