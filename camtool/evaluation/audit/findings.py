@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -80,7 +80,7 @@ class Conclusion:
         by_key = {finding.key: outcome for outcome, finding in reversed(confirmed)}
         if self.folder is not None:
             self._write_pictures(self.folder, by_key, findings)
-        described = zip(decoys, self._list_keys(decoys), strict=True)
+        described = zip(decoys, self._iterate_keys(decoys), strict=True)
         return Audit(
             findings=findings,
             rejected=tuple(rejected),
@@ -104,7 +104,7 @@ class Conclusion:
     ) -> tuple[list[tuple[Outcome, Finding]], list[Finding]]:
         """Return the outcomes that are confirmed, each as a finding, and the findings of those that are not."""
         confirmed, rejected = list[tuple[Outcome, Finding]](), list[Finding]()
-        for outcome, q, key in zip(outcomes, q_values, self._list_keys(outcomes), strict=True):
+        for outcome, q, key in zip(outcomes, q_values, self._iterate_keys(outcomes), strict=True):
             if outcome.reason:
                 continue
             finding = replace(self._describe(outcome, q, len(outcomes), key), verdict=self.verdicts.get(key))
@@ -160,17 +160,16 @@ class Conclusion:
             return True
         return again.reason in ("", UNCHANGEABLE) and not (again.p <= self.run.level and again.is_large)
 
-    def _list_keys(self, outcomes: Sequence[Outcome]) -> list[str]:
-        """Return a key for each candidate that names no image, so that it stays as it is if images are added."""
-        keys, counts = list[str](), Counter[str]()
+    def _iterate_keys(self, outcomes: Sequence[Outcome]) -> Iterator[str]:
+        """Yield a key for each candidate that names no image, so that it stays as it is if images are added."""
+        counts = Counter[str]()
         for candidate in (outcome.candidate for outcome in outcomes):
             label = self.run.name_class(candidate.target)
             if self.run.names is not None and [*self.run.names].count(label) > 1:
                 label += f" ({candidate.target})"
             key = f"{label}: {candidate.kind}: {candidate.title}"
             counts[key] += 1
-            keys.append(f"{key} {counts[key]}" if counts[key] > 1 else key)
-        return keys
+            yield f"{key} {counts[key]}" if counts[key] > 1 else key
 
     def _note_verdicts(self, confirmed: Sequence[Finding]) -> None:
         unused = [repr(key) for key in self.verdicts if key not in {finding.key for finding in confirmed}]

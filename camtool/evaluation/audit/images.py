@@ -144,14 +144,12 @@ def pack_records(records: Sequence[ImageRecord]) -> list[float]:
     return [value for values in lists for value in (float(len(values)), *values)]
 
 
-def unpack_records(index: int, values: Sequence[float]) -> list[ImageRecord]:
-    """Return the records of an image with these values."""
-    records = []
+def unpack_records(index: int, values: Sequence[float]) -> Iterator[ImageRecord]:
+    """Yield the records of an image with these values."""
     while values:
         end = 1 + int(values[0])
-        records.append(ImageRecord.from_list(index, values[1:end]))
+        yield ImageRecord.from_list(index, values[1:end])
         values = values[end:]
-    return records
 
 
 @dataclass(eq=False)

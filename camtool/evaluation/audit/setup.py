@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, starmap
 from pathlib import Path
@@ -142,7 +142,7 @@ class AuditRun(Run):
 
     def make_views(self, records: Sequence[ImageRecord], halves: Sequence[Half[ImageRecord]]) -> list[View]:
         """Return the classes that have enough images, with the images in which they are compared."""
-        return self._split_by_label(self._choose_classes(records, halves), *halves)
+        return [*self._split_by_label(self._choose_classes(records, halves), *halves)]
 
     def make_tester(self, view: View, permutations: int = statistics.PERMUTATIONS) -> CueTester:
         """Return the tests of the candidates of a view, with a number of arrangements in each."""
@@ -167,11 +167,13 @@ class AuditRun(Run):
         self.not_tested.append(f"{what}: a cue of a class is what the others lack; add images of other classes.")
         return []
 
-    def _split_by_label(self, usable: Sequence[int], found: Half[ImageRecord], tested: Half[ImageRecord]) -> list[View]:
-        """Return classes with the records of both halves: all at once, or each label against the images without it."""
-        if not usable or not self.images.head.is_independent:
-            return [View(usable, found, tested)] if usable else []
-        views = list[View]()
+    def _split_by_label(
+        self, usable: Sequence[int], found: Half[ImageRecord], tested: Half[ImageRecord]
+    ) -> Iterator[View]:
+        """Yield classes with the records of both halves: all at once, or each label against the images without it."""
+        if usable and not self.images.head.is_independent:
+            yield View(usable, found, tested)
+            return
         for target in usable:
             view = View([target], self._select_label(found, target), self._select_label(tested, target))
             least = min(
@@ -179,11 +181,10 @@ class AuditRun(Run):
                 for half in (view.found, view.tested)
             )
             if least >= LEAST_GROUPS:
-                views.append(view)
+                yield view
             else:
                 text = f"{self.units} without it in a half: {least}; {LEAST_GROUPS} are needed."
                 self.not_tested.append(f"'{self.name_class(target)}': {text}")
-        return views
 
     def _select_label(self, half: Half[ImageRecord], target: int) -> Half[ImageRecord]:
         """Return one record of each image: that of the label if it has it, else its first one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
@@ -140,16 +140,15 @@ def _list_bursts(times: Sequence[tuple[str, float] | None]) -> list[tuple[int, i
     ]
 
 
-def _find_near_pairs(hashes: NDArray[np.uint8]) -> list[list[int]]:
-    """Return the pairs of images whose hashes differ in few bits, also of those that are set in one of the two."""
+def _find_near_pairs(hashes: NDArray[np.uint8]) -> Iterator[list[int]]:
+    """Yield the pairs of images whose hashes differ in few bits, also of those that are set in one of the two."""
     bits = np.unpackbits(hashes, axis=1).astype(np.float32)
-    pairs, counts = [], bits.sum(1)
+    counts = bits.sum(1)
     for start in range(0, len(bits), _CHUNK):
         both = bits[start : start + _CHUNK] @ bits[start:].T
         either = counts[start : start + _CHUNK, None] + counts[start:] - both
         is_near = either - both <= np.minimum(_NEAR, _NEAR_SHARE * either)
-        pairs += (start + np.argwhere(np.triu(is_near, 1))).tolist()
-    return pairs
+        yield from (start + np.argwhere(np.triu(is_near, 1))).tolist()
 
 
 def split_in_halves(

@@ -108,8 +108,8 @@ def test_a_place_beside_a_frame_is_what_is_left_of_it_outside():
 
 def test_images_without_frames_give_no_candidate():
     records = [make_record(number, int(number >= 20)) for number in range(40)]
-    assert find_frames(make_discovery(draw_noise(40), records)) == []
-    assert find_positions(make_discovery(draw_noise(40), records)) == []
+    assert [*find_frames(make_discovery(draw_noise(40), records))] == []
+    assert [*find_positions(make_discovery(draw_noise(40), records))] == []
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_patch_may_occur_in_a_few_images_of_other_classes():
     cosines[:12] = 0.9
     cosines[195:, 0] = 0.95  # 2.8 % of the others have it as well
     cosines[150:, 1] = 0.95  # 28 %
-    assert _choose_templates(cosines, is_class, np.array([0, 1])) == [0]
+    assert [*_choose_templates(cosines, is_class, np.array([0, 1]))] == [0]
 
 
 def test_the_estimated_rate_of_false_discoveries():

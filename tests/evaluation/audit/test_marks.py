@@ -51,14 +51,14 @@ def test_a_mark_is_found_with_its_pixels_whatever_the_heat():
     changed = mark.locate_change(images, images.prepare(0))
     assert changed[:9, :9].all()  # with the gap and a rim of a pixel
     assert changed.sum() == 81
-    assert find_marks(make_marked_discovery(draw_noise(60))) == []
+    assert [*find_marks(make_marked_discovery(draw_noise(60)))] == []
 
 
 def test_what_all_classes_have_in_common_is_no_mark_and_does_not_stand_still():
     images = draw_noise(60)
     images[:, :, :8, :8] = 0.5
     discovery = make_marked_discovery(images)
-    assert find_marks(discovery) == []
+    assert [*find_marks(discovery)] == []
     assert not discovery.find_usual_image(0).still.any()
 
 

@@ -229,11 +229,11 @@ def test_two_places_with_one_name_have_numbers_of_their_own(monkeypatch):
     assert [one.area for one in result.findings] == [0.09]
     # Their keys differ as well, also if only one is a finding.
     assert [one.key for one in (*result.findings, *result.rejected)][:1] == ["red: place: here"]
-    names = Conclusion._list_keys(
+    names = Conclusion._iterate_keys(
         SimpleNamespace(run=SimpleNamespace(names=["a", "b", "a"], name_class=["a", "b", "a"].__getitem__)),
         [Outcome(replace(both[0], target=target)) for target in (0, 0, 1, 2)],
     )
-    assert names == ["a (0): place: here", "a (0): place: here 2", "b: place: here", "a (2): place: here"]
+    assert [*names] == ["a (0): place: here", "a (0): place: here 2", "b: place: here", "a (2): place: here"]
     assert not any(one.area == 0.1 and one.p < 0.1 for one in result.rejected)
 
 

@@ -1,6 +1,6 @@
 """The candidate for a cue: how strongly an image has it, and how images look without it, and with it.
 
-A kind of candidates is one file with a function ``find_...(discovery) -> list of candidates`` in ``KINDS`` of
+A kind of candidates is one file with a function ``find_...(discovery) -> candidates`` in ``KINDS`` of
 :mod:`camtool.evaluation.audit.cues.kinds`, and a subclass of :class:`CueCandidate`.
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,7 +15,7 @@ from camtool.evaluation.audit.cues.patch import find_patches
 from camtool.evaluation.audit.cues.place import find_frames, find_places, find_positions
 from camtool.evaluation.audit.cues.property import find_colors, find_properties
 
-Find: TypeAlias = Callable[[Discovery], Sequence[CueCandidate]]
+Find: TypeAlias = Callable[[Discovery], Iterable[CueCandidate]]
 
 
 @dataclass(frozen=True)

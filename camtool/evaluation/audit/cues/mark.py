@@ -5,7 +5,7 @@ They are looked for in the images and not in their heat, which fades at corners,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -64,9 +64,8 @@ class MarkCandidate(PlaceCandidate):
         return MarkCandidate(self.target, place.name, self.clarity, place.cells, usual, pixels)
 
 
-def find_marks(discovery: Discovery) -> list[MarkCandidate]:
-    """Return the places where images of a class look the same and others do not, by a permuted maximum statistic."""
-    candidates = list[MarkCandidate]()
+def find_marks(discovery: Discovery) -> Iterator[MarkCandidate]:
+    """Yield the places where images of a class look the same and others do not, by a permuted maximum statistic."""
     for target in discovery.targets:
         usual = discovery.find_usual_image(target)
         if not usual.still.any():
@@ -80,8 +79,7 @@ def find_marks(discovery: Discovery) -> list[MarkCandidate]:
             around = max_pool2d(torch.from_numpy(cells)[None].float(), 3, 1, 1)[0].numpy() > 0
             pixels = usual.still & _to_pixels(around, usual.still)
             name = f"the same pixels in {describe_place(cells)}"
-            candidates.append(MarkCandidate(target, name, float(z[cells].max()), cells, usual, pixels))
-    return candidates
+            yield MarkCandidate(target, name, float(z[cells].max()), cells, usual, pixels)
 
 
 def _share_cells(pixels: Tensor) -> NDArray[np.float64]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import ClassVar
 
 import numpy as np
@@ -132,17 +131,17 @@ class PatchCandidate(RegionCandidate):
         return PatchCandidate(self.target, name, self.clarity, self.layer, template, self.grid, place)
 
 
-def find_patches(discovery: Discovery) -> list[PatchCandidate]:
-    """Return the patches that many images of a class have at their hottest parts, and few of other classes."""
+def find_patches(discovery: Discovery) -> Iterator[PatchCandidate]:
+    """Yield the patches that many images of a class have at their hottest parts, and few of other classes."""
     if not discovery.targets:
-        return []
+        return
     try:
         layer, grid = discovery.images.choose_early_layer(discovery.records[0].index, _MOST_GRID)
     except CamtoolError:  # e.g. a model whose layers have no grid
-        return []
+        return
     windows = _cut_all(discovery, layer, max(2, round(_SIDE * grid)))
-    of_each = (_find_patches_of(discovery, target, windows, layer, grid) for target in discovery.targets)
-    return [*chain.from_iterable(of_each)]
+    for target in discovery.targets:
+        yield from _find_patches_of(discovery, target, windows, layer, grid)
 
 
 def _find_patches_of(
@@ -191,20 +190,20 @@ def _describe_peak(record: ImageRecord) -> str:
     return describe_place(np.asarray(record.heat == record.heat.max()))
 
 
-def _choose_templates(cosines: NDArray[np.float64], is_class: NDArray[np.bool_], owners: NDArray[np.int_]) -> list[int]:
-    """Return the templates that match many images of the class better than nearly all images of other classes."""
+def _choose_templates(
+    cosines: NDArray[np.float64], is_class: NDArray[np.bool_], owners: NDArray[np.int_]
+) -> Iterator[int]:
+    """Yield the templates that match many images of the class better than nearly all images of other classes."""
     matches = cosines > np.quantile(cosines[~is_class], 1 - _STRAY, axis=0)
     matches[owners, np.arange(len(owners))] = False  # itself
     matches &= is_class[:, None]
-    chosen = []
     for _ in range(_MOST_PER_CLASS):
         counts = matches.sum(0)
         best = int(counts.argmax())
         if counts[best] < _LEAST_SHARE * is_class.sum():
             break
-        chosen.append(best)
+        yield best
         matches = matches & ~matches[:, [best]]
-    return chosen
 
 
 def _cut_patches(images: AuditImages, record: ImageRecord, layer: str, side: int) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -102,14 +102,13 @@ class PlaceCandidate(RegionCandidate):
         return any(edge.any() for edge in (self.cells[0], self.cells[-1], self.cells[:, 0], self.cells[:, -1]))
 
 
-def find_places(discovery: Discovery) -> list[PlaceCandidate]:
-    """Return the places at which a class has more heat than the others, by a permuted maximum statistic over cells."""
-    candidates, heats = [], np.stack([record.heat.ravel() for record in discovery.records])
+def find_places(discovery: Discovery) -> Iterator[PlaceCandidate]:
+    """Yield the places at which a class has more heat than the others, by a permuted maximum statistic over cells."""
+    heats = np.stack([record.heat.ravel() for record in discovery.records])
     for target, _, mean, mean_of_others, tested in discovery.test_classes(heats):
         z, difference = tested.z.reshape(GRID, GRID), (mean - mean_of_others).reshape(GRID, GRID)
-        regions = find_regions(difference, z > tested.critical)[:_MOST_PER_CLASS]
-        candidates += [PlaceCandidate(target, describe_place(cells), float(z[cells].max()), cells) for cells in regions]
-    return candidates
+        for cells in find_regions(difference, z > tested.critical)[:_MOST_PER_CLASS]:
+            yield PlaceCandidate(target, describe_place(cells), float(z[cells].max()), cells)
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,12 +223,11 @@ def find_still_cells(usual: UsualImage) -> NDArray[np.bool_]:
     return np.asarray(still.cpu())
 
 
-def find_positions(discovery: Discovery) -> list[PositionCandidate]:
-    """Return the classes whose heat has another center than that of the others, by a permuted maximum statistic.
+def find_positions(discovery: Discovery) -> Iterator[PositionCandidate]:
+    """Yield the classes whose heat has another center than that of the others, by a permuted maximum statistic.
 
     The heat of what stands still in a class, e.g. of a mark in a corner, is left out.
     """
-    candidates = list[PositionCandidate]()
     for target in discovery.targets:
         usual = discovery.find_usual_image(target)
         still = find_still_cells(usual)
@@ -241,8 +239,7 @@ def find_positions(discovery: Discovery) -> list[PositionCandidate]:
             others = [_measure_spread(centers[discovery.classes == other]) for other in rest]
             is_fixed = _measure_spread(centers[is_own]) <= _MOST_SPREAD * np.median(others)
             name, goals = _name_position(center), centers[~is_own]
-            candidates.append(PositionCandidate(target, name, z, center, goals, usual, bool(is_fixed)))
-    return candidates
+            yield PositionCandidate(target, name, z, center, goals, usual, bool(is_fixed))
 
 
 def _measure_spread(centers: NDArray[np.float64]) -> float:
@@ -334,9 +331,8 @@ def measure_frame(image: Tensor) -> NDArray[np.int_]:
     return np.array(counts)
 
 
-def find_frames(discovery: Discovery) -> list[FrameCandidate]:
-    """Return the classes whose images have a frame, or a wider one than those of other classes."""
-    candidates = []
+def find_frames(discovery: Discovery) -> Iterator[FrameCandidate]:
+    """Yield the classes whose images have a frame, or a wider one than those of other classes."""
     widths = np.stack([measure_frame(discovery.images.prepare(record.index).tensor) for record in discovery.records])
     for target, is_own, _, _, tested in discovery.test_classes(widths.astype(float)):
         usual = [
@@ -346,8 +342,7 @@ def find_frames(discovery: Discovery) -> list[FrameCandidate]:
         if any(usual):
             sides = [side for side, width in zip(("upper", "lower", "left", "right"), usual, strict=True) if width]
             name = f"a frame of one color ({'all sides' if len(sides) == 4 else ', '.join(sides)})"
-            candidates.append(FrameCandidate(target, name, float(tested.z.max()), np.array(usual)))
-    return candidates
+            yield FrameCandidate(target, name, float(tested.z.max()), np.array(usual))
 
 
 def find_regions(difference: NDArray[np.float64], is_significant: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:

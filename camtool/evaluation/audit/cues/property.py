@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -190,18 +190,18 @@ def _build(target: int, number: int, clarity: float, of_class: float, of_others:
     return PropertyCandidate(target, name, clarity, number, sign, float(of_class), float(of_others))
 
 
-def find_properties(discovery: Discovery) -> list[PropertyCandidate]:
+def find_properties(discovery: Discovery) -> Iterable[PropertyCandidate]:
     """Return the properties in which a class differs from the others, by a permuted maximum statistic."""
     candidates, values = [], np.stack([record.properties for record in discovery.records])
     for target, _, mean, mean_of_others, tested in discovery.test_classes(np.concatenate([values, -values], 1)):
         for column in np.flatnonzero(tested.p <= ALPHA).tolist():
             number = column % len(PROPERTIES)
             candidates.append(_build(target, number, float(tested.z[column]), mean[number], mean_of_others[number]))
-    return _mark_outliers(discovery, candidates) if candidates else []
+    return _mark_outliers(discovery, candidates) if candidates else ()
 
 
-def _mark_outliers(discovery: Discovery, candidates: Sequence[PropertyCandidate]) -> list[PropertyCandidate]:
-    """Return candidates, with a mark on those by which the class stands out.
+def _mark_outliers(discovery: Discovery, candidates: Sequence[PropertyCandidate]) -> Iterator[PropertyCandidate]:
+    """Yield candidates, with a mark on those by which the class stands out.
 
     All parts of its photos must have the property, those with least and those with most of it, or it may be one of an
     object, and more of it than all other classes: where classes are kinds of photos, all differ. What is no color must
@@ -211,15 +211,13 @@ def _mark_outliers(discovery: Discovery, candidates: Sequence[PropertyCandidate]
     photos = (discovery.images.prepare(record.index).photo for record in discovery.records)
     parts = np.stack([*map(measure_parts, photos)])
     signed = np.stack([np.quantile(sign * parts, _STRAY, axis=1) for sign in (1, -1)], 1)
-    marked = list[PropertyCandidate]()
     for candidate in candidates:
         ends = signed[:, :: candidate.sign, candidate.number] * (1, -1)
         own, _, is_beyond = _measure_distances(ends, discovery, candidate.target)
         _, others, _ = _measure_distances(signed.reshape(len(parts), -1), discovery, candidate.target)
         is_alone = PROPERTIES[candidate.number].is_color or own[0] > others.max(initial=0)
         is_outlier = is_alone and is_beyond.all() and own.min() >= _LEAST_DISTANCE
-        marked.append(replace(candidate, is_outlier=bool(is_outlier)))
-    return marked
+        yield replace(candidate, is_outlier=bool(is_outlier))
 
 
 def _measure_distances(
@@ -300,9 +298,8 @@ class ColorCandidate(RegionCandidate):
         return ColorCandidate(self.target, _name(number), self.clarity, number, float(shares[number]))
 
 
-def find_colors(discovery: Discovery) -> list[ColorCandidate]:
-    """Return the colors that a class has more of than the others, by a permuted maximum statistic over colors."""
-    candidates = list[ColorCandidate]()
+def find_colors(discovery: Discovery) -> Iterator[ColorCandidate]:
+    """Yield the colors that a class has more of than the others, by a permuted maximum statistic over colors."""
     shares = np.stack([read_colors(discovery.images, record.index) for record in discovery.records])
     for target, is_own, _, _, tested in discovery.test_classes(shares.clip(max=_CAP)):
         of_class = shares[is_own].mean(0)
@@ -311,9 +308,8 @@ def find_colors(discovery: Discovery) -> list[ColorCandidate]:
             number = int(z.argmax())
             if z[number] <= 0:
                 break
-            candidates.append(ColorCandidate(target, _name(number), float(z[number]), number, float(of_class[number])))
+            yield ColorCandidate(target, _name(number), float(z[number]), number, float(of_class[number]))
             z[_list_near(number)] = 0
-    return candidates
 
 
 def read_colors(images: AuditImages, index: int) -> NDArray[np.float64]:

@@ -135,7 +135,7 @@ def _describe(finding: Mapping[str, Any], pictures: list[dict[str, Any]]) -> dic
     return {
         **finding,
         "effects": effects,
-        "numbers": _list_numbers(finding, effects),
+        "numbers": [*_iterate_numbers(finding, effects)],
         "smallest": format_percent(finding["smallest_share"]),
         "accuracies": _list_accuracies(finding),
         "pictures": pictures,
@@ -169,15 +169,14 @@ def _count_images(effect: Mapping[str, Any]) -> str:
     return f"{format_count(effect['images'], 'image')}{groups}"
 
 
-def _list_numbers(finding: Mapping[str, Any], effects: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    numbers = [("Images with it", f"{finding['present']} of {finding['class_count']} of the class")]
-    numbers += [("q, corrected for all candidates", f"{finding['q']:.2g}")]
-    numbers += [(f"{effect['verb']}: probability beyond controls", effect["probability"]) for effect in effects]
+def _iterate_numbers(finding: Mapping[str, Any], effects: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    yield "Images with it", f"{finding['present']} of {finding['class_count']} of the class"
+    yield "q, corrected for all candidates", f"{finding['q']:.2g}"
+    yield from ((f"{effect['verb']}: probability beyond controls", effect["probability"]) for effect in effects)
     if finding["area"] is not None:
-        numbers.append(("Share of the input", format_percent(finding["area"])))
+        yield "Share of the input", format_percent(finding["area"])
     if finding["smallest_share"] is not None:
-        numbers.append(("Smallest effect that would show", f"{format_percent(finding['smallest_share'])} of answers"))
-    return numbers
+        yield "Smallest effect that would show", f"{format_percent(finding['smallest_share'])} of answers"
 
 
 def _list_accuracies(finding: Mapping[str, Any]) -> list[dict[str, Any]]:
