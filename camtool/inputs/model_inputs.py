@@ -236,33 +236,27 @@ def select_image_input(
         LayerError: The layers depend on none of the images at the call, or they do not fit.
     """
     shapes = tuple((key, _get_image_shape(inputs)) for key, inputs in candidates.items())
-    key = None if score is None else score.key
-    question = "image", shapes, None if layers is None else tuple(layers), call_index, key
-    return remember_for_model(model, question, lambda: _try_candidates(model, candidates, layers, call_index, score))
+    asked, score_key = None if layers is None else tuple(layers), None if score is None else score.key
+    question = "image", shapes, asked, call_index, score_key
 
+    def try_candidates() -> tuple[Key, int]:
+        """Run a forward pass for each call and candidate until the layers depend on one."""
+        first, inputs = next(iter(candidates.items()))
+        calls = _iterate_calls(model, inputs, layers) if call_index is None else (call_index,)
+        for call in calls:
+            for key, candidate in candidates.items():
+                if depends_on_image(model, candidate, layers, call_index=call, score=score):
+                    return key, call
+        # If the layers do not fit at all, this raises an error that says why.
+        last = -1 if call_index is None else call_index
+        names = [layer.name for layer in find_layers(model, inputs, layers, call_index=last, score=score)]
+        when = "" if call_index is None else f" at call_index={call_index}"
+        raise LayerError(
+            f"layer {' + '.join(names)} does not depend on input {first!r}{when}; name the layer that sees it with "
+            "layer=, another of its calls with call_index=, or another input with image=."
+        )
 
-def _try_candidates(
-    model: nn.Module,
-    candidates: Mapping[Key, nested_tensors.ModelInputs],
-    layers: Sequence[str] | None,
-    call_index: int | None,
-    score: UserScore | None,
-) -> tuple[Key, int]:
-    """Run a forward pass for each call and candidate until the layers depend on one."""
-    first, inputs = next(iter(candidates.items()))
-    calls = _iterate_calls(model, inputs, layers) if call_index is None else (call_index,)
-    for call in calls:
-        for key, candidate in candidates.items():
-            if depends_on_image(model, candidate, layers, call_index=call, score=score):
-                return key, call
-    # If the layers do not fit at all, this raises an error that says why.
-    last = -1 if call_index is None else call_index
-    names = [layer.name for layer in find_layers(model, inputs, layers, call_index=last, score=score)]
-    when = "" if call_index is None else f" at call_index={call_index}"
-    raise LayerError(
-        f"layer {' + '.join(names)} does not depend on input {first!r}{when}; name the layer that sees it with "
-        "layer=, another of its calls with call_index=, or another input with image=."
-    )
+    return remember_for_model(model, question, try_candidates)
 
 
 def _iterate_calls(model: nn.Module, inputs: nested_tensors.ModelInputs, layers: Sequence[str] | None) -> range:
