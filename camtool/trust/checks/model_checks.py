@@ -55,9 +55,7 @@ def find_training_modules(model: nn.Module) -> list[str]:
     return [
         name
         for name, module in iterate_hookable_modules(model)
-        if isinstance(module, (*_BATCH_NORMS, *DROPOUTS))
-        and module.training
-        and (not isinstance(module, DROPOUTS) or module.p > 0)
+        if isinstance(module, (*_BATCH_NORMS, *DROPOUTS)) and module.training and getattr(module, "p", 1) > 0
     ]
 
 
