@@ -341,7 +341,9 @@ class CueTester(Tester[ImageRecord]):
         others = np.flatnonzero(~is_class & ~is_answer & ~has_it)
         used = self.draw(present[is_answer[present]].tolist(), candidate.key, "removal")
         recipients = self.draw(others.tolist(), candidate.key, "transplant", most=len(used))
-        presence_p = self._test_presence(strengths, is_class)
+        units, of_class = statistics.average_units(strengths[:, None], self.groups, is_class)
+        tested = statistics.run_maximum_test(units, of_class, permutations=self.permutations, seed=self.seed)
+        presence_p = float(tested.p[0])
         choice = self._choices[candidate.key] = _Choice(is_class, present, others, used, recipients, presence_p)
         return choice
 
@@ -371,10 +373,6 @@ class CueTester(Tester[ImageRecord]):
         if self.counter is not None:
             (self.counter.update if is_new else self.counter.leave_out)(count)
         return values
-
-    def _test_presence(self, strengths: NDArray[np.float64], is_class: NDArray[np.bool_]) -> float:
-        units, of_class = statistics.average_units(strengths[:, None], self.groups, is_class)
-        return float(statistics.run_maximum_test(units, of_class, permutations=self.permutations, seed=self.seed).p[0])
 
     def _try(
         self, candidate: CueCandidate, rows: Sequence[int], partners: NDArray[np.int_], *, is_removal: bool

@@ -107,11 +107,9 @@ class Discovery:
     def find_usual_image(self, target: int) -> UsualImage:
         """Return what the inputs of a class show, which is found once."""
         if target not in self._usual:
-            own, others = (
-                [record.index for record in self.records if (record.target == target) == is_own][:_MOST_COMPARED]
-                for is_own in (True, False)
-            )
-            inputs = ([self.images.prepare(index).tensor for index in indices] for indices in (own, others))
+            is_own = self.classes == target
+            chosen = (np.flatnonzero(mask)[:_MOST_COMPARED].tolist() for mask in (is_own, ~is_own))
+            inputs = ([self.images.prepare(self.records[row].index).tensor for row in rows] for rows in chosen)
             self._usual[target] = find_usual_image(*inputs)
         return self._usual[target]
 
