@@ -8,7 +8,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -91,6 +91,10 @@ class AppServer:
     Args:
         settings: The settings.
 
+    Attributes:
+        folder: The temporary folder with all files that the server makes and receives; empty before it runs.
+        url: The address of the page; empty before it runs.
+
     Raises:
         CamtoolError: Gradio is not installed, the folder is none, or the port is in use.
     """
@@ -98,35 +102,20 @@ class AppServer:
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._folder = None if settings.folder is None else ImageFolder(settings.folder)
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self._blocks: Any = None
-        self._earlier: dict[str, str | None] = {}
-        self.url = ""
+        self._stack = ExitStack()
+        self.folder = self.url = ""
 
     def __enter__(self) -> AppServer:
-        self._temporary = tempfile.TemporaryDirectory(prefix="camtool-app-")
-        self._earlier = {name: os.environ.get(name) for name in (_UPLOADS, _PROXIES)}
-        try:
-            _run_in_event_loop(partial(self._start, Path(self._temporary.name)))
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
+        with ExitStack() as stack:
+            self.folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="camtool-app-"))
+            for name in (_UPLOADS, _PROXIES):
+                stack.callback(_set_variable, name, os.environ.get(name))
+            _run_in_event_loop(partial(self._start, Path(self.folder), stack))
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._blocks is not None:
-            self._blocks.close(verbose=False)
-        for name, value in self._earlier.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-        if self._temporary is not None:
-            self._temporary.cleanup()
-
-    @property
-    def folder(self) -> str:
-        """The temporary folder with all files that the server makes and receives; empty if it does not run."""
-        return "" if self._temporary is None else self._temporary.name
+        self._stack.close()
 
     def wait(self) -> None:
         """Wait until the user stops the process.
@@ -138,7 +127,7 @@ class AppServer:
             # A wait without an end could not be interrupted on Windows.
             threading.Event().wait(3600)
 
-    def _start(self, folder: Path) -> None:
+    def _start(self, folder: Path, stack: ExitStack) -> None:
         disk = DiskSpace(folder / "cache", _to_bytes(self._settings.max_disk))
         _prepare_environment(disk.folder, is_behind_proxy=bool(self._settings.names))
         import_library("gradio", "the page needs Gradio", "'camtool[app]'")
@@ -146,13 +135,14 @@ class AppServer:
         from camtool.app.html_fragments import read_asset
         from camtool.app.page import build_page, build_theme
 
-        self._blocks = build_page(Actions(self._build_workbench(), self._build_page_settings(disk)))
-        self._blocks.queue(max_size=_MAX_WAITING, default_concurrency_limit=4, api_open=False)
+        blocks: Any = build_page(Actions(self._build_workbench(), self._build_page_settings(disk)))
+        stack.callback(blocks.close, verbose=False)
+        blocks.queue(max_size=_MAX_WAITING, default_concurrency_limit=4, api_open=False)
         settings = self._settings
         names = frozenset(name.lower() for name in settings.names)
         rules = FilterRules(settings.host, names, disk, _to_bytes(settings.max_upload), settings.auth is not None)
         with RaiseAs(lambda error: CamtoolError(f"the page cannot be served at {settings.host}: {error}"), OSError):
-            _, self.url, _ = self._blocks.launch(
+            _, self.url, _ = blocks.launch(
                 server_name=settings.host,
                 server_port=_find_port(settings.host) if settings.port == 0 else settings.port,
                 auth=settings.auth,
@@ -224,6 +214,12 @@ def describe_exposure(host: str, auth: tuple[str, str] | None) -> str:
         "FOLDER and make this machine work. The connection is not encrypted."
         + ("" if auth else " Add --auth-file FILE to ask for a password.")
     )
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
 
 
 def _prepare_environment(cache: Path, *, is_behind_proxy: bool) -> None:
