@@ -139,7 +139,7 @@ class Actions:
             if time.monotonic() - started > _THUMBNAIL_SECONDS:
                 break
             with suppress(ImageError):  # whoever chooses it from the list is told
-                image = self.workbench.read_pixels(self._find_photo(name), max_side=4 * _THUMBNAIL)
+                image = self.workbench.read_pixels(self._get_folder().find(name), max_side=4 * _THUMBNAIL)
                 pictures.append((str(number), name, _crop(image)))
         count = len(self.photos)
         line = f"{len(pictures)} of {count} photos; the others are in the list." if len(pictures) < count else ""
@@ -180,10 +180,10 @@ class Actions:
             raise ImageError("no image is chosen; choose one from the list.")
         return self._show_image(self._read_photo(name), session)
 
-    def _find_photo(self, name: str) -> Path:
+    def _get_folder(self) -> ImageFolder:
         if self.settings.folder is None:
             raise ImageError("this page has no folder of images.")
-        return self.settings.folder.find(name)
+        return self.settings.folder
 
     def _read_photo(self, name: str) -> StoredImage:
         """Read and keep an image of the folder.
@@ -191,8 +191,8 @@ class Actions:
         Raises:
             ImageError: The folder has no such image, or it cannot be read.
         """
-        path, folder = self._find_photo(name), self.settings.folder
-        assert folder is not None
+        folder = self._get_folder()
+        path = folder.find(name)
         with hide_folders_in_errors(str(path)):
             return self.workbench.read_image(path, name, *folder.write_code(name))
 
