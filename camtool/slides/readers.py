@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from os import PathLike, fspath
@@ -20,7 +20,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from typing_extensions import Self
 
 from camtool.arguments.checks import check_not_url
 from camtool.arguments.libraries import import_library
@@ -56,7 +55,7 @@ class Level:
     downsample: float
 
 
-class SlideReader(ABC):
+class SlideReader(AbstractContextManager["SlideReader"]):
     """An open slide, which reads regions of its levels.
 
     Attributes:
@@ -87,9 +86,6 @@ class SlideReader(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the file."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
