@@ -33,6 +33,7 @@ from camtool.geometry.cell_centers import AxisCenters, CellCenters
 from camtool.hooks.observation import get_call, run_with_graph_from_image
 from camtool.hooks.private_torch import get_node_shape, get_saved_integers, get_saved_value
 from camtool.hooks.state.guard import guard
+from camtool.hooks.structures.graph_nodes import list_nodes
 from camtool.hooks.structures.modules import WeightStates, list_weights, runs_outside_torch
 from camtool.hooks.structures.nested_tensors import ModelInputs, find_main_tensor
 from camtool.layers.depths import has_other_paths, iterate_graph
@@ -155,7 +156,7 @@ def _read_graph(model: nn.Module, inputs: ModelInputs, layer: Layer, call_index:
             _may_be_moved(output),
             is_mixed or reads.come_before(output) or may_read_in_script(model),
             is_cut=not is_scaled_down(grid, size),
-            is_transformed=any(node.name().startswith("Fft") for node in _list_nodes(output)),
+            is_transformed=any(node.name().startswith("Fft") for node in list_nodes(output)),
         )
 
 
@@ -192,16 +193,8 @@ def _may_be_moved(output: Tensor) -> bool:
     return any(
         _MOVING.match(node.name())
         or (node.name().startswith("CatBackward") and get_saved_integers(node, "dim")[0] not in (0, 1))
-        for node in _list_nodes(output)
+        for node in list_nodes(output)
     )
-
-
-def _list_nodes(output: Tensor) -> list[Node]:
-    """Return the nodes of the graph of a tensor."""
-    nodes: dict[Node, None] = {}
-    for node in () if output.grad_fn is None else iterate_graph(output.grad_fn, nodes):
-        nodes[node] = None
-    return [*nodes]
 
 
 class LayerPlace(NamedTuple):

@@ -27,6 +27,7 @@ from camtool.hooks.observation import get_call, run_with_graph_from_image
 from camtool.hooks.private_torch import get_saved_value
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.caches import remember_for_model
+from camtool.hooks.structures.graph_nodes import find_reachable, get_inputs
 from camtool.hooks.structures.modules import find_module, has_matrix
 from camtool.hooks.structures.nested_tensors import ModelInputs, describe_shapes
 from camtool.hooks.tracing import trace
@@ -184,11 +185,11 @@ def _count_paths_through(nodes: Mapping[str, Node | None], image: Tensor, end: N
         if get_saved_value(node, "variable") is image:
             from_image[node] = 1
         else:
-            from_image[node] = sum(from_image[child] for child in _list_children(node))
+            from_image[node] = sum(from_image[child] for child in get_inputs(node))
     to_end = dict.fromkeys(from_image, 0)
     to_end[end] = 1
     for node in reversed(from_image):  # a node comes after those that it uses
-        for child in _list_children(node):
+        for child in get_inputs(node):
             to_end[child] += to_end[node]
     return {name: 0 if node is None else from_image.get(node, 0) * to_end.get(node, 0) for name, node in nodes.items()}
 
@@ -213,12 +214,10 @@ def has_other_paths(output: Any, layer: Tensor, image: Tensor) -> bool:
         return False
     if root is None or start is None:
         return False
-    before: dict[Node, bool] = {}  # the nodes that the layer is computed from, and itself
-    for node in iterate_graph(start, before):
-        before[node] = True
+    before = find_reachable([start])  # the nodes that the layer is computed from, and itself
     sees_image, follows = _trace_graph(root, start, image)
     for node in (node for node, is_behind in follows.items() if is_behind and node is not start):
-        for other in (child for child in _list_children(node) if sees_image[child] and not follows[child]):
+        for other in (child for child in get_inputs(node) if sees_image[child] and not follows[child]):
             if not _ADDED.match(node.name()) or _sees_by_weights(other, before, sees_image):
                 return True
     return False
@@ -229,25 +228,16 @@ def _trace_graph(root: Node, start: Node, image: Tensor) -> tuple[dict[Node, boo
     sees_image: dict[Node, bool] = {}
     follows: dict[Node, bool] = {}
     for node in iterate_graph(root, sees_image):
-        children = _list_children(node)
+        children = get_inputs(node)
         sees_image[node] = get_saved_value(node, "variable") is image or any(sees_image[child] for child in children)
         follows[node] = node is start or any(follows[child] for child in children)
     return sees_image, follows
 
 
-def _sees_by_weights(node: Node, before: Mapping[Node, bool], sees_image: Mapping[Node, bool]) -> bool:
+def _sees_by_weights(node: Node, before: set[Node], sees_image: Mapping[Node, bool]) -> bool:
     """Check that a node depends on the image by an operation with weights that is none of those before the layer."""
-    seen = dict(before)
-    for ancestor in iterate_graph(node, seen):
-        seen[ancestor] = True
-        if sees_image[ancestor] and _WEIGHTED.search(ancestor.name()):
-            return True
-    return False
-
-
-def _list_children(node: Node) -> list[Node]:
-    """Return the nodes that a node uses."""
-    return [child for child, _ in node.next_functions if child is not None]
+    ancestors = find_reachable({node} - before, lambda ancestor: [*{*get_inputs(ancestor)} - before])
+    return any(sees_image[ancestor] and _WEIGHTED.search(ancestor.name()) for ancestor in ancestors)
 
 
 def iterate_graph(root: Node, ends: Container[Node]) -> Iterator[Node]:
@@ -259,7 +249,7 @@ def iterate_graph(root: Node, ends: Container[Node]) -> Iterator[Node]:
             stack.pop()
         elif node not in entered:
             entered.add(node)
-            stack += _list_children(node)
+            stack += get_inputs(node)
         else:
             stack.pop()
             yield node
