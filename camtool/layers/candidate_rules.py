@@ -341,18 +341,9 @@ ORDER: tuple[Rule[TokenOrder], ...] = (
 # ------------------------------------------------------------------------------------------------------- projections
 
 
-class Projection(NamedTuple):
-    """Name of the layer that an attention projects to queries, keys and values; ``None`` for other layers."""
-
-    source: str | None
-
-
-# Rules on layers that no other rule excludes.
-PROJECTION: tuple[Rule[Projection], ...] = (
+# Rules on layers that no other rule excludes, by the name of the layer that an attention projects to queries, keys and
+# values; ``None`` for other layers.
+PROJECTION: tuple[Rule[str | None], ...] = (
     # CaiT and attention pooling: keys and values each show a part of what their source shows.
-    Rule(
-        "attention projection",
-        lambda projection: projection.source is not None,
-        verdict="a projection of {facts.source}",
-    ),
+    Rule("attention projection", lambda source: source is not None, verdict="a projection of {facts}"),
 )

@@ -612,7 +612,7 @@ def _exclude_projections(
     """Return the candidates, with a verdict on those that a rule on projections excludes."""
     sources = find_projection_sources(calls, [output.calls for output in outputs], judged)
     return [
-        replace(candidate, verdict=candidate.verdict or rules.find_verdict(rules.PROJECTION, rules.Projection(source)))
+        replace(candidate, verdict=candidate.verdict or rules.find_verdict(rules.PROJECTION, source))
         for candidate, source in zip(judged, sources, strict=True)
     ]
 
