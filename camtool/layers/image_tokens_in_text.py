@@ -80,8 +80,6 @@ class TiledImage:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TiledImage) and vars(self) == vars(other)
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 def find_image_tokens(model: nn.Module, inputs: ModelInputs) -> ImageTokens | None:
     """Return the tokens of the image in the text; None for a model that is called without a text.
