@@ -325,9 +325,7 @@ class AttentionMaps(image_writing.Displayable):
         if box is None:
             return photo
         width = max(1, round(_LINE_WIDTH * photo.shape[1] / _IMAGE_WIDTH))
-        x0, y0, x1, y1 = box
-        enlarged = regions.grow_to_one_pixel((times * x0, times * y0, times * x1, times * y1))
-        return regions.draw_boxes(photo, [enlarged], width=width)
+        return regions.draw_boxes(photo, [regions.grow_to_one_pixel(box, times)], width=width)
 
 
 def check_head(head: Head, count: int, layer: str) -> int | None:

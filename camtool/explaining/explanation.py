@@ -228,9 +228,7 @@ class Explanation:
         pixels = view.draw_overlay(heatmap, alpha=alpha, colormap=colormap)
         if self.box is None:
             return pixels
-        x0, y0, x1, y1 = self.box
-        box = regions.grow_to_one_pixel((times * x0, times * y0, times * x1, times * y1))
-        return regions.draw_boxes(pixels, [box], labels=[self._caption])
+        return regions.draw_boxes(pixels, [regions.grow_to_one_pixel(self.box, times)], labels=[self._caption])
 
     def _draw_enlarged(self, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP) -> NDArray[np.uint8]:
         """Return the overlay for saving and showing, in which a small photo is enlarged."""

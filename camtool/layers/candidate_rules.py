@@ -340,7 +340,6 @@ ORDER: tuple[Rule[TokenOrder], ...] = (
 
 # ------------------------------------------------------------------------------------------------------- projections
 
-
 # Rules on layers that no other rule excludes, by the name of the layer that an attention projects to queries, keys and
 # values; ``None`` for other layers.
 PROJECTION: tuple[Rule[str | None], ...] = (

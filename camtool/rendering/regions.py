@@ -151,8 +151,7 @@ def find_boxes(heatmap: NDArray[Any], *, threshold: float | None = None) -> list
     """
     import cv2
 
-    heat = pixel_checks.clip_heatmap(pixel_checks.check_heatmap(heatmap))
-    level = _find_level(heat, threshold)
+    heat, level = _find_level(heatmap, threshold)
     if level is None:
         return []
     _, _, stats, _ = cv2.connectedComponentsWithStats((heat >= level).astype(np.uint8), connectivity=8)
@@ -179,8 +178,7 @@ def find_contours(heatmap: NDArray[Any], *, threshold: float | None = None) -> l
     """
     from skimage.measure import find_contours as trace_contours
 
-    heat = pixel_checks.clip_heatmap(pixel_checks.check_heatmap(heatmap))
-    level = _find_level(heat, threshold)
+    heat, level = _find_level(heatmap, threshold)
     if level is None:
         return []
     rows_columns = trace_contours(np.pad(heat, 1, constant_values=-1), level - _HAIR, fully_connected="high")  # type: ignore[no-untyped-call]
@@ -222,9 +220,9 @@ def draw_boxes(
     return _draw_labels(drawn, corners, labels, paper=_WHITE, ink=_INK)
 
 
-def grow_to_one_pixel(box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
-    """Return the box, enlarged to one pixel where it is empty, as boxes of detectors may be."""
-    x0, y0, x1, y1 = box
+def grow_to_one_pixel(box: tuple[float, float, float, float], times: int = 1) -> tuple[float, float, float, float]:
+    """Return the box, ``times`` as large, and of one pixel where it is empty, as boxes of detectors may be."""
+    x0, y0, x1, y1 = (times * edge for edge in box)
     return x0, y0, max(x1, x0 + 1), max(y1, y0 + 1)
 
 
@@ -248,16 +246,17 @@ def draw_contours(
     return _draw_outlines(photo, [_check_polygon(points) for points in contours], color, width)
 
 
-def _find_level(heat: Floats, threshold: float | None) -> float | None:
-    """Return the lowest heat of regions; None for a constant heatmap, which has no regions."""
+def _find_level(heatmap: NDArray[Any], threshold: float | None) -> tuple[Floats, float | None]:
+    """Return the heat, clipped, and the lowest of regions; None for a constant heatmap, which has no regions."""
+    heat = pixel_checks.clip_heatmap(pixel_checks.check_heatmap(heatmap))
     check_number("threshold", threshold, least=0, most=1, optional=True, error=OverlayError)
     if pixel_checks.is_constant_heat(heat):
-        return None
+        return heat, None
     if threshold is not None:
-        return float(threshold)
+        return heat, float(threshold)
     from skimage.filters import threshold_otsu
 
-    return float(threshold_otsu(heat))  # type: ignore[no-untyped-call]
+    return heat, float(threshold_otsu(heat))  # type: ignore[no-untyped-call]
 
 
 def choose_line_width(photo: Pixels, per_side: int = _WIDTHS_PER_SIDE) -> int:
