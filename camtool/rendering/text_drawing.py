@@ -60,13 +60,12 @@ def load_font_for(text: str, size: int) -> Font:
 
 def find_undrawable(texts: Iterable[str]) -> list[str]:
     """Return the texts with letters that no font of this system has."""
-    undrawable = []
-    for text in texts:
-        letters = frozenset(_list_letters(text))
-        name = _choose_font(letters)
-        if not all(_has_letter(name, letter) for letter in letters):
-            undrawable.append(text)
-    return undrawable
+    return [text for text in texts if not _is_drawable(frozenset(_list_letters(text)))]
+
+
+def _is_drawable(letters: frozenset[str]) -> bool:
+    name = _choose_font(letters)
+    return all(_has_letter(name, letter) for letter in letters)
 
 
 def _list_letters(text: str) -> list[str]:
