@@ -126,11 +126,9 @@ class ImageFolder:
             ImageError: The folder has no such image.
         """
         path = self._root / name
-        try:
+        is_inside = False
+        with suppress(OSError):  # the name is longer than the system allows
             is_inside = "\0" not in name and self._is_served(path)
-        except OSError:
-            # The name is longer than the system allows.
-            is_inside = False
         if not is_inside:
             raise ImageError(f"the folder has no image {name!r}; choose one from the list.")
         return resolve(path)

@@ -176,10 +176,9 @@ def _select_missing(requirements: list[Requirement], extra: str) -> Iterator[str
         marker = requirement.marker
         if marker is None or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": extra}):
             continue
-        try:
+        is_met = False
+        with suppress(metadata.PackageNotFoundError):
             is_met = requirement.specifier.contains(metadata.version(requirement.name), prereleases=True)
-        except metadata.PackageNotFoundError:
-            is_met = False
         if not is_met:
             yield f"{requirement.name}{requirement.specifier}"
 

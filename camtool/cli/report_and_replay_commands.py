@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -171,13 +172,11 @@ def _repeat_run(context: typer.Context, replayer: Replayer, arguments: list[str]
     assert context.parent is not None
     group: Any = context.parent.command
     command = group.get_command(context.parent, "run")
-    options = [*_build_options(command, replayer.description["command"]), *arguments]
     paths = map(str, replayer.description["command"]["paths"])
-    try:
-        with command.make_context("run", [*options, "--", *paths], parent=context.parent, obj=replayer) as child:
-            command.invoke(child)
-    except typer.Exit:
-        pass  # `camtool run` ends with it
+    given = [*_build_options(command, replayer.description["command"]), *arguments, "--", *paths]
+    # `camtool run` ends with an exit.
+    with suppress(typer.Exit), command.make_context("run", given, parent=context.parent, obj=replayer) as child:
+        command.invoke(child)
 
 
 def _build_options(command: Any, values: Mapping[str, Any]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import mimetypes
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path, PurePath
@@ -104,11 +104,9 @@ def unwrap_layer(wrapper: nn.Module, layer: str | nn.Module) -> str | nn.Module:
         return inner.find_layer(layer)
     if isinstance(layer, nn.Module) or wrapper is inner:
         return layer
-    try:
+    with suppress(AttributeError):  # the name is one of the model inside, or unknown
         return wrapper.get_submodule(layer)
-    except AttributeError:
-        # The name is one of the model inside, or unknown.
-        return layer
+    return layer
 
 
 def build_text_encoder(whole: nn.Module) -> TextEncoder:

@@ -226,11 +226,10 @@ class OpenSlideReader(SlideReader):
     def _read_mpp(self) -> float | None:
         """Return the micrometers per pixel; ``None`` if unknown or if pixels are not square."""
         names = (self._openslide.PROPERTY_NAME_MPP_X, self._openslide.PROPERTY_NAME_MPP_Y)
-        try:
+        with suppress(KeyError, ValueError):
             across, down = (float(self._slide.properties[name]) for name in names)
-        except (KeyError, ValueError):
-            return None
-        return (across + down) / 2 if abs(across - down) <= 0.02 * max(across, down) else None
+            return (across + down) / 2 if abs(across - down) <= 0.02 * max(across, down) else None
+        return None
 
     def read(self, level: int, x: int, y: int, width: int, height: int) -> Pixels:
         """Return a region of a level; see :meth:`SlideReader.read`."""

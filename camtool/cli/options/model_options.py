@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args
@@ -196,10 +196,9 @@ def _parse_numbers(option: str, text: str | None, channels: ChannelOrder | None)
     """
     if text is None:
         return None
-    try:
+    numbers: list[float] = []
+    with suppress(ValueError):
         numbers = [float(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
     allowed = (1,) if channels == "gray" else (1, 3)
     if len(numbers) not in allowed:
         example = "0.449" if channels == "gray" else "0.485,0.456,0.406"

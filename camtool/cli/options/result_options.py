@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args
@@ -115,10 +116,9 @@ def parse_targets(texts: list[str] | None) -> list[Top | AllDetections | int | s
 
 def _parse_confidence(text: str, number: str) -> float:
     """Return the number of ``detections:NUMBER``."""
-    try:
+    confidence = -1.0
+    with suppress(ValueError):
         confidence = float(number)
-    except ValueError:
-        confidence = -1.0
     if not 0 <= confidence <= 1:
         raise CamtoolError(f"--target {text}: the confidence must be a number from 0 to 1, e.g. detections:0.5.")
     return confidence
@@ -143,10 +143,9 @@ def parse_method_options(texts: list[str] | None, reserved: tuple[str, ...]) -> 
             raise CamtoolError(f"--option {option!r} is not of the form NAME=VALUE, e.g. samples=50.")
         if name in reserved:
             raise CamtoolError(f"--option {option!r} is not an option of a method; use --{name.replace('_', '-')}.")
-        try:
+        options[name] = text
+        with suppress(ValueError, RecursionError):
             options[name] = json.loads(text)
-        except (ValueError, RecursionError):
-            options[name] = text
     return options
 
 

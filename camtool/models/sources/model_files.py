@@ -6,7 +6,7 @@ import json
 import warnings
 from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from io import StringIO
 from os import PathLike
 from pathlib import Path, PurePath
@@ -107,10 +107,9 @@ def _check_files_beside(path: Path) -> None:
     Raises:
         ModelError: The weights of a graph of OpenVINO, or a file that a graph of ONNX names, are something else.
     """
-    try:
+    siblings = [path.with_suffix(".bin")]
+    with suppress(OSError):  # a folder may be entered that cannot be listed; only this name is known then, of OpenVINO
         siblings = [*path.parent.iterdir()]
-    except OSError:  # a folder may be entered that cannot be listed; only the name beside a graph of OpenVINO is known
-        siblings = [path.with_suffix(".bin")]
     others = [sibling for sibling in siblings if not (sibling.is_file() or sibling.is_dir()) and sibling.exists()]
     content = path.read_bytes() if others else b""
     for each in others:
