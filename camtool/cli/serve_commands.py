@@ -6,6 +6,7 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -141,12 +142,10 @@ def serve_tools(
 
     # The threads that wait for input and run a tool cannot be interrupted: with Python's own handler, Ctrl-C would wait
     # for them. Programs for assistants end the server by SIGTERM.
-    handlers = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with ExitStack() as undo:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            undo.callback(signal.signal, number, signal.signal(number, end))
         server.run()
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def _match_weights(names: Sequence[str], weights: Sequence[Path] | None) -> dict[str, str | None]:

@@ -10,7 +10,7 @@ import mimetypes
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path, PurePath
@@ -229,12 +229,10 @@ def _check_calls(name: str | Callable[[Tensor], Any], calls: Mapping[str, Any]) 
 def _silence_retries() -> Iterator[None]:
     """Hide in the block that the client of the Hugging Face hub tries again; if all fails, an error says so."""
     log = logging.getLogger("huggingface_hub")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
+    with ExitStack() as undo:
+        undo.callback(log.setLevel, log.level)
+        log.setLevel(logging.ERROR)
         yield
-    finally:
-        log.setLevel(before)
 
 
 def _wrap_towers(loaded: Loaded) -> Loaded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -176,12 +176,10 @@ def _load_safely() -> Iterator[None]:
         yield
         return
     tasks = import_module("ultralytics.nn.tasks")
-    before = getattr(tasks, _SAFE_LOAD)
-    setattr(tasks, _SAFE_LOAD, True)
-    try:
+    with ExitStack() as undo:
+        undo.callback(setattr, tasks, _SAFE_LOAD, getattr(tasks, _SAFE_LOAD))
+        setattr(tasks, _SAFE_LOAD, True)
         yield
-    finally:
-        setattr(tasks, _SAFE_LOAD, before)
 
 
 def _is_of_ultralytics(model: nn.Module) -> bool:
