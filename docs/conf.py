@@ -9,6 +9,7 @@ from typing import Any
 from sphinx.pycode import ModuleAnalyzer
 
 import camtool
+from camtool.rendering import design
 
 _HERE = Path(__file__).parent
 
@@ -36,17 +37,18 @@ python_maximum_signature_line_length = 88
 
 html_theme = "pydata_sphinx_theme"
 html_title = "camtool"
-html_favicon = str(_HERE / "site" / "icon.svg")
+html_favicon = html_logo = str(design.LOGO)
 html_context = {"default_mode": "auto"}
 html_sidebars: dict[str, list[str]] = {"index": [], "start": []}
 smartquotes = False  # options of commands have two hyphens
-html_static_path = [str(_HERE / "site")]
-html_css_files = ["style.css"]
+html_static_path = [str(_HERE / "site"), str(design.LOGO.with_name("tokens.css"))]
+html_css_files = ["tokens.css", "style.css"]
 html_show_sourcelink = False
 html_copy_source = False
 html_show_copyright = False
 html_use_index = False  # the page "API" lists all names
 html_theme_options = {
+    "logo": {"text": "camtool", "alt_text": "camtool"},
     "github_url": "https://github.com/camtool/camtool",
     "header_links_before_dropdown": 6,
     "navigation_depth": 2,

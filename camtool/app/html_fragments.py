@@ -32,7 +32,8 @@ def build_picture(pixels: Pixels, explanation: Explanation, look: Look, millisec
     """Return the main picture with the legend of its colors, its caption and its warnings."""
     height, width = explanation.photo.shape[:2]
     warned = "".join(
-        f'<li data-code="{escape(warning.code)}">{escape(str(warning))}</li>' for warning in explanation.warnings
+        f'<li class="warning serious" data-code="{escape(warning.code)}">{escape(str(warning))}</li>'
+        for warning in explanation.warnings
     )
     warnings = f'<ul class="warnings">{warned}</ul>' if warned else ""
     alt = escape(f"{explanation.label}, explained by {explanation.method}")
@@ -40,7 +41,7 @@ def build_picture(pixels: Pixels, explanation: Explanation, look: Look, millisec
     where = f"{explanation.layer}, {grid}" if explanation.layer else f"the input, {grid}"
     time = "" if milliseconds is None else f"<span>{milliseconds:.0f} ms</span>"
     return (
-        f'<figure class="stage"><div class="frame"><img id="map" src="{encode_pixels(pixels)}" alt="{alt}" '
+        f'<figure class="stage"><div class="frame tall"><img id="map" src="{encode_pixels(pixels)}" alt="{alt}" '
         f'data-width="{width}" data-height="{height}" draggable="false"></div>'
         f"{build_legend(look, has_unseen=not explanation.seen.all())}"
         f"<figcaption><strong>{escape(explanation.label)}</strong>{_format_probability(explanation.probability)}"
@@ -52,18 +53,18 @@ def build_legend(look: Look, *, has_unseen: bool) -> str:
     """Return what the colors of a picture mean, and its gray frame if a part of the image did not reach the model."""
     low, high = VIEW_MEANINGS[look.view]
     colors = ", ".join(f"rgb{color}" for color in list_colors(look))
-    scale = f'<i class="ramp" style="background:linear-gradient(90deg, {colors})"></i>' if colors else ""
+    scale = f'<i class="swatch" style="background:linear-gradient(90deg, {colors})"></i>' if colors else ""
     parts = [f"<span>{low}{scale}{high}</span>"]
     if has_unseen and look.view == "overlay":
-        parts.append('<span><i class="unseen"></i>gray: not seen by the model</span>')
+        parts.append('<span><i class="swatch unseen"></i>not seen by the model</span>')
     return f'<p class="legend">{"".join(parts)}</p>'
 
 
 def build_photo(pixels: Pixels, name: str, size: tuple[int, int]) -> str:
     """Return an image without a map, of this width and height."""
     return (
-        f'<figure class="stage"><div class="frame"><img id="map" src="{encode_pixels(pixels)}" alt="{escape(name)}" '
-        f'data-width="{size[0]}" data-height="{size[1]}" draggable="false"></div>'
+        f'<figure class="stage"><div class="frame tall"><img id="map" src="{encode_pixels(pixels)}" '
+        f'alt="{escape(name)}" data-width="{size[0]}" data-height="{size[1]}" draggable="false"></div>'
         f"<figcaption><strong>{escape(name)}</strong></figcaption></figure>"
     )
 
@@ -89,7 +90,7 @@ def build_status(sentence: str, *, is_error: bool = False, is_busy: bool = False
     """Return the line below the picture; empty for an empty sentence."""
     if not sentence:
         return ""
-    kind = "error" if is_error else "busy" if is_busy else "done"
+    kind = "bad" if is_error else "busy" if is_busy else "done"
     return f'<p class="status {kind}" role="{"alert" if is_error else "status"}">{escape(sentence)}</p>'
 
 
@@ -133,8 +134,8 @@ def _build_bar(ranked: RankedClass, *, is_chosen: bool) -> str:
     share = 0.0 if ranked.probability is None else min(1.0, max(0.0, ranked.probability))
     label = escape(ranked.label)
     return (
-        f'<button type="button" class="bar" data-index="{ranked.index}" aria-pressed="{str(is_chosen).lower()}">'
-        f'<span class="fill" style="width:{100 * share:.2f}%"></span><span class="label">{label}</span>'
+        f'<button type="button" class="bar" data-index="{ranked.index}" aria-pressed="{str(is_chosen).lower()}" '
+        f'style="--share:{100 * share:.2f}%"><span class="label">{label}</span>'
         f"{_format_probability(ranked.probability)}</button>"
     )
 
@@ -218,11 +219,6 @@ def draw_card(picture: Image.Image, title: str, line: str) -> str:
         f'<figure class="ct-card"><img src="{encode_pixels(_reduce(picture, _CARD_SIDE), 85)}" alt="{escape(title)}">'
         f"<figcaption><b>{escape(title)}</b><span>{escape(line)}</span></figcaption></figure>"
     )
-
-
-def draw_hint(text: str) -> str:
-    """Return a sentence that says what the user can do here."""
-    return f'<p class="ct-hint">{escape(text)}</p>'
 
 
 def describe_heat(explanation: Explanation, region: Sequence[float] | NDArray[np.bool_], where: str) -> str:

@@ -40,6 +40,7 @@ from camtool.app.panels import detections, painting, places, segments, texts_and
 from camtool.app.workbench import COMPUTE, Kind, PageContext, Session, list_methods
 from camtool.arguments.message_parts import format_count
 from camtool.errors import CamtoolError
+from camtool.rendering.design import encode_logo
 
 _FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
 _CODE_FONTS = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
@@ -96,7 +97,10 @@ class _Page:
     def _build_header(self) -> None:
         names = self._actions.workbench.models.names
         with gr.Row(elem_id="header"):
-            gr.HTML("<h1>camtool</h1><p>What did the model look at?</p>", elem_id="brand")
+            logo = f'<img class="logo" src="{encode_logo()}" alt="">'
+            gr.HTML(
+                f'<div class="brand">{logo}<h1>camtool</h1><p>What did the model look at?</p></div>', elem_id="brand"
+            )
             self._add("model", gr.Dropdown, [*names], value=names[0], label="Model", filterable=True, min_width=180)
 
     def _build_tabs(self) -> None:
@@ -273,9 +277,7 @@ _LOOK = ("session", "picture", "status", "snippet")
 
 def build_theme() -> gr.themes.Base:
     """Build the theme. It names fonts of the system only, so the page asks no server for any."""
-    return gr.themes.Base(
-        primary_hue="orange", neutral_hue="stone", radius_size="md", font=_FONTS, font_mono=_CODE_FONTS
-    )
+    return gr.themes.Base(primary_hue="blue", neutral_hue="gray", radius_size="md", font=_FONTS, font_mono=_CODE_FONTS)
 
 
 # ---------------------------------------------------------------------------------------------------- the panels' tabs

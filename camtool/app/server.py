@@ -24,6 +24,7 @@ from camtool.errors import CamtoolError, RaiseAs
 from camtool.inputs.formats.reading_options import MAX_PIXELS
 from camtool.models import Loaded, load
 from camtool.models.sources.torchvision import list_photo_models
+from camtool.rendering.design import LOGO, read_design
 
 # Largest file that a user may upload, in megabytes, unless another number is given.
 MAX_UPLOAD = 50
@@ -162,7 +163,8 @@ class AppServer:
                 enable_monitoring=False,
                 run_history=False,
                 theme=build_theme(),
-                css=read_asset("style.css") + read_asset("panels.css"),
+                favicon_path=LOGO,
+                css=read_design("tokens.css", "parts.css") + read_asset("style.css") + read_asset("panels.css"),
                 head=f"<script>{read_asset('download.js')}</script>",
             )
 

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 import camtool
-from camtool.app.html_fragments import Built, describe_heat, draw_hint, draw_photo, get_subject, read_asset
+from camtool.app.html_fragments import Built, build_hint, describe_heat, draw_photo, get_subject, read_asset
 
 # At run time, as Gradio evaluates the annotations of event handlers.
 from camtool.app.workbench import COMPUTE, PageContext, Session, check_point
@@ -136,7 +136,7 @@ def build(context: PageContext) -> Built:
     least = gr.Slider(0, 1, value=_LEAST_CONFIDENCE, step=0.05, label="Lowest confidence", elem_id="objects-least")
     with gr.Row(elem_classes="ct-split"):
         photo = gr.HTML(elem_id="objects-photo", js_on_load=read_asset("picture.js"), min_width=300)
-        shown = gr.HTML(draw_hint(_HINT), elem_id="objects-map", min_width=300)
+        shown = gr.HTML(build_hint(_HINT), elem_id="objects-map", min_width=300)
     names = gr.HTML(elem_id="objects-list", js_on_load=read_asset("clicks.js"))
     outputs = [photo, shown, names, context.status]
 
@@ -154,12 +154,12 @@ def build(context: PageContext) -> Built:
         overlay = draw_photo(Image.fromarray(explanation.overlay()), f"the map of {explanation.label}")
         most = np.array([*image.size, *image.size]) - (1, 1, 0, 0)
         corners = grow_to_one_pixel(tuple(np.rint(np.clip(explanation.box or most, 0, most)).tolist()))
-        heat = draw_hint(describe_heat(explanation, corners, "in the box"))
+        heat = build_hint(describe_heat(explanation, corners, "in the box"))
         return {**show(session, lowest, number), shown: overlay + heat}
 
     @context.guard
     def filter_boxes(session: Session, lowest: float) -> dict[Any, Any]:
-        return {**show(session, lowest, None), shown: draw_hint(_HINT)}
+        return {**show(session, lowest, None), shown: build_hint(_HINT)}
 
     @context.guard
     def click(session: Session, lowest: float, event: gr.EventData) -> dict[Any, Any]:
@@ -167,7 +167,7 @@ def build(context: PageContext) -> Built:
         boxes = list_boxes(loaded, image, lowest)[:_MOST_LISTED]
         hit = find_box_at(boxes, event.x + 0.5, event.y + 0.5)
         if hit is None:
-            return {shown: draw_hint(describe_miss(image, boxes, event.x, event.y)), context.status: ""}
+            return {shown: build_hint(describe_miss(image, boxes, event.x, event.y)), context.status: ""}
         return show_map(session, lowest, hit.number)
 
     @context.guard
@@ -182,13 +182,13 @@ def build(context: PageContext) -> Built:
     def refresh(session: Session) -> dict[Any, Any]:
         return {**show(session, _LEAST_CONFIDENCE, None), least: _LEAST_CONFIDENCE}
 
-    return Built({photo: "", shown: draw_hint(_HINT), names: "", least: _LEAST_CONFIDENCE}, refresh)
+    return Built({photo: "", shown: build_hint(_HINT), names: "", least: _LEAST_CONFIDENCE}, refresh)
 
 
 def _draw_list(boxes: Sequence[BoxOnPhoto], chosen: int | None) -> str:
     """Return the boxes as buttons."""
     if not boxes:
-        return draw_hint("No object is this sure; lower the confidence.")
+        return build_hint("No object is this sure; lower the confidence.")
     buttons = "".join(
         f'<button type="button" data-value="{box.number}" aria-pressed="{str(box.number == chosen).lower()}">'
         f"{escape(box.label)} <span>{box.confidence:.0%}</span></button>"

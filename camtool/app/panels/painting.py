@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
-from camtool.app.html_fragments import Built, describe_heat, draw_card, draw_hint, draw_photo, get_subject, read_asset
+from camtool.app.html_fragments import Built, build_hint, describe_heat, draw_card, draw_photo, get_subject, read_asset
 
 # At run time, as Gradio evaluates the annotations of event handlers.
 from camtool.app.workbench import COMPUTE, PageContext, Session, read_outputs
@@ -204,9 +204,9 @@ def build(context: PageContext) -> Built:
     )  # fmt: skip
     with gr.Row(elem_classes="ct-split"):
         photo = gr.HTML(elem_id="paint-photo", js_on_load=read_asset("paint.js"), min_width=300)
-        shown = gr.HTML(draw_hint(_HINT), elem_id="paint-result", min_width=280)
+        shown = gr.HTML(build_hint(_HINT), elem_id="paint-result", min_width=280)
     mask = gr.State("")
-    outputs, cleared = [mask, shown, context.status], {mask: "", shown: draw_hint(_HINT)}
+    outputs, cleared = [mask, shown, context.status], {mask: "", shown: build_hint(_HINT)}
 
     def show(session: Session, sent: str, name: str) -> dict[Any, Any]:
         loaded, image = get_subject(context, session)
@@ -245,7 +245,7 @@ def _draw_result(repainted: Repainted, heat: str) -> str:
     """Return the sentences, the classes before and after, and what the model got."""
     rows = "".join(map(_draw_change, repainted.changes))
     return (
-        f'<p class="ct-lead">{escape(repainted.describe())}</p>{draw_hint(heat)}'
+        f'<p class="ct-lead">{escape(repainted.describe())}</p>{build_hint(heat)}'
         '<table class="ct-changes"><thead><tr><th>class</th>'
         "<th>before</th><th></th><th>after</th><th>points</th><th>score</th></tr></thead>"
         f"<tbody>{rows}</tbody></table>{draw_card(repainted.picture, 'What the model got', '')}"

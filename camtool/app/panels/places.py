@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 import camtool
-from camtool.app.html_fragments import Built, draw_card, draw_hint, draw_photo, get_subject, read_asset
+from camtool.app.html_fragments import Built, build_hint, draw_card, draw_photo, get_subject, read_asset
 from camtool.app.panels.trust import draw_bars
 
 # At run time, as Gradio evaluates the annotations of event handlers.
@@ -283,7 +283,7 @@ def build(context: PageContext) -> Built:
     """Build the panel: the photo to click on, the classes beside it, and the channels below."""
     with gr.Row(elem_classes="ct-split"):
         photo = gr.HTML(elem_id="place-photo", js_on_load=read_asset("picture.js"), min_width=300)
-        classes = gr.HTML(draw_hint(_HINT), elem_id="place-classes", min_width=280)
+        classes = gr.HTML(build_hint(_HINT), elem_id="place-classes", min_width=280)
     channels = gr.HTML(elem_id="place-channels")
 
     @context.guard
@@ -313,15 +313,15 @@ def build(context: PageContext) -> Built:
     def refresh(session: Session) -> dict[Any, Any]:
         return {photo: draw_photo(get_subject(context, session)[1], "the photo; click on a place")}
 
-    return Built({photo: "", classes: draw_hint(_HINT), channels: ""}, refresh)
+    return Built({photo: "", classes: build_hint(_HINT), channels: ""}, refresh)
 
 
 def _draw_classes(place: Place) -> str:
     """Return the classes as bars, and what the numbers are."""
     rows = [(ranked.label, ranked.evidence, f"{ranked.evidence:+.2g}") for ranked in place.classes]
-    faint = draw_hint("Hardly any class speaks here.") if place.is_faint else ""
+    faint = build_hint("Hardly any class speaks here.") if place.is_faint else ""
     bars = draw_bars(rows, place.strongest)
-    return f"<h3>Classes that speak here</h3>{faint}{bars}{draw_hint(place.describe())}"
+    return f"<h3>Classes that speak here</h3>{faint}{bars}{build_hint(place.describe())}"
 
 
 def _draw_channels(place: Place) -> str:

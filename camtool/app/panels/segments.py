@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from camtool.app.html_fragments import Built, draw_hint, draw_photo, get_subject, read_asset
+from camtool.app.html_fragments import Built, build_hint, draw_photo, get_subject, read_asset
 
 # At run time, as Gradio evaluates the annotations of event handlers.
 from camtool.app.workbench import COMPUTE, ModelOutput, PageContext, Session, check_point, read_outputs
@@ -146,7 +146,7 @@ def build(context: PageContext) -> Built:
     """Build the panel: the colored photo, the map of the chosen class, and the legend."""
     with gr.Row(elem_classes="ct-split"):
         photo = gr.HTML(elem_id="segments-photo", js_on_load=read_asset("picture.js"), min_width=300)
-        shown = gr.HTML(draw_hint(_HINT), elem_id="segments-map", min_width=300)
+        shown = gr.HTML(build_hint(_HINT), elem_id="segments-map", min_width=300)
     legend = gr.HTML(elem_id="segments-legend", js_on_load=read_asset("clicks.js"))
     outputs = [legend, shown, context.status]
 
@@ -172,7 +172,7 @@ def build(context: PageContext) -> Built:
         segments = find_segments(*get_subject(context, session))
         return {photo: draw_photo(segments.picture, "the classes in colors"), legend: _draw_legend(segments, None)}
 
-    return Built({photo: "", shown: draw_hint(_HINT), legend: ""}, refresh)
+    return Built({photo: "", shown: build_hint(_HINT), legend: ""}, refresh)
 
 
 def _draw_legend(segments: Segments, chosen: int | None) -> str:

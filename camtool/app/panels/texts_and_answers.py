@@ -11,7 +11,7 @@ import gradio as gr
 from PIL import Image
 
 import camtool
-from camtool.app.html_fragments import Built, draw_card, draw_hint, draw_photo, get_subject, read_asset
+from camtool.app.html_fragments import Built, build_hint, draw_card, draw_photo, get_subject, read_asset
 from camtool.app.stores import ResultCache
 from camtool.app.workbench import COMPUTE, PageContext, Session, count_bytes
 from camtool.arguments.message_parts import format_count
@@ -84,7 +84,7 @@ def build_texts(context: PageContext) -> Built:
             placeholder="a photo of a dog",
         )
         button = gr.Button("Compare", variant="primary", elem_id="texts-button", scale=1, min_width=110)
-    shown = gr.HTML(draw_hint(_TEXT_HINT), elem_id="texts-maps")
+    shown = gr.HTML(build_hint(_TEXT_HINT), elem_id="texts-maps")
 
     @context.guard
     def compare(session: Session, written: str) -> dict[Any, Any]:
@@ -93,7 +93,7 @@ def build_texts(context: PageContext) -> Built:
         return {shown: _draw_matches(matches), context.status: ""}
 
     button.click(compare, [context.session, field], [shown, context.status], **COMPUTE)
-    return Built({shown: draw_hint(_TEXT_HINT)})
+    return Built({shown: build_hint(_TEXT_HINT)})
 
 
 def _draw_matches(matches: Sequence[Explanation]) -> str:
@@ -204,7 +204,7 @@ def build_answers(context: PageContext) -> Built:
         field = gr.Textbox(label="Question", elem_id="answer-field", scale=5, placeholder="What is shown?")
         method = gr.Dropdown([*_METHODS], value="TAM", label="Method", elem_id="answer-method", scale=1, min_width=120)
         button = gr.Button("Ask", variant="primary", elem_id="answer-button", scale=1, min_width=90)
-    words = gr.HTML(draw_hint(_QUESTION_HINT), elem_id="answer-words", js_on_load=read_asset("clicks.js"))
+    words = gr.HTML(build_hint(_QUESTION_HINT), elem_id="answer-words", js_on_load=read_asset("clicks.js"))
     shown = gr.HTML(elem_id="answer-map")
 
     def answer(session: Session, question: str, name: str) -> Answer:
@@ -223,7 +223,7 @@ def build_answers(context: PageContext) -> Built:
 
     @context.guard
     def ask(session: Session, question: str, name: str) -> Any:
-        yield {words: draw_hint("The model writes ..."), shown: "", context.status: ""}
+        yield {words: build_hint("The model writes ..."), shown: "", context.status: ""}
         reply = answer(session, question, name)
         # Longer words are more often names of things than short ones.
         yield show(reply, max(range(len(reply.words)), key=lambda number: len(reply.words[number].label)))
@@ -237,7 +237,7 @@ def build_answers(context: PageContext) -> Built:
     button.click(ask, inputs, outputs, **COMPUTE)
     field.submit(ask, inputs, outputs, **COMPUTE)
     words.click(choose, inputs, outputs, **COMPUTE)
-    return Built({words: draw_hint(_QUESTION_HINT), shown: ""})
+    return Built({words: build_hint(_QUESTION_HINT), shown: ""})
 
 
 def _count_bytes(answer: Answer) -> int:

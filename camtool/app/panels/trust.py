@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 import camtool
-from camtool.app.html_fragments import Built, draw_card, draw_hint, draw_photo, get_subject
+from camtool.app.html_fragments import Built, build_hint, draw_card, draw_photo, get_subject
 
 # At run time, as Gradio evaluates the annotations of event handlers.
 from camtool.app.workbench import COMPUTE, PageContext, Session, resolve_target
@@ -137,14 +137,14 @@ _ENOUGH_HINT = "Finds a small part of the photo that alone keeps 90 % of the pro
 def build(context: PageContext) -> Built:
     """Build the panel: a button, the check-up, and the curves below it; another one, and the part that is enough."""
     button = gr.Button("Check this map", variant="primary", elem_id="trust-button", elem_classes="ct-action")
-    verdict = gr.HTML(draw_hint(_HINT), elem_id="trust-verdict")
+    verdict = gr.HTML(build_hint(_HINT), elem_id="trust-verdict")
     curves = gr.HTML(elem_id="trust-curves")
     find = gr.Button("Find a part that is enough", elem_id="enough-button", elem_classes="ct-action")
-    enough = gr.HTML(draw_hint(_ENOUGH_HINT), elem_id="enough")
+    enough = gr.HTML(build_hint(_ENOUGH_HINT), elem_id="enough")
 
     @context.guard
     def run(session: Session) -> Iterator[dict[Any, Any]]:
-        yield {verdict: draw_hint("Checking ..."), curves: "", context.status: ""}
+        yield {verdict: build_hint("Checking ..."), curves: "", context.status: ""}
         explanation = context.workbench.explain(session.request)
         report = explanation.check()
         yield {verdict: draw_check_up(report, draw_places(explanation, report))}
@@ -153,13 +153,13 @@ def build(context: PageContext) -> Built:
 
     @context.guard
     def find_enough(session: Session) -> Iterator[dict[Any, Any]]:
-        yield {enough: draw_hint("Searching ..."), context.status: ""}
+        yield {enough: build_hint("Searching ..."), context.status: ""}
         region = context.workbench.explain(session.request).sufficient()
         yield {enough: draw_card(Image.fromarray(region.overlay()), "Enough alone", region.sentence)}
 
     button.click(run, context.session, [verdict, curves, context.status], **COMPUTE)
     find.click(find_enough, context.session, [enough, context.status], **COMPUTE)
-    return Built({verdict: draw_hint(_HINT), curves: "", enough: draw_hint(_ENOUGH_HINT)})
+    return Built({verdict: build_hint(_HINT), curves: "", enough: build_hint(_ENOUGH_HINT)})
 
 
 _WIDTH, _HEIGHT = 320, 190

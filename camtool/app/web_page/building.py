@@ -30,6 +30,7 @@ from camtool.geometry.plain_transforms import find_plain_transform
 from camtool.inputs.image_files import ImageSource, read_image
 from camtool.models import Loaded, to_loaded
 from camtool.rendering.colormaps import get_default_alpha, get_palette
+from camtool.rendering.design import encode_logo, read_design
 from camtool.runs.report.page import encode_json, hash_source
 from camtool.warning_codes import WARNING_KINDS
 
@@ -266,10 +267,11 @@ def _build_page(folder: Path, parts: dict[str, str], name: str, *, is_single: bo
             f'<script type="text/plain" data-part="{part}">{_encode(Path(folder, name).read_bytes())}</script>'
             for part, name in parts.items()
         ]
-    (script,), style = _read_scripts("page.js"), _read("page.css")
+    (script,), style = _read_scripts("page.js"), read_design("tokens.css", "base.css", "parts.css") + _read("page.css")
     values = {
         "policy": _write_policy(script, style, is_single=is_single),
         "title": html.escape(name),
+        "logo": encode_logo(),
         "style": style,
         "blocks": "\n".join(blocks),
         "script": script,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from camtool.arguments.message_parts import format_count, format_ends, format_points
-from camtool.evaluation.audit.report.page import PAGE_NAME, check_results, escape_texts, format_percent
+from camtool.evaluation.audit.report.page import PAGE_NAME, check_results, describe_effect, escape_texts, format_percent
 from camtool.evaluation.audit.result import format_answers, list_sections, write_files
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, Effect
 from camtool.evaluation.leaderboard.table import Interval, encode_json, to_record
@@ -256,6 +256,8 @@ def render_page(content: Mapping[str, Any], pictures: Mapping[int, tuple[bytes, 
         facts: See :meth:`CamDiff.list_facts`.
     """
     shown = escape_texts(content)
+    for one in shown["findings"]:
+        one["effects"] = [describe_effect(f"{side.capitalize()} model", "", one[side]) for side in ("old", "new")]
     images = [
         {**image, "pictures": [b64encode(picture).decode() for picture in pictures[image["index"]]]}
         for image in shown["images"]
@@ -264,7 +266,7 @@ def render_page(content: Mapping[str, Any], pictures: Mapping[int, tuple[bytes, 
     return render_template(
         "diff.html",
         ("dom.js", "theme.js", "diff.js"),
-        read_template("report.css") + read_template("diff.css") + color_legend({}),
+        read_template("findings.css") + color_legend({}),
         {},
         generator=GENERATOR,
         title=" → ".join(shown["names"]),

@@ -302,7 +302,7 @@ class Repair:
         return render_template(
             "repair.html",
             ("dom.js", "theme.js"),
-            read_template("report.css") + read_template("audit.css"),
+            read_template("findings.css"),
             {},
             generator=GENERATOR,
             title="Repair" if self.is_better else "This is no repair",

@@ -24,6 +24,7 @@ from markupsafe import Markup
 from camtool.arguments.message_parts import add_article, format_count, format_percent, merge_texts, suggest_names
 from camtool.errors import CamtoolError, ColormapError
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
+from camtool.rendering.design import encode_logo, read_design
 from camtool.rendering.image_writing import open_atomically
 from camtool.runs.file_names import make_distinct
 from camtool.runs.report import result_reader
@@ -253,16 +254,17 @@ def render_template(template: str, scripts: Sequence[str], style: str, data: Any
     Args:
         template: The name of its template.
         scripts: The names of the parts that become one script, in this order.
-        style: The style.
+        style: The style of its own, beside that of all pages.
         data: What the script reads, as JSON.
         **values: What the template reads.
     """
     # The parts of the script are in one function, so that their names stay inside.
     parts = "\n".join(map(read_template, scripts))
     script = f"(() => {{\n'use strict';\n{parts}}})();\n"
+    style = read_design("tokens.css", "base.css", "parts.css") + style
     marked = {"script": Markup(script), "style": Markup(style), "data": Markup(encode_json(data))}
     policy = _build_policy(script, style)
-    return _get_environment().get_template(template).render(policy=policy, **marked, **values)
+    return _get_environment().get_template(template).render(policy=policy, logo=encode_logo(), **marked, **values)
 
 
 def color_legend(run: Mapping[str, Any]) -> str:

@@ -160,7 +160,7 @@ def test_a_broken_model_gets_a_sentence_and_the_former_one_goes_on(
         shown = opened.tab.locator("#status").inner_text()
         assert shown.startswith(f"{path.name}: The model cannot be used. "), shown
         assert re.search(words, shown), (name, shown)
-    second = opened.tab.locator("#bars .bar button:first-child").nth(1)
+    second = opened.tab.locator("#bars .bar").nth(1)
     name = second.locator("span").first.inner_text()
     second.click()
     opened.tab.locator("#first h2", has_text=name).wait_for()

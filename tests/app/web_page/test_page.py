@@ -36,7 +36,7 @@ def test_the_page_opens_with_a_sample_and_asks_for_its_own_files_alone(
 
 
 def test_classes_methods_and_looks_are_those_of_python(opened: Opened, demo: Loaded, sample: Image.Image) -> None:
-    second = opened.tab.locator("#bars .bar button:first-child").nth(1)
+    second = opened.tab.locator("#bars .bar").nth(1)
     name = second.locator("span").first.inner_text()
     second.click()
     opened.wait()
@@ -82,7 +82,7 @@ def test_classes_methods_and_looks_are_those_of_python(opened: Opened, demo: Loa
 
 
 def test_two_classes_stand_side_by_side_and_are_swapped(opened: Opened, demo: Loaded, sample: Image.Image) -> None:
-    names = opened.tab.locator("#bars .bar button:first-child span:first-child").all_inner_texts()
+    names = opened.tab.locator("#bars .bar .label").all_inner_texts()
     compare = opened.tab.get_by_role("button", name=f"Compare with {names[2]}")
     compare.focus()
     opened.tab.keyboard.press("Enter")
@@ -217,7 +217,7 @@ def test_what_is_no_image_and_no_model_gets_a_sentence(opened: Opened, folder: P
         opened.tab.locator("#status.bad", has_text=name).wait_for()
         assert words in opened.tab.locator("#status.bad").inner_text()
     # The former model still works.
-    second = opened.tab.locator("#bars .bar button:first-child").nth(1)
+    second = opened.tab.locator("#bars .bar").nth(1)
     name = second.locator("span").first.inner_text()
     second.click()
     opened.tab.locator("#first h2", has_text=name).wait_for()
@@ -309,7 +309,7 @@ def test_accessibility(browser: Any, address: str, axe: str, scheme: str, width:
     opened = Opened(browser, address, color_scheme=scheme, viewport={"width": width, "height": 844}, bypass_csp=True)
     opened.choose(("more.png", encode(draw(5, size=128))), ("bad.png", b"no image"))
     opened.tab.locator("#rows td.bad").wait_for()
-    opened.tab.locator("#bars .bar button + button").nth(1).click()
+    opened.tab.locator("#bars .both .icon-button").nth(1).click()
     opened.wait()
     opened.tab.fill("#class", "no such class")
     opened.tab.press("#class", "Enter")

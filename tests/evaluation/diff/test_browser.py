@@ -66,7 +66,7 @@ def build_diff() -> CamDiff:
 def test_bars_line_up_and_images_are_counted(opened: Opened, tmp_path: Path, width: int) -> None:  # noqa: F811
     page = opened.open(build_diff().save(tmp_path) / "index.html")
     page.set_viewport_size({"width": width, "height": 900})
-    bars, lines = page.locator(".effect-bar").all(), page.locator(".effect p").all()
+    bars, lines = page.locator(".effect-bar").all(), page.locator(".effect-text").all()
     assert len({(box["x"], box["width"]) for box in (bar.bounding_box() for bar in bars)}) == 1
     assert len({line.bounding_box()["height"] for line in lines}) == 1
     assert page.locator("#count").inner_text() == "12 of 40 images"

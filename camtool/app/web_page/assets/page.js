@@ -146,7 +146,6 @@ async function openFirst() {
 
 async function start() {
   Object.keys(palettes).forEach((name) => $('colormap').append(new Option(name, name)));
-  drawScale();
   await openFirst();
   const samples = [], problems = [];
   for (const name of settings.samples) {
@@ -253,7 +252,7 @@ async function listImages() {
 async function makeCells(image) {
   try {
     const {index, probabilities} = await getResult(image, null);
-    const open = make('button', {onclick: () => choose(image)}, image.name);
+    const open = make('button', {className: 'text-button', onclick: () => choose(image)}, image.name);
     return [open, nameClass(index), formatShare(probabilities[index])].map((content) => make('td', {}, content));
   } catch (error) {
     image.button.hidden = !image.isRead;
@@ -322,7 +321,7 @@ async function showOnce(isWanted) {
 async function drawFigure(figure, image, result, time) {
   const {model} = state, method = $('method').value, view = document.querySelector('[name=view]:checked').value;
   const look = {colormap: $('colormap').value, alpha: Number($('alpha').value), view};
-  const {pixels, width, height, codes} = await ask('draw', {image: image.source, result, method, look});
+  const {pixels, width, height, isWhole, scale, codes} = await ask('draw', {image: image.source, result, method, look});
   if (model !== state.model) return;
   const canvas = Object.assign(figure.querySelector('canvas'), {width, height});
   canvas.getContext('2d').putImageData(new ImageData(pixels, width, height), 0, 0);
@@ -331,8 +330,10 @@ async function drawFigure(figure, image, result, time) {
   figure.querySelector('h2').textContent = label;
   figure.querySelector('.facts').textContent = [formatShare(result.probabilities[result.index]),
     `${method} at ${layer}, ${result.maps[method].grid.join(' x ')}`, time].filter(Boolean).join('   ');
-  figure.querySelector('.warnings').replaceChildren(...codes.map((code) => make('li', {}, settings.warnings[code].join(' '))));
-  $('legend').hidden = view === 'contours' || view === 'masked';
+  figure.querySelector('.warnings').replaceChildren(...codes.map((code) => make('li', {className: 'warning serious'}, settings.warnings[code].join(' '))));
+  $('legend').hidden = view === 'contours';
+  $('unseen').hidden = isWhole || view !== 'overlay';
+  $('scale').style.background = `linear-gradient(90deg, ${scale.join(', ')})`;
 }
 
 function drawBars(top, explained) {
@@ -340,12 +341,12 @@ function drawBars(top, explained) {
   const focused = [...$('bars').querySelectorAll('button')].indexOf(document.activeElement);
   $('bars').replaceChildren(...order.slice(0, SHOWN_CLASSES).map((index) => {
     const name = nameClass(index), share = formatShare(top.probabilities[index]);
-    const button = make('button', {ariaPressed: index === explained, onclick: () => setTargets(index, state.other)},
-      make('span', {}, name), make('span', {}, share));
+    const button = make('button', {className: 'bar', ariaPressed: index === explained, onclick: () => setTargets(index, state.other)},
+      make('span', {className: 'label'}, name), make('span', {className: 'share'}, share));
     button.style.setProperty('--share', share);
-    const compare = make('button', {ariaPressed: index === state.other, ariaLabel: `Compare with ${name}`, title: `Compare with ${name}`,
+    const compare = make('button', {className: 'icon-button', ariaPressed: index === state.other, ariaLabel: `Compare with ${name}`, title: `Compare with ${name}`,
       onclick: () => setTargets(state.target, index === state.other ? null : index)}, '+');
-    return make('div', {className: 'bar'}, button, compare);
+    return make('div', {className: 'both'}, button, compare);
   }));
   $('bars').querySelectorAll('button')[focused]?.focus();
 }
@@ -356,12 +357,6 @@ function setTargets(target, other) {
   $('class').value = target === null ? '' : nameClass(target);
   $('other').value = other === null ? '' : nameClass(other);
   return show().catch(showError);
-}
-
-function drawScale() {
-  const palette = palettes[$('colormap').value], pixels = new ImageData(256, 1);
-  for (let level = 0; level < 256; level++) pixels.data.set([...palette.subarray(3 * level, 3 * level + 3), 255], 4 * level);
-  $('scale').getContext('2d').putImageData(pixels, 0, 0);
 }
 
 /** Return the class that was typed, by name or number; null for none. */
@@ -501,7 +496,6 @@ onImage('alpha', 'input', show);
 onImage('view', 'change', show);
 on('colormap', 'change', () => {
   $('alpha').value = settings.alphas[$('colormap').value];
-  drawScale();
   return state.current && show();
 });
 onImage('save', 'click', async () => {

@@ -2,7 +2,7 @@ import {decodePhoto, drawContours, drawHeat, explain, getLabel, openModel, place
 
 // The worker of the page: it decodes, explains and draws, so that the page never waits. `ort` is the runtime.
 
-const LOW_RANK = 5, SMALL_SHARE = 0.25, THUMBNAIL = 112, KEPT_MAPS = 2;
+const LOW_RANK = 5, SMALL_SHARE = 0.25, THUMBNAIL = 112, KEPT_MAPS = 2, SCALE = 16;
 
 let model = null, device = 'wasm', palettes = {}, frame = null, count = 0, current = {key: null, photo: null};
 const placements = new Map();
@@ -52,6 +52,14 @@ function listWarnings(photo, placed, {index, probabilities}, {values}) {
   return codes;
 }
 
+/** Return the colors of a look from little to most heat on gray, drawn as the picture is. */
+function drawScale(look) {
+  const width = SCALE, gray = new Uint8ClampedArray(4 * width).fill(look.view === 'overlay' ? 128 : 255), heat = new Float32Array(width);
+  const placed = {heat: heat.map((_, at) => at / (width - 1)), rows: [1], columns: new Uint8Array(width).fill(1)};
+  const drawn = drawHeat({width, height: 1, pixels: gray}, placed, palettes[look.colormap], look);
+  return Array.from(heat, (_, at) => `rgb(${drawn.slice(4 * at, 4 * at + 3).join(' ')})`);
+}
+
 const TASKS = {
   async start(values) {
     ({device, palettes} = values);
@@ -84,7 +92,8 @@ const TASKS = {
     placements.set(name, placed);
     if (placements.size > KEPT_MAPS) placements.delete(placements.keys().next().value);
     const pixels = look.view === 'contours' ? drawContours(photo, placed) : drawHeat(photo, placed, palettes[look.colormap], look);
-    return {pixels, width, height, codes: listWarnings(photo, placed, result, map)};
+    const isWhole = [...placed.rows, ...placed.columns].every(Boolean);
+    return {pixels, width, height, isWhole, scale: drawScale(look), codes: listWarnings(photo, placed, result, map)};
   },
 };
 

@@ -79,7 +79,7 @@ def render_audit(content: Mapping[str, Any], pictures: Mapping[str, Any], verdic
     return render_template(
         "audit.html",
         _SCRIPTS,
-        read_template("report.css") + read_template("audit.css"),
+        read_template("findings.css"),
         {"keys": [finding["key"] for finding in findings], "verdicts": verdicts},
         generator=_GENERATOR,
         title="Nothing was tested" if content["untested"] else f"{suspects} in {images}",

@@ -87,7 +87,7 @@ function buildOption(column, option, title, onChange) {
 /** Return a field that narrows a long list of options. */
 function buildOptionSearch(column, boxes) {
   const name = `Find in ${countOf(boxes.length, 'option')}`;
-  const field = make('input', { type: 'search', class: 'field small', placeholder: name });
+  const field = make('input', { type: 'search', class: 'field', placeholder: name });
   field.setAttribute('aria-label', `${column.title}: ${name.toLowerCase()}`);
   field.addEventListener('input', () => {
     const word = field.value.trim().toLowerCase();
@@ -135,7 +135,7 @@ function buildHistogram(values) {
   for (const value of values) if (value !== null) counts[Math.min(BINS - 1, Math.max(0, Math.floor(value * BINS)))]++;
   const most = Math.max(...counts, 1);
   return counts.map((count) => {
-    const bar = make('span', { class: 'bar' });
+    const bar = make('span');
     // The root lets bins with a few rows be seen beside one with thousands.
     bar.style.blockSize = `${count ? Math.max(4, 100 * Math.sqrt(count / most)) : 0}%`;
     return bar;
