@@ -40,7 +40,6 @@ from camtool.app.panels import detections, painting, places, segments, texts_and
 from camtool.app.workbench import COMPUTE, Kind, PageContext, Session, list_methods
 from camtool.arguments.message_parts import format_count
 from camtool.errors import CamtoolError
-from camtool.rendering.design import encode_logo
 
 _FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
 _CODE_FONTS = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
@@ -97,10 +96,8 @@ class _Page:
     def _build_header(self) -> None:
         names = self._actions.workbench.models.names
         with gr.Row(elem_id="header"):
-            logo = f'<img class="logo" src="{encode_logo()}" alt="">'
-            gr.HTML(
-                f'<div class="brand">{logo}<h1>camtool</h1><p>What did the model look at?</p></div>', elem_id="brand"
-            )
+            logo, question = '<i class="logo"></i>', "What did the model look at?"
+            gr.HTML(f'<div class="brand">{logo}<h1>camtool</h1><p>{question}</p></div>', elem_id="brand")
             self._add("model", gr.Dropdown, [*names], value=names[0], label="Model", filterable=True, min_width=180)
 
     def _build_tabs(self) -> None:

@@ -9,10 +9,11 @@ LOGO = Path(__file__).with_name("logo.svg")
 
 
 def read_design(*names: str) -> str:
-    """Return the text of style sheets, one after the other: ``"tokens.css"``, ``"base.css"``, ``"parts.css"``."""
-    return "".join(LOGO.with_name(name).read_text(encoding="utf-8") for name in names)
+    """Return the text of style sheets, ``"tokens.css"``, ``"base.css"`` or ``"parts.css"``, with the logo in them."""
+    text = "".join(LOGO.with_name(name).read_text(encoding="utf-8") for name in names)
+    return text.replace("logo.svg", encode_logo())
 
 
 def encode_logo() -> str:
-    """Return the logo as a URL that holds it, for the header of a page and the icon of its tab."""
+    """Return the logo as a URL that holds it."""
     return f"data:image/svg+xml,{quote(LOGO.read_text(encoding='utf-8').strip(), safe=' =:/')}"
