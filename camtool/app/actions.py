@@ -30,6 +30,7 @@ from camtool.errors import CamtoolError, ImageError, TargetError
 from camtool.explaining.explanation import Explanation
 from camtool.inputs.image_files import fit_size
 from camtool.rendering import image_writing
+from camtool.rendering.contact_sheet import add_legend
 from camtool.runs.save_kinds import write_numbers
 
 # Seed and number of objects of the demo's scenes.
@@ -486,9 +487,12 @@ def build_snippet(explanation: Explanation, request: Request, image: StoredImage
 
 
 def save_picture(explanation: Explanation, path: Path, look: Look) -> None:
-    """Write what the page shows, at the full size of the image."""
+    """Write what the page shows, at the full size of the image; an overlay has its legend."""
     screen = make_screen(explanation, side=max(explanation.photo.shape[:2]))
-    image_writing.write_image(path, screen.draw(look))
+    pixels = screen.draw(look)
+    if look.view == "overlay":
+        pixels = add_legend(pixels, look.opacity, look.colormap, has_unseen=not screen.seen.all())
+    image_writing.write_image(path, pixels)
 
 
 def save_figure(explanation: Explanation, path: Path, look: Look) -> None:

@@ -431,7 +431,7 @@ class Explanation:
         alpha: float | None = None,
         colormap: Colormap = DEFAULT_COLORMAP,
         enlarge: bool = True,
-        legend: bool = False,
+        legend: bool = True,
     ) -> Path:
         """Write the overlay to a file, atomically; the suffix decides the format (png, jpg, webp, pdf, svg).
 
@@ -445,7 +445,7 @@ class Explanation:
             colormap: As for :meth:`overlay`.
             enlarge: Enlarge the overlay of a small photo, of at most 160 pixels a side, to at most 320 pixels a side:
                 pixels of the photo are repeated, the heatmap is interpolated. ``False`` keeps the size.
-            legend: As for :meth:`overlay`.
+            legend: As for :meth:`overlay`; ``False`` writes the pixels of the overlay alone.
 
         Raises:
             ImageError: The suffix is unknown, or does not fit the file that the image came from.

@@ -11,7 +11,7 @@ from PIL import Image
 
 from camtool.rendering import colormaps
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap
-from camtool.rendering.overlay import UNSEEN_GRAY, blend
+from camtool.rendering.overlay import UNSEEN_GRAY, blend_scale
 from camtool.rendering.pixel_checks import Color, Floats, Heat, Pixels
 from camtool.rendering.regions import draw_cross, draw_ring
 from camtool.rendering.text_drawing import INK, MUTED, PANEL, PAPER, RULE, SMALL_TEXT_SIZE, draw_text, load_font_for
@@ -240,21 +240,23 @@ def add_legend(
     Returns:
         ``(H + strip, max(W, 200), 3)`` uint8 RGB.
     """
-    texts = ["little to most heat", *(["not seen by the model"] if has_unseen else [])]
+    texts = ["most heat", *(["not seen by the model"] if has_unseen else [])]
     texts += ["hottest cell as drawn", "pixels it depends on"] if has_places else []
     page, letters, padding = _add_strip(picture, len(texts))
-    line = round(_LINE_HEIGHT * letters)
+    line, low = round(_LINE_HEIGHT * letters), "little heat"
+    before, after = (int(load_font_for(text, letters).getlength(text)) for text in (low, texts[0]))
     # On a narrow picture the words need the space more than the bar.
-    widest = max(load_font_for(text, letters).getlength(text) for text in texts)
-    length = max(letters, min(_LEGEND_WIDTH * letters, int(page.width - 2 * padding - 4 - widest)))
-    heat = np.tile(np.linspace(0, 1, length, dtype=np.float32), (letters, 1))
-    bar = blend(np.full((*heat.shape, 3), 128, np.uint8), heat, alpha=alpha, colormap=colormap)
-    swatches = [bar, *([np.full_like(bar, UNSEEN_GRAY)] if has_unseen else [])]
-    swatches += [_draw_mark(bar.shape, draw) for draw in (draw_ring, draw_cross)] if has_places else []
+    length = max(letters, min(_LEGEND_WIDTH * letters, page.width - 4 * padding - 4 - before - after))
+    field = np.full((letters, 2 * letters, 3), UNSEEN_GRAY, np.uint8)
+    swatches = [blend_scale(length, alpha, colormap).repeat(letters, axis=0), *([field] if has_unseen else [])]
+    swatches += [_draw_mark(field.shape, draw) for draw in (draw_ring, draw_cross)] if has_places else []
     for number, (swatch, text) in enumerate(zip(swatches, texts, strict=True)):
-        top = len(picture) + padding + number * line + (line - letters) // 2
-        page.paste(Image.fromarray(swatch), (padding, top))
-        left = 2 * padding + swatch.shape[1]
+        top, left = len(picture) + padding + number * line + (line - letters) // 2, padding
+        if number == 0:
+            draw_text(page, (left, top + letters / 2), low, letters, INK, anchor="lm", max_width=page.width - left - 2)
+            left += before + padding
+        page.paste(Image.fromarray(swatch), (left, top))
+        left += swatch.shape[1] + padding
         draw_text(page, (left, top + letters / 2), text, letters, INK, anchor="lm", max_width=page.width - left - 2)
     return np.asarray(page)
 

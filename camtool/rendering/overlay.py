@@ -44,8 +44,8 @@ _PIXELS_AT_A_TIME = 2**16
 # Colors of positive and of negative values.
 _POSITIVE, _NEGATIVE = (255, 16, 16), (16, 80, 255)
 
-# Gray of the line around the seen part.
-_BORDER_GRAY = 230
+# Gray of the line around the seen part: lighter than any unseen pixel, and quieter than the heat.
+_BORDER_GRAY = 184
 
 # Shorter side of a photo in widths of this line.
 _BORDERS_PER_SIDE = 180
@@ -144,6 +144,12 @@ def blend(
         return overlay if unseen is None else unseen.draw(overlay, rows)
 
     return _draw_in_bands(heat.shape, blend_rows)
+
+
+def blend_scale(length: int, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP) -> Pixels:
+    """Return the colors of an overlay on gray from no heat to the most, ``(1, length, 3)``, for legends."""
+    heat = np.linspace(0, 1, length, dtype=np.float32)[None]
+    return blend(np.full((1, length, 3), 128, np.uint8), heat, alpha=alpha, colormap=colormap)
 
 
 def blend_signs(

@@ -334,7 +334,7 @@ def test_the_snippet_gives_exactly_the_result(
     np.testing.assert_array_equal(names["result"].raw, expected.raw)
     np.testing.assert_array_equal(names["result"].heatmap, expected.heatmap)
     saved = np.asarray(Image.open("explained.png"))
-    np.testing.assert_array_equal(saved, expected.overlay(0.4, "viridis", enlarge=True))
+    np.testing.assert_array_equal(saved, expected.overlay(0.4, "viridis", enlarge=True, legend=True))
 
 
 def test_the_snippet_for_an_image_of_the_folder_reads_it(

@@ -276,7 +276,10 @@ def test_a_legend_is_below_the_overlays_and_the_report_has_a_color_bar(explained
     assert (abs(strip - palette[-1]).max(1) <= 2).any(), "the color of the most heat"
     page = Path("out/index.html").read_text(encoding="utf-8")
     (stops,) = re.findall(r"\.legend \.colors \{ background: linear-gradient\(90deg, (.*)\); \}", page)
-    assert stops.split(", ") == ["rgb({} {} {})".format(*palette[index]) for index in (0, 51, 102, 153, 204, 255)]
+    heat = np.arange(16) / 15
+    step = np.minimum(1, 2 * heat) ** 2 * (3 - 2 * np.minimum(1, 2 * heat))
+    blended = np.rint(128 + step[:, None] * (palette[::17].astype(float) - 128)).astype(int)
+    assert stops.split(", ") == ["rgb({} {} {})".format(*color) for color in blended], "as the overlay is on gray"
     assert 'class="swatch colors"' in page, "an element has them"
 
 

@@ -372,7 +372,7 @@ def test_errors_of_the_model_are_not_hidden(model) -> None:
 
 def test_an_explanation_is_saved_and_shown(model, photo, tmp_path, monkeypatch) -> None:
     result = explain(model, photo)
-    path = result.save(tmp_path / "deep" / "where.png", alpha=0.3, colormap="viridis", enlarge=False)
+    path = result.save(tmp_path / "deep" / "where.png", alpha=0.3, colormap="viridis", enlarge=False, legend=False)
     assert np.array_equal(np.asarray(Image.open(path)), result.overlay(0.3, "viridis"))
     assert result._repr_png_().startswith(b"\x89PNG")
     shown = []
@@ -390,14 +390,14 @@ def test_small_photos_are_saved_enlarged(size, times, tmp_path) -> None:
     view = Photo(photo, Geometry.whole(*size))
     result = camtool.Explanation(raw, view, "cat", 0, 1.0, 0.5, "cam", "layer")
     assert result.overlay().shape == photo.shape
-    cold = np.asarray(Image.open(result.save(tmp_path / "cold.png", alpha=0)))
+    cold = np.asarray(Image.open(result.save(tmp_path / "cold.png", alpha=0, legend=False)))
     np.testing.assert_array_equal(cold, photo.repeat(times, 0).repeat(times, 1))
-    saved = np.asarray(Image.open(result.save(tmp_path / "hot.png"))).astype(int)
+    saved = np.asarray(Image.open(result.save(tmp_path / "hot.png", legend=False))).astype(int)
     assert saved.shape == cold.shape
     flat = camtool.Explanation(raw, Photo(np.full_like(photo, 90), view.geometry), "cat", 0, 1.0, 0.5, "cam", "layer")
-    smooth = np.asarray(Image.open(flat.save(tmp_path / "flat.png"))).astype(int)
+    smooth = np.asarray(Image.open(flat.save(tmp_path / "flat.png", legend=False))).astype(int)
     assert np.abs(np.diff(smooth[-1], axis=0)).max() <= (5 if times >= 8 else 30), "the heat has no steps"
-    kept = np.asarray(Image.open(result.save(tmp_path / "kept.png", enlarge=False)))
+    kept = np.asarray(Image.open(result.save(tmp_path / "kept.png", enlarge=False, legend=False)))
     np.testing.assert_array_equal(kept, result.overlay())
 
 
@@ -447,7 +447,7 @@ def test_a_legend_is_drawn_below_the_overlay_and_in_the_file(model, photo, tmp_p
     strip = drawn[40:].reshape(-1, 3).astype(int)
     for color in (get_palette("turbo")[-1], np.full(3, UNSEEN_GRAY)):
         assert (abs(strip - color).max(1) <= 2).any()
-    saved = Image.open(result.save(tmp_path / "legend.png", alpha=1, colormap="turbo", enlarge=False, legend=True))
+    saved = Image.open(result.save(tmp_path / "legend.png", alpha=1, colormap="turbo", enlarge=False))
     np.testing.assert_array_equal(np.asarray(saved), drawn)
 
 

@@ -54,7 +54,7 @@ def test_the_words_of_a_legend_are_whole_on_a_narrow_picture(size, monkeypatch):
     monkeypatch.setattr(text_drawing, "shorten_text", lambda *a, **k: drawn.append(shorten(*a, **k)) or drawn[-1])
     add_legend(make_picture(*size), has_unseen=True, has_places=True)
     marks = ["hottest cell as drawn", "pixels it depends on"]
-    assert drawn == ["little to most heat", "not seen by the model", *marks]
+    assert drawn == ["little heat", "most heat", "not seen by the model", *marks]
 
 
 def test_a_long_text_is_cut_and_leaves_space_for_the_end():

@@ -128,7 +128,7 @@ def test_unseen_pixels_are_pale_gray_without_heat(photo: np.ndarray, seen: np.nd
     heat[:, 30:] = 1  # hot in the unseen strip on the right too
     unseen = blend(photo, heat, alpha=1, seen=seen)[~seen].astype(int)
     assert (unseen == unseen[:, :1]).all()
-    veil = unseen[unseen[:, 0] != 230]
+    veil = unseen[unseen[:, 0] != 184]
     assert len(veil) == 18 * 40  # 2 x 10 columns, less one on each side for the line
     assert veil.min() >= 61  # 0.55 * 112
     assert veil.max() <= 177  # 0.45 * 255 + 0.55 * 112
@@ -137,7 +137,7 @@ def test_unseen_pixels_are_pale_gray_without_heat(photo: np.ndarray, seen: np.nd
 
 def test_line_around_the_seen_part_is_outside(photo: np.ndarray, heatmap: np.ndarray, seen: np.ndarray) -> None:
     overlay = blend(photo, heatmap, alpha=0, seen=seen)
-    assert (overlay[:, [9, 50]] == 230).all()
+    assert (overlay[:, [9, 50]] == 184).all()
     np.testing.assert_array_equal(overlay[:, 10:50], photo[:, 10:50])
 
 
@@ -150,7 +150,7 @@ def test_heatmap_constant_over_the_seen_part_adds_no_color(photo: np.ndarray, se
 def test_photo_without_seen_pixels_is_gray(photo: np.ndarray, heatmap: np.ndarray) -> None:
     overlay = blend(photo, heatmap, seen=np.zeros((40, 60), dtype=bool))
     assert (overlay == overlay[..., :1]).all()
-    assert (overlay != 230).all()
+    assert (overlay != 184).all()
 
 
 def blend_literally(photo: np.ndarray, heat: np.ndarray, alpha: float, colormap: str, seen: np.ndarray) -> np.ndarray:
@@ -163,7 +163,7 @@ def blend_literally(photo: np.ndarray, heat: np.ndarray, alpha: float, colormap:
     side = 1 + 2 * max(1, round(min(photo.shape[:2]) / 180) // 2)
     gray = np.rint(0.45 * cv2.cvtColor(photo, cv2.COLOR_RGB2GRAY) + 0.55 * 112)
     line = cv2.dilate(seen.astype(np.uint8), np.ones((side, side))) > 0
-    return np.where(seen[..., None], mixed, np.where(line, 230, gray)[..., None])
+    return np.where(seen[..., None], mixed, np.where(line, 184, gray)[..., None])
 
 
 @pytest.mark.parametrize("colormap", ["turbo", "viridis", "bone"])

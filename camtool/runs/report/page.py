@@ -22,10 +22,11 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from camtool.arguments.message_parts import add_article, format_count, format_percent, merge_texts, suggest_names
-from camtool.errors import CamtoolError, ColormapError
+from camtool.errors import CamtoolError, ColormapError, OverlayError
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
 from camtool.rendering.design import encode_logo, read_design
 from camtool.rendering.image_writing import open_atomically
+from camtool.rendering.overlay import blend_scale
 from camtool.runs.file_names import make_distinct
 from camtool.runs.report import result_reader
 from camtool.runs.report.columns import Column, ReportContents, ReportRow, RowWarning, list_columns
@@ -268,14 +269,17 @@ def render_template(template: str, scripts: Sequence[str], style: str, data: Any
 
 
 def color_legend(run: Mapping[str, Any]) -> str:
-    """Return the style of the legend's color bar, in the colors of the run."""
+    """Return the style of the legend's color bar: its overlays on gray, or its heatmaps alone."""
     command = run.get("command")
-    name = command.get("colormap") if isinstance(command, Mapping) else None
+    given = command if isinstance(command, Mapping) else {}
+    name, alpha = (given.get(key) for key in ("colormap", "alpha"))
     try:
-        palette = get_palette(name if isinstance(name, str) else DEFAULT_COLORMAP)
-    except ColormapError:
-        palette = get_palette(DEFAULT_COLORMAP)
-    stops = ", ".join(f"rgb({red} {green} {blue})" for red, green, blue in palette[::51].tolist())
+        colormap = name if isinstance(name, str) else DEFAULT_COLORMAP
+        is_blended = "overlay" in str(given.get("save", "overlay"))
+        colors = blend_scale(16, alpha, colormap)[0] if is_blended else get_palette(colormap)[::17]
+    except (ColormapError, OverlayError):
+        colors = blend_scale(16)[0]
+    stops = ", ".join(f"rgb({red} {green} {blue})" for red, green, blue in colors.tolist())
     return f".legend .colors {{ background: linear-gradient(90deg, {stops}); }}\n"
 
 

@@ -421,7 +421,7 @@ export function placeMap(map, description, geometry, height, width) {
 
 // ------------------------------------------------------------------------------------------------------- drawing
 
-const UNSEEN_GRAY = 112, UNSEEN_SHARE = 0.55, BORDER_GRAY = 230, BORDERS_PER_SIDE = 180;
+const UNSEEN_GRAY = 112, UNSEEN_SHARE = 0.55, BORDER_GRAY = 184, BORDERS_PER_SIDE = 180;
 
 /** Return the opacity of a heat, from 0 to 1: with "heat" it rises up to the peak, else up to one half. */
 export function toOpacity(heat, colormap) {
