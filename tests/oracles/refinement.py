@@ -43,6 +43,14 @@ def measure_edges(cover: Values) -> float:
     return sum(below + beside) / len(below + beside)
 
 
+def measure_noise(cover: Values, mean: Values) -> float:
+    """The variance of the noise of a region ``(rows, columns)`` that is asked for, in units of ``s²``."""
+    area, edge, evidence = cover.mean(), measure_edges(cover), [abs(drop) for drop in mean[:-3]]
+    hidden = sum(share * drop for share, drop in zip(cover.ravel(), evidence, strict=True)) / sum(evidence)
+    as_mask = (0.02 + area) ** 1.5 * (1 + 10 * edge) + edge
+    return float(1.4 * (as_mask + 10 * area**4) * (0.4 + 0.6 * hidden / area))
+
+
 def regress(covers: Values, drops: Values, heat: Values) -> tuple[Values, Values, float]:
     """Mean and covariance of cells, any mask, edges, and edges by fill, and ``s²``; covers ``(n, rows, columns)``."""
     n, rows, columns = covers.shape
