@@ -36,7 +36,6 @@ from tests.helpers.nets import small_detector
 from tests.hooks.state.test_no_trace import unchanged
 from tests.oracles import refinement as oracle
 
-
 Values = NDArray[np.float64]
 
 
