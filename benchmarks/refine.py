@@ -16,8 +16,9 @@ shapes and positions of the masks differ.
 The row ``ceiling`` is a sum over cells fitted to 640 passes of masks of the measures' kind, drawn anew.
 
 A gain is that over the map of one pass, paired by photo. **Coverage** is the share of the measures' drops (16, 49, and
-80 under masks) that lie in the intervals of 90 %. Without ``--weights`` nothing is measured: the tables of
-``docs/refine.md`` and ``assets/refine.png`` are made from the JSON file.
+80 under masks) that lie in the intervals of 90 %, **width** that of these intervals in deviations of the drops, the
+median over photos. ``--intervals`` measures no more than these. Without ``--weights`` nothing is measured: the tables
+of ``docs/refine.md``, ``assets/refine.png`` and ``assets/refine_intervals.png`` are made from the JSON file.
 """
 
 from __future__ import annotations
@@ -78,8 +79,11 @@ _KINDS = [(share, _GRIDS[number % 4]) for share in _SHARES for number in range(1
 _CEILING = "ceiling, 640"
 """The map that a regression over cells finds with 640 passes, of masks like those of the measures, not the same."""
 
-_INSIDE = 1.6449
-"""Half of an interval of 90 %, in standard deviations."""
+LEVELS = {0.5: 0.6745, 0.6: 0.8416, 0.7: 1.0364, 0.8: 1.2816, 0.9: 1.6449, 0.95: 1.96}
+"""Half of an interval in standard deviations, by the share of drops that should lie in it."""
+
+_REGIONS = ("16 cells", "49 cells", "masks")
+"""What intervals are of."""
 
 Heat = NDArray[np.float64]
 
@@ -114,6 +118,7 @@ def main(
     scenes: ScenesOption = None,
     only: Annotated[list[str], typer.Option(help="Part of a row's name; may be repeated.")] = [],  # noqa: B006
     limit: Annotated[int, typer.Option(help="The largest number of photos.")] = 1000,
+    intervals: Annotated[bool, typer.Option(help="Measure the intervals alone.")] = False,  # noqa: FBT002
     randomized: Annotated[int, typer.Option(help="Randomize the weights, on so many photos, and measure no more.")] = 0,
     threads: Annotated[int, typer.Option(help="Threads for torch.")] = 1,
     out: Annotated[Path, typer.Option(help="JSON file; what it holds of other rows is kept.")] = RESULTS,
@@ -124,23 +129,27 @@ def main(
         before, _, after = PAGE.read_text(encoding="utf-8").partition(START)
         PAGE.write_text(before + write_tables(rows) + after.partition(END)[2], encoding="utf-8")
         draw_curves(rows).savefig(FIGURE, dpi=150)
+        if any(", intervals faithcam, 64" in row for row in rows):
+            draw_calibration(rows).savefig(FIGURE.with_stem("refine_intervals"), dpi=150)
         return
     torch.set_num_threads(threads)
     old = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else {}
     for network in read_networks(weights, photos, scenes):
         place = f"{network.name}, {_SCENES if network.transform is None else _UNSEEN if photos is None else _CHOSEN}"
-        numbers: dict[str, list[list[float]]] = {}
+        numbers: dict[str, list[Any]] = {}
         for question in islice(_ask(network, HELD_OUT if photos is None else TUNED), randomized or limit):
             if randomized:
                 for row, value in _randomize(network.model, question):
                     numbers.setdefault(f"randomized, {row}", []).append([value])
                 continue
-            for row, values in _measure(network.model, question, only):
+            for row, values in _measure(network.model, question, only, intervals=intervals):
                 numbers.setdefault(row, []).append(values)
         for row, measured in numbers.items():
             prior = numbers.get(_name_prior(row))
             if randomized:
                 old[f"{place}, {row}"] = {"photos": len(measured), "correlation": _average(np.array(measured)[:, 0])}
+            elif row.startswith("intervals"):
+                old[f"{place}, {row}"] = _summarize_intervals(np.array(measured))
             else:
                 old[f"{place}, {row}"] = _summarize(np.array(measured), None if prior is None else np.array(prior))
             print(f"{place}, {row}", json.dumps(old[f"{place}, {row}"]), flush=True)
@@ -154,15 +163,24 @@ def _name_prior(row: str) -> str:
 
 
 def _summarize(measured: Heat, prior: Heat | None) -> dict[str, Any]:
-    """Return mean and standard error of each measure, the paired gain with its own, and the coverage."""
+    """Return mean and standard error of each measure, and the paired gain with its own."""
     entry: dict[str, Any] = {"photos": len(measured)}
     for at, measure in enumerate(MEASURES):
         entry[measure] = _average(measured[:, at])
         if prior is not None:
             entry[measure] += _average(measured[:, at] - prior[:, at])
-    if measured.shape[1] > len(MEASURES):
-        entry["coverage"] = [round(float(value), 3) for value in measured[:, len(MEASURES) :].mean(0)]
     return entry
+
+
+def _summarize_intervals(measured: Heat) -> dict[str, Any]:
+    """Return what :func:`measure_intervals` returned for photos: coverage by level, with errors at 90 %, and width."""
+    shares, at_90 = measured[..., :-1], [*LEVELS].index(0.9)
+    return {
+        "photos": len(measured),
+        "coverage": [_average(shares[:, kind, at_90]) for kind in range(len(_REGIONS))],
+        "by level": shares.mean(0).round(3).tolist(),
+        "width": np.median(measured[..., -1], 0).round(2).tolist(),
+    }
 
 
 def _average(values: Heat) -> list[float]:
@@ -196,7 +214,8 @@ _LINES = {
 def write_tables(rows: dict[str, Any]) -> str:
     """Return the tables of the page, between their markers."""
     mark = f"<!-- numbers: benchmarks/{RESULTS.name} -->"
-    lines = [START, mark, f"| network, photos, prior, passes | {' | '.join(MEASURES)} | coverage: 16, 49, masks |"]
+    titles = ["network, photos, prior, passes", *MEASURES, "coverage; width: 16, 49, masks"]
+    lines = [START, mark, f"| {' | '.join(titles)} |"]
     lines.append("|---" * (len(MEASURES) + 2) + "|")
     for (network, name), place, prior in product(TITLES.items(), (_UNSEEN, _SCENES, _CHOSEN), ("faithcam", "gradcam")):
         by_passes = {passes: rows.get(f"{network}, {place}, refine {prior}, {passes}") for passes in PASSES}
@@ -206,8 +225,8 @@ def write_tables(rows: dict[str, Any]) -> str:
             last = found[max(found)]
             shown = f"{name}, {last['photos']} {_SHOWN[place]}, `{prior}`, {', '.join(map(str, found))}"
             gains = [_join_gains([row[measure] for row in found.values()]) for measure in MEASURES]
-            coverage = ", ".join(f"{share:.2f}" for share in last["coverage"])
-            lines.append(f"| {shown} | {' | '.join(gains)} | {coverage} |")
+            of_last = rows.get(f"{network}, {place}, intervals {prior}, {max(found)}")
+            lines.append(f"| {shown} | {' | '.join(gains)} | {_join_intervals(of_last)} |")
     shown_measures = [measure for measure in MEASURES if measure != "sizes"]
     lines += ["", mark, "| unseen photos: 16, 32, 64, 128 passes | " + " | ".join(shown_measures) + " |"]
     lines.append("|---" * (len(shown_measures) + 1) + "|")
@@ -230,6 +249,37 @@ def _join_gains(entries: Sequence[Sequence[float]]) -> str:
         text = f"{gain:+.3f}"
         cells.append(text if abs(gain) <= 2 * error else f"**{text}**" if gain > 0 else f"*{text}*")
     return f"{', '.join(cells)} ± {entries[-1][3]:.3f}"
+
+
+def _join_intervals(entry: dict[str, Any] | None) -> str:
+    """Return coverage with the largest standard error, and width, where today's intervals were measured."""
+    if entry is None:
+        return "not measured"
+    coverage, width = ", ".join(f"{share:.2f}" for share, _ in entry["coverage"]), ", ".join(map(str, entry["width"]))
+    return f"{coverage} ± {max(error for _, error in entry['coverage']):.2f}; {width}"
+
+
+def draw_calibration(rows: dict[str, Any]) -> Figure:
+    """Return the figure: how many drops intervals hold, by how many they should, in a plot for each network."""
+    from matplotlib.figure import Figure
+
+    found = [(name, rows.get(f"{key}, {_UNSEEN}, intervals faithcam, 64")) for key, name in TITLES.items()]
+    shown = [(name, entry) for name, entry in found if entry is not None]
+    figure = Figure(figsize=(3.2 * len(shown), 3.4))
+    plots = figure.subplots(1, len(shown), squeeze=False)[0]
+    for (name, entry), plot in zip(shown, plots, strict=True):
+        plot.plot((0.45, 1), (0.45, 1), color="#9ca3af", lw=1, ls=(0, (4, 3)), label="exact")
+        for region, shares, color in zip(_REGIONS, entry["by level"], ("#c2410c", "#2563eb", "#0f766e"), strict=True):
+            plot.plot([*LEVELS], shares, color=color, lw=2, marker="o", ms=3, label=region)
+        plot.set_title(f"{name}, {entry['photos']} photos", fontsize=10, loc="left", pad=8)
+        plot.set(xlim=(0.45, 1), ylim=(0.45, 1.01), xlabel="share that intervals should hold", aspect="equal")
+        plot.spines[["top", "right"]].set_visible(False)
+        plot.tick_params(labelsize=8, length=2)
+        plot.grid(color="#e5e7eb", lw=0.6)
+    plots[0].set_ylabel("share that they hold")
+    plots[0].legend(frameon=False, fontsize=8, loc="lower right")
+    figure.tight_layout()
+    return figure
 
 
 def draw_curves(rows: dict[str, Any]) -> Figure:
@@ -273,7 +323,7 @@ def _ask(network: Network, place: str) -> Iterator[Question]:
         if asked.region is None:
             inputs, wanted = asked.inputs, asked.index
             gray, blurred = torch.zeros_like(inputs), blur_images(inputs)
-            remove = partial(_remove, network.model, inputs, wanted)
+            remove = partial(_remove, network.folded, inputs, wanted)
             masks = _draw_random_masks(inputs.shape[-1], _KINDS, seed=999)
             yield Question(
                 inputs,
@@ -285,7 +335,7 @@ def _ask(network: Network, place: str) -> Iterator[Question]:
 
 
 @torch.inference_mode()
-def _remove(model: nn.Module, inputs: Tensor, index: int, masks: Tensor, fill: Tensor) -> Removals:
+def _remove(model: Callable[[Tensor], Any], inputs: Tensor, index: int, masks: Tensor, fill: Tensor) -> Removals:
     """Return what the logit loses without the parts under masks."""
     parts = [model(torch.where(part[:, None], fill, inputs))[:, index] for part in masks.split(16)]
     return Removals(masks, (model(inputs)[0, index] - torch.cat(parts)).double().numpy())
@@ -313,13 +363,18 @@ def _enlarge(masks: Tensor, size: int) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------- measures
 
 
-def _measure(model: nn.Module, question: Question, only: Sequence[str]) -> Iterator[tuple[str, list[float]]]:
-    """Yield the name of each row and its measures, with the coverage where there is one."""
+def _measure(
+    model: nn.Module, question: Question, only: Sequence[str], *, intervals: bool
+) -> Iterator[tuple[str, list[float] | Heat]]:
+    """Yield the name of each row and its measures, and those of intervals, if there are any; or no more than these."""
     for row, explain in _list_rows().items():
-        if only and not any(part in row for part in only):
+        if (only and not any(part in row for part in only)) or (intervals and not row.startswith("refine")):
             continue
         heat, refined = explain(model, question)
-        yield row, [*_judge(model, question, heat), *(() if refined is None else _cover(question, refined))]
+        if not intervals:
+            yield row, _judge(model, question, heat)
+        if refined is not None and row.startswith("refine"):
+            yield row.replace("refine", "intervals"), measure_intervals(question, refined)
 
 
 def _judge(model: nn.Module, question: Question, heat: NDArray[np.floating[Any]]) -> list[float]:
@@ -362,20 +417,24 @@ def _randomize(model: nn.Module, question: Question) -> Iterator[tuple[str, floa
         yield row, float(compute_cascading_randomization(model, explain, question.inputs, maps, groups=4)[0])
 
 
-def _cover(question: Question, refined: RefinedMaps) -> list[float]:
-    """Return the shares of the drops of the cells, the fine cells and the masks that lie in intervals of 90 %."""
+def measure_intervals(question: Question, refined: RefinedMaps) -> Heat:
+    """Return shares of drops in their intervals, and the width of those of 90 %: ``(regions, levels + 1)``.
+
+    The width is the mean one, in standard deviations of the drops: 3.3 for an interval that knows only these.
+    """
     (posterior,) = refined.posteriors
     assert posterior is not None
-    shares = []
     gray, blurred = question.masks
+    found = []
     for removals in ([(question.cells, False)], [(question.fine, True)], [(gray, False), (blurred, True)]):
-        inside = []
+        errors, widths = [], []
         for of_fill, is_blurred in removals:
             cover = nn.functional.adaptive_avg_pool2d(of_fill.masks.double(), 14).flatten(1)
-            mean, deviation = posterior.predict(cover, blurred=is_blurred)
-            inside.append(np.abs(of_fill.drops - mean.numpy()) <= _INSIDE * deviation.numpy())
-        shares.append(float(np.mean(inside)))
-    return shares
+            mean, deviation = (each.numpy() for each in posterior.predict(cover, blurred=is_blurred))
+            errors.append(np.abs(of_fill.drops - mean) / deviation)
+            widths.append(2 * LEVELS[0.9] * deviation.mean() / of_fill.drops.std())
+        found.append([*(float(np.mean(np.array(errors) <= half)) for half in LEVELS.values()), float(np.mean(widths))])
+    return np.array(found)
 
 
 # -------------------------------------------------------------------------------------------------------------- rows
