@@ -6,13 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.__main__ import _SHARED
 from benchmarks.__main__ import main as run_named
-from benchmarks.beyond import _keep_heat
+from benchmarks.beyond import Removals, _judge, _keep_heat, _split_by_edge
 from benchmarks.engine_limits import _STAGES
+from benchmarks.networks import Question
 from camtool.geometry.cell_centers import AxisCenters
 from camtool.geometry.resampling import build_interpolation_matrix
 
@@ -88,6 +90,35 @@ def test_a_former_rule_of_drawing_ends_with_its_block() -> None:
         inside = build_interpolation_matrix(3, 0, 12, 12, inward, 3)
     assert not torch.allclose(inside, before)
     assert torch.equal(build_interpolation_matrix(3, 0, 12, 12, inward, 3), before)
+
+
+def _remove(*cells: tuple[int, int]) -> Removals:
+    """Return what is removed from a photo whose evidence is in some of 7 x 7 cells alone."""
+    fine = np.zeros((7, 7))
+    fine[tuple(zip(*cells, strict=True))] = 1
+    masks = torch.arange(48.0).reshape(1, 2, 3, 8)
+    question = Question(torch.zeros(1, 3, 224, 224), 0, 1.0)
+    return Removals(question, torch.arange(16.0)[None], fine, masks, fine[:, ::-1].copy())
+
+
+@pytest.mark.parametrize(("mirrored_column", "stays"), [(2, 0), (4, 32)])
+def test_an_offset_of_the_content_is_mirrored_with_the_photo(mirrored_column: int, stays: float) -> None:
+    """The evidence is in the middle, the heat a cell to the right of it; a cell is 32 pixels."""
+    heat, mirrored = np.zeros((2, 224, 224), np.float32)
+    heat[96:128, 128:160] = 1
+    mirrored[96:128, 32 * mirrored_column : 32 * mirrored_column + 32] = 1
+    assert _judge(heat, mirrored, _remove((3, 3)))[3:] == pytest.approx([0, 32, stays])
+
+
+def test_photos_at_an_edge_are_those_with_most_evidence_there() -> None:
+    inside = [_remove((3, 3), (0, 0))] * 9  # half of it at the top
+    asked = [*inside, *[_remove((1, 6), (5, 6))] * 8]
+    split = _split_by_edge("unseen", asked)
+    assert {name: indices.tolist() for name, indices in split.items()} == {
+        "unseen": [*range(17)],
+        "unseen, 8 at one edge": [*range(9, 17)],
+        "unseen, others": [*range(9)],
+    }
 
 
 def test_a_place_that_is_wrong_on_purpose_is_told_and_the_right_one_is_not() -> None:
