@@ -31,11 +31,6 @@ def encode_pixels(pixels: Pixels, quality: int = 90) -> str:
 def build_picture(pixels: Pixels, explanation: Explanation, look: Look, milliseconds: float | None = None) -> str:
     """Return the main picture with the legend of its colors, its caption and its warnings."""
     height, width = explanation.photo.shape[:2]
-    warned = "".join(
-        f'<li class="warning serious" data-code="{escape(warning.code)}">{escape(str(warning))}</li>'
-        for warning in explanation.warnings
-    )
-    warnings = f'<ul class="warnings">{warned}</ul>' if warned else ""
     alt = escape(f"{explanation.label}, explained by {explanation.method}")
     grid = " x ".join(map(str, explanation.raw.shape))
     where = f"{explanation.layer}, {grid}" if explanation.layer else f"the input, {grid}"
@@ -45,8 +40,17 @@ def build_picture(pixels: Pixels, explanation: Explanation, look: Look, millisec
         f'data-width="{width}" data-height="{height}" draggable="false"></div>'
         f"{build_legend(look, has_unseen=not explanation.seen.all())}"
         f"<figcaption><strong>{escape(explanation.label)}</strong>{_format_probability(explanation.probability)}"
-        f"<span>{escape(explanation.method)} at {escape(where)}</span>{time}</figcaption>{warnings}</figure>"
+        f"<span>{escape(explanation.method)} at {escape(where)}</span>{time}</figcaption>"
+        f"{_list_warnings(explanation)}</figure>"
     )
+
+
+def _list_warnings(explanation: Explanation) -> str:
+    items = [
+        f'<li class="warning serious" data-code="{escape(warning.code)}">{escape(str(warning))}</li>'
+        for warning in explanation.warnings
+    ]
+    return f'<ul class="warnings">{"".join(items)}</ul>' if items else ""
 
 
 def build_legend(look: Look, *, has_unseen: bool) -> str:
@@ -132,10 +136,9 @@ def build_thumbnails(pictures: Sequence[tuple[str, str, Pixels]], line: str = ""
 
 def _build_bar(ranked: RankedClass, *, is_chosen: bool) -> str:
     share = 0.0 if ranked.probability is None else min(1.0, max(0.0, ranked.probability))
-    label = escape(ranked.label)
     return (
         f'<button type="button" class="bar" data-index="{ranked.index}" aria-pressed="{str(is_chosen).lower()}" '
-        f'style="--share:{100 * share:.2f}%"><span class="label">{label}</span>'
+        f'style="--share:{100 * share:.2f}%"><span class="label">{escape(ranked.label)}</span>'
         f"{_format_probability(ranked.probability)}</button>"
     )
 
@@ -147,12 +150,10 @@ def _build_card(compared: Compared, pixels: Pixels | None) -> str:
             f'<figure class="failed"><div class="blank"><p>{escape(compared.failure)}</p></div>'
             f"<figcaption><strong>{name}</strong><span>not possible</span></figcaption></figure>"
         )
-    warned = "".join(f"<li>{escape(str(warning))}</li>" for warning in compared.explanation.warnings)
-    warnings = (
-        f"<details><summary>{count_warnings(compared.explanation.warnings)}</summary><ul>{warned}</ul></details>"
-        if warned
-        else ""
-    )
+    warnings = _list_warnings(compared.explanation)
+    if warnings:
+        count = count_warnings(compared.explanation.warnings)
+        warnings = f"<details><summary>{count}</summary>{warnings}</details>"
     return (
         f'<figure><img src="{encode_pixels(pixels, 85)}" alt="{name}"><figcaption><strong>{name}</strong>'
         f"<span>{compared.milliseconds:.0f} ms</span></figcaption>{warnings}</figure>"

@@ -256,8 +256,6 @@ def render_page(content: Mapping[str, Any], pictures: Mapping[int, tuple[bytes, 
         facts: See :meth:`CamDiff.list_facts`.
     """
     shown = escape_texts(content)
-    for one in shown["findings"]:
-        one["effects"] = [describe_effect(f"{side.capitalize()} model", "", one[side]) for side in ("old", "new")]
     images = [
         {**image, "pictures": [b64encode(picture).decode() for picture in pictures[image["index"]]]}
         for image in shown["images"]
@@ -273,5 +271,6 @@ def render_page(content: Mapping[str, Any], pictures: Mapping[int, tuple[bytes, 
         labels=sorted({image["label"] for image in images}),
         images=images,
         diff=shown,
+        describe=describe_effect,
         facts=facts,
     )

@@ -10,8 +10,7 @@ LOGO = Path(__file__).with_name("logo.svg")
 
 def read_design(*names: str) -> str:
     """Return the text of style sheets, ``"tokens.css"``, ``"base.css"`` or ``"parts.css"``, with the logo in them."""
-    text = "".join(LOGO.with_name(name).read_text(encoding="utf-8") for name in names)
-    return text.replace("logo.svg", encode_logo())
+    return "".join(LOGO.with_name(name).read_text(encoding="utf-8") for name in names).replace(LOGO.name, encode_logo())
 
 
 def encode_logo() -> str:

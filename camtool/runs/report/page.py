@@ -272,11 +272,10 @@ def color_legend(run: Mapping[str, Any]) -> str:
     """Return the style of the legend's color bar: its overlays on gray, or its heatmaps alone."""
     command = run.get("command")
     given = command if isinstance(command, Mapping) else {}
-    name, alpha = (given.get(key) for key in ("colormap", "alpha"))
     try:
-        colormap = name if isinstance(name, str) else DEFAULT_COLORMAP
+        colormap = str(given.get("colormap") or DEFAULT_COLORMAP)
         is_blended = "overlay" in str(given.get("save", "overlay"))
-        colors = blend_scale(16, alpha, colormap)[0] if is_blended else get_palette(colormap)[::17]
+        colors = blend_scale(16, given.get("alpha"), colormap)[0] if is_blended else get_palette(colormap)[::17]
     except (ColormapError, OverlayError):
         colors = blend_scale(16)[0]
     stops = ", ".join(f"rgb({red} {green} {blue})" for red, green, blue in colors.tolist())
