@@ -9,7 +9,7 @@ from typing import Any
 from sphinx.pycode import ModuleAnalyzer
 
 import camtool
-from camtool.rendering import design
+from camtool.rendering.design import style_sheets
 
 _HERE = Path(__file__).parent
 
@@ -37,11 +37,11 @@ python_maximum_signature_line_length = 88
 
 html_theme = "pydata_sphinx_theme"
 html_title = "camtool"
-html_favicon = html_logo = str(design.LOGO)
+html_favicon = html_logo = str(style_sheets.LOGO)
 html_context = {"default_mode": "auto"}
 html_sidebars: dict[str, list[str]] = {"index": [], "start": []}
 smartquotes = False  # options of commands have two hyphens
-html_static_path = [str(_HERE / "site"), str(design.LOGO.with_name("tokens.css"))]
+html_static_path = [str(_HERE / "site"), str(style_sheets.LOGO.with_name("tokens.css"))]
 html_css_files = ["tokens.css", "style.css"]
 html_show_sourcelink = False
 html_copy_source = False

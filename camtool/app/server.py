@@ -24,7 +24,7 @@ from camtool.errors import CamtoolError, RaiseAs
 from camtool.inputs.formats.reading_options import MAX_PIXELS
 from camtool.models import Loaded, load
 from camtool.models.sources.torchvision import list_photo_models
-from camtool.rendering.design import LOGO, read_design
+from camtool.rendering.design.style_sheets import LOGO, read_design
 
 # Largest file that a user may upload, in megabytes, unless another number is given.
 MAX_UPLOAD = 50

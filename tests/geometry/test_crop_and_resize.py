@@ -147,7 +147,7 @@ def test_place_is_differentiable_after_a_first_use_in_inference_mode():
     with torch.inference_mode():
         geometry.place_on_photo(torch.rand(3, 2, dtype=torch.float64))
     maps = torch.rand(3, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(geometry.place, maps)
+    assert torch.autograd.gradcheck(geometry.place_on_photo, maps)
 
 
 @pytest.mark.parametrize("maps", [torch.ones(3), torch.ones(3, 3, dtype=torch.int64)])

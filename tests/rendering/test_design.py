@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import camtool
-from camtool.rendering.design import LOGO, encode_logo, read_design
+from camtool.rendering.design.style_sheets import LOGO, encode_logo, read_design
 
 PACKAGE = Path(camtool.__file__).parent
 FILES = sorted(path for kind in ("css", "js", "html") for path in PACKAGE.rglob(f"*.{kind}"))

@@ -30,7 +30,7 @@ from camtool.geometry.plain_transforms import find_plain_transform
 from camtool.inputs.image_files import ImageSource, read_image
 from camtool.models import Loaded, to_loaded
 from camtool.rendering.colormaps import get_default_alpha, get_palette
-from camtool.rendering.design import encode_logo, read_design
+from camtool.rendering.design.style_sheets import encode_logo, read_design
 from camtool.runs.report.page import encode_json, hash_source
 from camtool.warning_codes import WARNING_KINDS
 

@@ -24,7 +24,7 @@ from markupsafe import Markup
 from camtool.arguments.message_parts import add_article, format_count, format_percent, merge_texts, suggest_names
 from camtool.errors import CamtoolError, ColormapError, OverlayError
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, get_palette
-from camtool.rendering.design import encode_logo, read_design
+from camtool.rendering.design.style_sheets import encode_logo, read_design
 from camtool.rendering.image_writing import open_atomically
 from camtool.rendering.overlay import blend_scale
 from camtool.runs.file_names import make_distinct
