@@ -174,7 +174,7 @@ def format_table(rows: dict[tuple[str, str, str], dict[str, Any]]) -> str:
     head = [f"`{name}`, {_GAINS[0]}" if measure == _GAINS[0] else measure for name in methods for measure in _GAINS]
     lines = [f"<!-- numbers: benchmarks/{RESULTS.name} -->", f"| network, photos | number | {' | '.join(head)} |"]
     lines.append("|---" * (len(head) + 2) + "|")
-    names = dict.fromkeys((network, photos) for network, photos, _ in rows if "crops" not in photos)
+    names = dict.fromkeys((network, photos) for network, photos, _ in rows if not photos.startswith("chosen on,"))
     for network, photos in names:
         entries = [rows.get((network, photos, name), {}) for name in methods]
         if all("masks" in entry for entry in entries):
