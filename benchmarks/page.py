@@ -36,6 +36,7 @@ from camtool.app.web_page.building import BINARY, CODE, GPU_BINARY, GPU_CODE, VE
 from camtool.errors import CamtoolError
 from camtool.geometry.plain_transforms import PlainTransform
 from camtool.models import Loaded
+from camtool.rendering.design.style_sheets import LOGO
 
 NETWORKS = (
     *("mobilenet_v2", "squeezenet1_1", "resnet18", "densenet121", "efficientnet_b0", "shufflenet_v2_x1_0"),
@@ -247,7 +248,10 @@ def _measure_sizes(runtime: Path) -> dict[str, dict[str, float]]:
         "runtime with WebGPU, WebAssembly": [runtime / GPU_BINARY],
         "runtime with WebGPU, JavaScript": [runtime / GPU_CODE],
         "camtool.js": [assets / "camtool.js"],
-        "page": [assets / name for name in ("page.html", "page.css", "page.js", "worker.js")],
+        "page": [
+            *(assets / name for name in ("page.html", "page.css", "page.js", "worker.js")),
+            *(LOGO.with_name(name) for name in ("tokens.css", "base.css", "parts.css")),
+        ],
     }
     contents = {name: b"".join(path.read_bytes() for path in paths) for name, paths in parts.items()}
     return {
