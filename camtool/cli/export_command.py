@@ -55,7 +55,8 @@ def export_model(
         _refuse(of_pages, f"pages; give a folder or an .html file in place of {path}")
         check_format(path)
         check_beside(path)
-    _check_absent(path, is_replaced=overwrite)
+    if path.exists() and not overwrite:
+        raise CamtoolError(f"{path} exists; give another name, or --overwrite to replace it.")
     preprocessing = preparing.parse()
     options = result_options.parse_method_options(map_.option, ())
     loaded = loading.load(preprocessing=preprocessing, is_quiet=printed.hides_progress)
@@ -81,11 +82,6 @@ def _refuse(options: Mapping[str, Any], reason: str) -> None:
     for name, value in options.items():
         if value:
             raise CamtoolError(f"{name} is for {reason}.")
-
-
-def _check_absent(path: Path, *, is_replaced: bool) -> None:
-    if path.exists() and not is_replaced:
-        raise CamtoolError(f"{path} exists; give another name, or --overwrite to replace it.")
 
 
 def _list_written(path: Path) -> list[Path]:
