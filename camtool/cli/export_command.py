@@ -55,8 +55,7 @@ def export_model(
         _refuse(of_pages, f"pages; give a folder or an .html file in place of {path}")
         check_format(path)
         check_beside(path)
-    if path.exists() and not overwrite:
-        raise CamtoolError(f"{path} exists; give another name, or --overwrite to replace it.")
+    _check_absent(path, is_replaced=overwrite)
     preprocessing = preparing.parse()
     options = result_options.parse_method_options(map_.option, ())
     loaded = loading.load(preprocessing=preprocessing, is_quiet=printed.hides_progress)
@@ -82,6 +81,11 @@ def _refuse(options: Mapping[str, Any], reason: str) -> None:
     for name, value in options.items():
         if value:
             raise CamtoolError(f"{name} is for {reason}.")
+
+
+def _check_absent(path: Path, *, is_replaced: bool) -> None:
+    if path.exists() and not is_replaced:
+        raise CamtoolError(f"{path} exists; give another name, or --overwrite to replace it.")
 
 
 def _list_written(path: Path) -> list[Path]:
