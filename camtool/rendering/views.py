@@ -85,11 +85,7 @@ class View(ABC):
         limits = maps.find_limits(raw)
         if limits is None:
             return np.zeros(self.size, np.float32)
-        return self._to_raised_heatmap(raw - limits[0], centers)
-
-    def _to_raised_heatmap(self, raised: Map, centers: CellCenters | None) -> Map:
-        """Return a raw map whose lowest value was raised to 0 as a heatmap."""
-        return maps.normalize(_stretch_over_input(raised, self.size, centers))
+        return maps.normalize(_stretch_over_input(raw - limits[0], self.size, centers))
 
     def draw_signs(self, raw: Map, centers: CellCenters | None = None, *, alpha: float | None = None) -> Pixels:
         """Draw a photo with a raw map of both signs over it.
@@ -188,10 +184,13 @@ class Photo(View):
         """``(H, W)`` bool: the part that reached the model."""
         return self.geometry.seen
 
-    def _to_raised_heatmap(self, raised: Map, centers: CellCenters | None) -> Map:
-        """Return a raw map ``(h, w)`` as a heatmap ``(H, W)``; 0 in the unseen part."""
+    def to_heatmap(self, raw: Map, centers: CellCenters | None = None) -> Map:
+        """Return a raw map ``(h, w)`` as a heatmap ``(H, W)`` in [0, 1]; 0 in the unseen part."""
+        limits = maps.find_limits(raw)
+        if limits is None:
+            return np.zeros(self.size, np.float32)
         # Beyond the outermost centers values fade to 0, which is the lowest value then.
-        placed = self.geometry.place_on_photo(torch.from_numpy(raised), centers).numpy()
+        placed = self.geometry.place_on_photo(torch.from_numpy(raw - limits[0]), centers).numpy()
         return maps.normalize(placed, None if self.geometry.sees_all else self.geometry.seen, out=placed)
 
     def draw_overlay(
