@@ -96,9 +96,9 @@ def test_methods_at_the_input_take_the_whole_batch(method: str) -> None:
 def test_the_tail_of_a_loop_takes_one_variant_at_a_time() -> None:
     clip, model = torch.rand(1, 3, 4, 32, 32), ClipsApart().eval()
     variants = torch.rand(5, 4, 16, 7, 7)
-    rows = camtool.layers.layouts.Layout("frames", (4, 7, 7)).entries
+    entries = camtool.layers.layouts.Layout("frames", (4, 7, 7)).entries
     with pytest.raises(ForwardError, match="on one image after the other"):
-        resume(model, "features", variants, clip, rows=rows)
+        resume(model, "features", variants, clip, entries=entries)
     by_hand = model.head(variants.mean((3, 4))).mean(1)
-    one_by_one = [resume(model, "features", variant[None], clip, rows=rows) for variant in variants]
+    one_by_one = [resume(model, "features", variant[None], clip, entries=entries) for variant in variants]
     assert_close(torch.cat(one_by_one), by_hand)

@@ -103,7 +103,7 @@ def summarize(contents: ReportContents) -> RunSummary:
         photos=len({row.image for row in contents.rows}),
         explanations=len(contents.rows),
         failures=len(contents.failures),
-        warned=sum(any(_get_key(warning) in doubts for warning in row.warnings) for row in contents.rows),
+        warned=sum(not doubts.isdisjoint(map(_get_key, row.warnings)) for row in contents.rows),
         right=sum(verdicts.values()),
         judged=len(verdicts),
         methods=tuple(dict.fromkeys(escape_hidden(row.method) for row in contents.rows)),
