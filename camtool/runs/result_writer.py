@@ -127,8 +127,8 @@ class ResultWriter:
 
     def _find_refusal(self, explanations: Sequence[Explanation]) -> str | None:
         """Return why an explanation cannot be saved as one of the kinds."""
-        kinds = [SAVE_KINDS[name] for name in self._output.kinds]
-        refusals = (kind.describe_refusal(explanation) for explanation in explanations for kind in kinds)
+        asked = filter(None, [SAVE_KINDS[name].describe_refusal for name in self._output.kinds])
+        refusals = (describe(explanation) for describe in asked for explanation in explanations)
         return next((refusal for refusal in refusals if refusal is not None), None)
 
     def _write_explanations(

@@ -76,14 +76,15 @@ class SaveKind:
         choose_suffix: From the format of images to the suffix of the file.
         marker: What stands before the suffix, so that the files of an explanation have different names.
         is_picture: It is an image of 8 bits rather than numbers.
-        describe_refusal: Returns why an explanation cannot be written as this kind; ``None`` if it can.
+        describe_refusal: Returns why an explanation cannot be written as this kind, ``None`` if it can. ``None`` if all
+            can.
     """
 
     write: Callable[[Explanation, Path, OutputSettings, Caption | None], None]
     choose_suffix: Callable[[str], str]
     marker: str
     is_picture: bool = True
-    describe_refusal: Callable[[Explanation], str | None] = lambda _: None
+    describe_refusal: Callable[[Explanation], str | None] | None = None
 
 
 def _write_overlay(explanation: Explanation, path: Path, output: OutputSettings, caption: Caption | None) -> None:
