@@ -458,7 +458,7 @@ def test_a_change_of_the_probability_has_its_sign(result):
 
 def test_the_page_says_what_it_shows(result, tmp_path):
     page = (result.save(tmp_path) / "index.html").read_text(encoding="utf-8")
-    for text in ('data-count="60"', "<kbd>J</kbd> next, <kbd>K</kbd> previous", "The place</figcaption>"):
+    for text in ('data-count="60"', "<kbd>J</kbd><kbd>K</kbd> next, previous", "The place</figcaption>"):
         assert text in page
     assert page.count("<span>Old model</span>") == page.count("<span>New model</span>") == len(result.findings)
 

@@ -17,7 +17,7 @@ from tests.evaluation.repair.conftest import NAMES, SIDE
 Floats = NDArray[np.float64]
 Draw = Callable[[Floats, np.random.Generator], None]
 
-LABELS = [number % 3 for number in range(90)]
+LABELS = [number % 3 for number in range(180)]
 
 
 def build_net(*, sees_place: bool = False) -> nn.Sequential:
