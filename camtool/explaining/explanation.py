@@ -47,7 +47,7 @@ SAME_SCORE = 0.02
 
 
 class Source(Protocol):
-    """What an explanation was made from: model, image, target and method. It asks the model again."""
+    """Source of an explanation: model, image, target and method. It runs the model again."""
 
     @property
     def model(self) -> nn.Module:

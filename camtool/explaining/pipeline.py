@@ -366,7 +366,7 @@ class BatchExplainer:
 
 @dataclass(frozen=True)
 class ExplainedRow:
-    """What an explanation was made from, see :class:`camtool.explaining.explanation.Source`.
+    """Source of an explanation, see :class:`camtool.explaining.explanation.Source`.
 
     Attributes:
         explainer: The explainer of the batch.

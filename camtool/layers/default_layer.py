@@ -1,4 +1,4 @@
-"""Which layer is explained if none is named: the deepest that no rule excludes, see :func:`choose_default_layer`.
+"""Choice of the layer if none is named: the deepest that no rule excludes, see :func:`choose_default_layer`.
 
 Its candidates are module outputs that are grids over the image, each with the reason why it was chosen or not. Some are
 projections inside attention: queries, keys and values of another candidate.

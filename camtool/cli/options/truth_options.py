@@ -1,4 +1,4 @@
-"""What ``--truth`` accepts: folders named by the class, or a table of :mod:`camtool.runs.photo_tables`."""
+"""Values of ``--truth``: folders named by the class, or a table of :mod:`camtool.runs.photo_tables`."""
 
 from __future__ import annotations
 

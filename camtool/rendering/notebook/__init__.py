@@ -1,1 +1,1 @@
-"""What notebooks show below a cell: cards in HTML that load nothing, and pictures where no scripts run."""
+"""Output of results in notebooks: cards in HTML that load nothing, and pictures where no scripts run."""

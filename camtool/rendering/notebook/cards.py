@@ -52,7 +52,7 @@ class HeatLayer:
 
 @dataclass(frozen=True, eq=False)
 class CardContent:
-    """What the card of an explanation shows.
+    """Content of the card of an explanation.
 
     Attributes:
         title: The answer that is explained.
