@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import base64
-import shutil
-import subprocess
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from camtool.rendering import draw_contours
 from camtool.rendering.overlay import colorize
 from tests.app.web_page.conftest import HOSTILE
 from tests.app.web_page.page_tab import Opened, check_picture, draw, encode, serve
+from tests.helpers.axe import list_violations
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")
 
@@ -290,22 +288,9 @@ def test_one_file_opens_by_a_double_click(browser: Any, runtime: Path, tmp_path:
     opened.tab.close()
 
 
-@pytest.fixture(scope="module")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("axe")
-    npm = shutil.which("npm")
-    assert npm is not None
-    subprocess.run([npm, "pack", "axe-core@4.10.3", "--silent"], cwd=folder, check=True, capture_output=True)
-    (archive,) = folder.glob("*.tgz")
-    with tarfile.open(archive) as files:
-        content = files.extractfile("package/axe.min.js")
-        assert content is not None
-        return content.read().decode()
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 390])
-def test_accessibility(browser: Any, address: str, axe: str, scheme: str, width: int) -> None:
+def test_accessibility(browser: Any, address: str, scheme: str, width: int) -> None:
     opened = Opened(browser, address, color_scheme=scheme, viewport={"width": width, "height": 844}, bypass_csp=True)
     opened.choose(("more.png", encode(draw(5, size=128))), ("bad.png", b"no image"))
     opened.tab.locator("#rows td.bad").wait_for()
@@ -314,8 +299,6 @@ def test_accessibility(browser: Any, address: str, axe: str, scheme: str, width:
     opened.tab.fill("#class", "no such class")
     opened.tab.press("#class", "Enter")
     opened.tab.locator("#status.bad").wait_for()
-    opened.tab.evaluate(axe)
-    violations = opened.tab.evaluate("axe.run().then((result) => result.violations)")
-    assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in violations] == []
+    assert list_violations(opened.tab) == []
     assert opened.tab.evaluate("document.documentElement.scrollWidth") <= width
     opened.tab.close()
