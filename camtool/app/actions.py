@@ -336,12 +336,19 @@ class Actions:
         choices = {"choices": labels, "allow_custom_value": True}  # a text, or groups as in "dog vs wolf"
         return {
             "model": model,
+            "folder": self._find_in_folder(self.workbench.get_image(image)),
             **self._show_layers(session),
             "grid": "",
             **(self._show_map(session) if has_map else self._show_photo(session, _HINTS.get(kind, ""))),
             "class": Changed(**choices, value=self._find_first(session) if has_map else None),
             "second": Changed(**choices, value=self._find_second(session) if has_map else None),
         }
+
+    def _find_in_folder(self, stored: StoredImage) -> str | None:
+        """Return the name of an image in the list of the folder; None for one that came from elsewhere."""
+        is_listed = stored.name in self.photos
+        is_photo = is_listed and (stored.code, stored.note) == self._get_folder().write_code(stored.name)
+        return stored.name if is_photo else None
 
     def _show_layers(self, session: Session) -> Shown:
         """Show the slider of the layers, at the one of the session or at the one that camtool chooses."""

@@ -134,10 +134,9 @@ class _Page:
             gr.HTML(read_asset("sources.html"), elem_id="sources", js_on_load=read_asset("sources.js"))
             self._upload = gr.UploadButton("Upload", elem_id="upload", elem_classes="out-of-sight")
             self._add("thumbnails", gr.HTML, js_on_load=read_asset("clicks.js"))
-            self._folder, photos = None, self._actions.photos
-            if photos:
-                label = f"Folder, {format_count(len(photos), 'photo')}"
-                self._folder = gr.Dropdown(photos, value=None, label=label, elem_id="folder", filterable=True)
+            photos = self._actions.photos
+            label = f"Folder, {format_count(len(photos), 'photo')}"
+            self._add("folder", gr.Dropdown, photos, value=None, label=label, filterable=True, visible=bool(photos))
 
     def _build_question_box(self) -> None:
         with gr.Column(elem_id="question-box", elem_classes="box"):
@@ -170,8 +169,7 @@ class _Page:
             self._upload.upload, actions.take_upload, [self._upload, session], _ALL, api_visibility="undocumented"
         )
         self._compute(self._named["thumbnails"].click, self._take_thumbnail, [session], _ALL)
-        if self._folder is not None:
-            self._compute(self._folder.input, actions.take_from_folder, [self._folder, session], _ALL)
+        self._compute(self._named["folder"].input, actions.take_from_folder, [self._named["folder"], session], _ALL)
         self._compute(self._named["model"].input, actions.take_model, [self._named["model"], session], _ALL)
         self._compute(self._named["bars"].click, self._click_class, [session], _MAP)
         for name, action in (
@@ -266,7 +264,7 @@ class _Page:
 _MAP = ("session", "picture", "status", "bars", "class", "scale", "pair", "snippet")
 
 # Components that depend on the image and the model.
-_ALL = (*_MAP, "model", "second", "layer", "grid")
+_ALL = (*_MAP, "model", "second", "layer", "grid", "folder")
 
 # Components that depend on view, opacity and colors.
 _LOOK = ("session", "picture", "status", "snippet")

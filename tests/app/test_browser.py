@@ -21,6 +21,7 @@ import camtool
 from camtool.app.drawing import Look, make_screen
 from camtool.models.sources.torchvision import list_photo_models
 from tests.app.browser import Opened
+from tests.helpers.axe import list_violations
 from tests.helpers.photos import save, unseen
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
@@ -164,17 +165,34 @@ def test_methods_are_compared_with_their_times_and_warnings(opened: Opened) -> N
     assert len(pictures) > 6
 
 
+@pytest.mark.parametrize("width", [1440, 390])
+def test_axe_finds_nothing(opened: Opened, width: int) -> None:
+    opened.page.set_viewport_size({"width": width, "height": 900})
+    assert list_violations(opened.page) == []
+
+
+def test_on_a_phone_class_and_method_follow_the_picture(opened: Opened) -> None:
+    opened.page.set_viewport_size({"width": 390, "height": 844})
+    names = ("picture", "look", "bars", "class", "method", "image-box")
+    boxes = [opened.page.locator(f"#{name}").bounding_box() for name in names]
+    assert all(above["y"] + above["height"] <= below["y"] for above, below in pairwise(boxes))
+    assert boxes[4]["y"] - boxes[1]["y"] < 844, "within one screen"
+
+
 # ----------------------------------------------------------------------------------------------------- images, models
 
 
 def test_images_come_from_files_from_the_folder_and_by_dropping(opened: Opened, photos: Path) -> None:
-    page = opened.page
+    page, chosen_in_list = opened.page, sync_api.expect(opened.page.locator("#folder input"))
+    chosen_in_list.to_have_value("0.png")
     uploaded = opened.change(lambda: opened.upload(photos / "1.png"))
     assert is_same(uploaded, draw(explain(photos / "1.png")))
+    chosen_in_list.to_have_value("")  # the name is one of the folder, the image is not
     chosen = opened.change(lambda: opened.choose("folder", "2.png", typed="2"))
     assert is_same(chosen, draw(explain(photos / "2.png")))
     clicked = opened.change(lambda: page.locator(".thumbnails button").nth(5).click())
     assert is_same(clicked, draw(explain(photos / "5.png")))
+    chosen_in_list.to_have_value("5.png")
     for event, number in (("drop", 3), ("paste", 4)):
         data = base64.b64encode((photos / f"{number}.png").read_bytes()).decode()
         given = opened.change(lambda event=event, data=data: page.evaluate(_GIVE, [event, data]))
