@@ -16,6 +16,8 @@ and the activation map.
 the bundled model and its scenes; they need ``camtool[figures]``.
 ``report.jpg``: the report of a run, as Chromium shows it: ``--report RUN``; needs ``camtool[dev]``.
 ``audit.jpg``: the page of an audit of the demo's cheating model: ``--audit``; needs ``camtool[dev]``.
+``app.jpg``, ``web-page.jpg``: the app and the page without a server with MobileNetV2 and the photos of a folder:
+``--pages FOLDER --mobilenet FILE``; needs ``camtool[dev]``.
 ``scenes/``: a dozen scenes of the demo's generator.
 """
 
@@ -23,6 +25,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -67,12 +71,17 @@ def main(
     mobilenet: Annotated[Path | None, typer.Option(help="ImageNet weights of MobileNetV2")] = None,
     vit: Annotated[Path | None, typer.Option(help="a ViT of tools/train_scene_models.py")] = None,
     report: Annotated[Path | None, typer.Option(help="output folder of a run; draws its report alone")] = None,
+    pages: Annotated[Path | None, typer.Option(help="a folder of photos; draws the app and the page alone")] = None,
     *,
     audit: Annotated[bool, typer.Option("--audit", help="draw the page of an audit alone")] = False,
 ) -> None:
     """Draw the scenes and the figures; with photos and weights, also the images that show photos."""
     if audit:
         write_image(_HERE / "audit.jpg", _draw_audit(), quality=80)
+        return
+    if pages and mobilenet:
+        write_image(_HERE / "app.jpg", _draw_app(pages, mobilenet), quality=86)
+        write_image(_HERE / "web-page.jpg", _draw_web_page(pages, mobilenet), quality=86)
         return
     if report:
         write_image(_HERE / "report.jpg", _draw_report(write_report(report).path), quality=90)
@@ -118,6 +127,47 @@ def _draw_report(page: Path) -> np.ndarray:
             shots.append(np.asarray(Image.open(BytesIO(tab.screenshot())).convert("RGB")))
         browser.close()
     return np.concatenate(shots, axis=1)
+
+
+@contextmanager
+def _open_tab(address: str, **settings: Any) -> Iterator[Any]:
+    """Open a page in Chromium, in light colors."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        tab = browser.new_page(color_scheme="light", **settings)
+        tab.goto(address)
+        yield tab
+        browser.close()
+
+
+def _read_screen(tab: Any) -> np.ndarray:
+    return np.asarray(Image.open(BytesIO(tab.screenshot())).convert("RGB"))
+
+
+def _draw_app(folder: Path, weights: Path) -> np.ndarray:
+    """Draw the app with the first photo of a folder."""
+    from camtool.app.server import AppServer, ServerSettings
+
+    settings = ServerSettings(folder, ["mobilenet_v2"], port=0, weights={"mobilenet_v2": str(weights)})
+    with AppServer(settings) as server, _open_tab(server.url, viewport={"width": 1440, "height": 900}) as tab:
+        tab.wait_for_selector("#map")
+        tab.wait_for_selector(".thumbnails img")
+        tab.wait_for_timeout(1500)  # small pictures and colors fade in
+        return _read_screen(tab)
+
+
+def _draw_web_page(folder: Path, weights: Path) -> np.ndarray:
+    """Draw the page without a server: a photo, its top class and the second one."""
+    model = camtool.load("mobilenet_v2", weights=str(weights))
+    with tempfile.TemporaryDirectory() as temporary:
+        path = camtool.export_page(model, Path(temporary) / "page.html", sample=sorted(folder.iterdir()))
+        with _open_tab(path.as_uri(), viewport={"width": 1280, "height": 730}) as tab:
+            tab.locator("#bars .both .icon-button").nth(1).click()
+            tab.locator("#second canvas").wait_for()
+            tab.wait_for_timeout(1500)
+            return _read_screen(tab)
 
 
 def _draw_audit() -> np.ndarray:
