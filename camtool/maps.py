@@ -1,4 +1,4 @@
-"""Arithmetic on maps ``(N, *grid)``: resizing, scaling into [0, 1], and finding constant maps."""
+"""Arithmetic on maps, one or a batch ``(N, *grid)``: resizing, scaling into [0, 1], and finding constant maps."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ class BatchExplainer:
             item, top = batch.items[image], predicted[image]
             context = targets.ScoreContext(score, probabilities[image], link)
             yield Explanation(
-                raw=raw,  # on the layer's grid; Explanation.heatmap resizes it, by Geometry.place_on_photo
+                raw=raw,  # on the layer's grid; Explanation.heatmap resizes it, by Photo.to_heatmap
                 view=item.view if detector is None else item.view.for_detector(detector),
                 label=target.describe(labels),
                 index=target.get_class_index(),

@@ -1,4 +1,6 @@
-"""The registries of methods and wrappers: the decorators that fill them, look-up by name, and checks of what fits.
+"""Methods and wrappers as objects, and their registries: decorators, look-up by name, and checks of what fits.
+
+:meth:`WeightingMethod.compute_raw_maps` is the sum of weighted activations that all methods of weights share.
 
 The command line, the documentation and the tests read :data:`METHODS` and :data:`WRAPPERS`, so a new method is one
 decorated function::
