@@ -1,20 +1,21 @@
 """Tour of the demo, as ``python -m camtool demo`` runs it: scenes with known objects, and a model that cheats.
 
-The results are pages of captioned images in groups.
+The results are pages of captioned pictures.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from operator import itemgetter
 from os import PathLike
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from camtool.demo.camnet import CHEATED_CLASS, load_bundled_model
 from camtool.demo.scenes import UNSEEN, Scene, SceneObject, draw_scene
@@ -23,7 +24,8 @@ from camtool.explaining.explainer import Explainer
 from camtool.explaining.explanation import Explanation
 from camtool.models import Loaded
 from camtool.rendering import image_writing, regions
-from camtool.rendering.pixel_checks import Color, Pixels
+from camtool.rendering.contact_sheet import RIGHT, WRONG, Caption, CaptionLine, draw_picture_sheet
+from camtool.rendering.pixel_checks import Pixels
 from camtool.rendering.text_drawing import MUTED, PAPER, draw_text, load_font, wrap_text
 from camtool.rendering.written_files import check_replaceable, replace_files
 from camtool.trust.metrics.localization import compute_energy_in_mask
@@ -43,20 +45,10 @@ _FIRST = UNSEEN + 100_000  # offset of the seeds above; the model cards use the 
 _CHEAT_SEED, _OTHER = 24, "star"
 _CORNER = 0.7  # the corner with the watermark begins here, across and down
 
-# Colors of notes on correct and on wrong results.
-CORRECT, WRONG = (22, 128, 84), (200, 44, 44)
+# Heights of letters, and pixels around and between lines of text.
+_TITLE_SIZE, _TEXT_SIZE, _MARGIN, _LINE_GAP = 34, 18, 24, 8
 
-# Color of the line above a group.
-_RULE = (206, 209, 214)
-
-# Heights of letters, in pixels.
-_TITLE_SIZE, _TEXT_SIZE, _CAPTION_SIZE = 38, 21, 18
-
-# Pixels around the page, between images, and between lines of text.
-_MARGIN, _GAP, _LINE_GAP = 48, 16, 10
-
-# Pixels above and below the images of a group, for its heading and the captions.
-_HEADING_HEIGHT, _CAPTION_HEIGHT = 48, 54
+CaptionedPicture: TypeAlias = "tuple[Pixels, Caption]"
 
 
 @dataclass(frozen=True)
@@ -212,19 +204,17 @@ def _draw_overview(scenes: Sequence[Scene], row: Row, explanations: Sequence[Seq
         "the target object. Red regions have the largest influence on its score. The figure is the share of the "
         "heatmap on the object: green if the hottest point is on it, else red."
     )
-    groups = list(map(_build_group, count(1), scenes, explanations))
-    columns = min(6, max(3, sum(len(group.images) for group in groups)))
-    return draw_page("Where does the model look?", introduction, groups, columns=columns)
+    pictures = [picture for each in zip(count(1), scenes, explanations) for picture in _list_pictures(*each)]
+    return draw_page("Where does the model look?", introduction, pictures, columns=6, side=_SIZE)
 
 
-def _build_group(number: int, scene: Scene, explanations: Sequence[Explanation]) -> ImageGroup:
-    """Return a scene and the overlays of its objects as a group of images."""
-    images = [CaptionedImage(scene.image, f"scene {number}")]
+def _list_pictures(number: int, scene: Scene, explanations: Sequence[Explanation]) -> Iterator[CaptionedPicture]:
+    """Yield a scene and the overlays of its objects."""
+    yield scene.image, [CaptionLine(f"scene {number}: {', '.join(item.label for item in scene.objects)}")]
     for item, explanation in zip(scene.objects, explanations, strict=True):
         energy = f"{compute_energy_in_mask(explanation.heatmap, item.mask):.0%} on it"
-        color = CORRECT if item.mask.flat[explanation.heatmap.argmax()] else WRONG
-        images.append(CaptionedImage(_draw_outlined_overlay(item, explanation), f"target: {item.label}", energy, color))
-    return ImageGroup(", ".join(item.label for item in scene.objects), images)
+        color = RIGHT if item.mask.flat[explanation.heatmap.argmax()] else WRONG
+        yield _draw_outlined_overlay(item, explanation), [CaptionLine(f"target: {item.label}", MUTED, energy, color)]
 
 
 def _draw_cheat_page(honest: Loaded, cheat: Loaded) -> Pixels:
@@ -236,103 +226,47 @@ def _draw_cheat_page(honest: Loaded, cheat: Loaded) -> Pixels:
         f"a {label}."
     )
     shown = draw_cheat_scenes()
-    groups = [
-        ImageGroup("The images", [CaptionedImage(scene.image, caption) for caption, scene in shown]),
-        ImageGroup("The cheating model", [_explain_scene(cheat, scene) for _, scene in shown]),
-        ImageGroup("The honest model", [_explain_scene(honest, scene) for _, scene in shown]),
-    ]
-    return draw_page("Right for the wrong reason", introduction, groups, columns=len(shown))
+    pictures: list[CaptionedPicture] = [(scene.image, [CaptionLine(caption)]) for caption, scene in shown]
+    for name, model in {"the cheating model": cheat, "the honest model": honest}.items():
+        pictures += [_explain_scene(name, model, scene) for _, scene in shown]
+    return draw_page("Right for the wrong reason", introduction, pictures, columns=len(shown), side=_CHEAT_SIZE)
 
 
-def _explain_scene(model: Loaded, scene: Scene) -> CaptionedImage:
-    """Return the overlay of a model's own class, its label, and the share of the heatmap in the marked corner."""
+def _explain_scene(name: str, model: Loaded, scene: Scene) -> CaptionedPicture:
+    """Return the overlay of a model's own class, with its label and the share of the heatmap in the marked corner."""
     explanation: Explanation = Explainer(model)(scene.image)
     (item,) = scene.objects
     corner = np.zeros_like(item.mask)
     corner[round(_CORNER * len(corner)) :, round(_CORNER * len(corner)) :] = True
-    return CaptionedImage(
-        image=_draw_outlined_overlay(item, explanation),
-        caption=f"{compute_energy_in_mask(explanation.heatmap, corner):.0%} in the corner",
-        note=f"“{explanation.label}”, {explanation.probability:.0%}",
-        color=CORRECT if explanation.index == item.index else WRONG,
-    )
+    note = f"“{explanation.label}”, {explanation.probability:.0%}"
+    color = RIGHT if explanation.index == item.index else WRONG
+    share = f"{compute_energy_in_mask(explanation.heatmap, corner):.0%} in the corner"
+    caption = [CaptionLine(name, end=note, end_color=color), CaptionLine(share, MUTED)]
+    return _draw_outlined_overlay(item, explanation), caption
 
 
-@dataclass(frozen=True, eq=False)
-class CaptionedImage:
-    """Image with a caption and a note below it.
-
-    Attributes:
-        image: (S, S, 3) uint8; all images of a page have one size.
-        caption: Text below it on the left.
-        note: Text below it on the right.
-        color: Color of the note.
-    """
-
-    image: Pixels
-    caption: str
-    note: str = ""
-    color: Color = MUTED
-
-
-@dataclass(frozen=True, eq=False)
-class ImageGroup:
-    """Images that belong together, side by side under a heading."""
-
-    heading: str
-    images: Sequence[CaptionedImage]
-
-
-def draw_page(title: str, introduction: str, groups: Sequence[ImageGroup], *, columns: int) -> Pixels:
-    """Draw groups of images below a title and an introduction.
+def draw_page(
+    title: str, introduction: str, pictures: Sequence[CaptionedPicture], *, columns: int, side: int
+) -> Pixels:
+    """Draw pictures below a title and a few sentences.
 
     Args:
         title: Title of the page.
-        introduction: A few sentences below the title.
-        groups: Each group stays in one row. A row takes as many groups as fit.
-        columns: Largest number of images in a row.
+        introduction: The sentences.
+        pictures: As for :func:`camtool.rendering.contact_sheet.draw_picture_sheet`, which draws them.
+        columns: Number of pictures in a row.
+        side: Side of each picture in pixels.
 
     Returns:
         (H, W, 3) uint8.
     """
-    side = len(groups[0].images[0].image)
-    width = columns * (side + _GAP) - _GAP
-    lines, rows = wrap_text(introduction, load_font(_TEXT_SIZE), width), _fill_rows(groups, columns)
-    lines_top = _MARGIN + _TITLE_SIZE + 20
-    top = lines_top + len(lines) * (_TEXT_SIZE + _LINE_GAP) + 24
-    row_height = _HEADING_HEIGHT + side + _CAPTION_HEIGHT
-    page = Image.new("RGB", (width + 2 * _MARGIN, top + len(rows) * row_height + _MARGIN // 2), PAPER)
+    sheet = Image.fromarray(draw_picture_sheet(pictures, columns=columns, side=side))
+    lines = wrap_text(introduction, load_font(_TEXT_SIZE), sheet.width - 2 * _MARGIN)
+    text_top, step = 2 * _MARGIN + _TITLE_SIZE, _TEXT_SIZE + _LINE_GAP
+    sheet_top = text_top + len(lines) * step
+    page = Image.new("RGB", (sheet.width, sheet_top + sheet.height), PAPER)
+    page.paste(sheet, (0, sheet_top))
     draw_text(page, (_MARGIN, _MARGIN), title, _TITLE_SIZE)
-    for i, line in enumerate(lines):
-        draw_text(page, (_MARGIN, lines_top + i * (_TEXT_SIZE + _LINE_GAP)), line, _TEXT_SIZE, MUTED)
-    for i, row in enumerate(rows):
-        left = _MARGIN
-        for group in row:
-            _draw_group(page, group, left, top + i * row_height)
-            left += len(group.images) * (side + _GAP)
+    for number, line in enumerate(lines):
+        draw_text(page, (_MARGIN, text_top + number * step), line, _TEXT_SIZE, MUTED)
     return np.asarray(page)
-
-
-def _fill_rows(groups: Iterable[ImageGroup], columns: int) -> list[list[ImageGroup]]:
-    """Return rows of groups: each group is in the first row that has space for it."""
-    rows: list[list[ImageGroup]] = []
-    for group in groups:
-        for row in rows:
-            if sum(len(neighbor.images) for neighbor in row) + len(group.images) <= columns:
-                row.append(group)
-                break
-        else:
-            rows.append([group])
-    return rows
-
-
-def _draw_group(page: Image.Image, group: ImageGroup, left: int, top: int) -> None:
-    side = len(group.images[0].image)
-    right = left + len(group.images) * (side + _GAP) - _GAP
-    ImageDraw.Draw(page).line((left, top, right - 1, top), fill=_RULE, width=1)
-    draw_text(page, (left, top + 13), group.heading, _TEXT_SIZE)
-    for i, picture in enumerate(group.images):
-        x, below = left + i * (side + _GAP), top + _HEADING_HEIGHT + side + 10
-        page.paste(Image.fromarray(picture.image), (x, top + _HEADING_HEIGHT))
-        draw_text(page, (x, below), picture.caption, _CAPTION_SIZE, MUTED)
-        draw_text(page, (x + side, below), picture.note, _CAPTION_SIZE, picture.color, anchor="ra")

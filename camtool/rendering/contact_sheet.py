@@ -289,35 +289,36 @@ def remove_caption(picture: Pixels, line_count: int = 2) -> Pixels:
     return picture
 
 
-def draw_picture_sheet(pictures: Iterable[tuple[Pixels, Caption]], *, columns: int) -> Pixels:
+def draw_picture_sheet(pictures: Iterable[tuple[Pixels, Caption]], *, columns: int, side: int = _SHEET_SIDE) -> Pixels:
     """Draw pictures of any size in rows, each fitted into a square, with its caption below.
 
     Args:
         pictures: ``(H, W, 3)`` uint8 RGB each, with its caption. Only one at a time is kept at full size.
         columns: The number of pictures in a row.
+        side: The side of the squares in pixels.
 
     Returns:
         ``(H, W, 3)`` uint8 RGB.
     """
-    tiles = [(_fit_square(picture), caption) for picture, caption in pictures]
-    step_x = _SHEET_SIDE + _SHEET_GAP
+    tiles = [(_fit_square(picture, side), caption) for picture, caption in pictures]
+    step_x = side + _SHEET_GAP
     text_height = max((round(len(caption) * _LINE_HEIGHT * _SHEET_LETTERS) for _, caption in tiles), default=0)
-    step_y = _SHEET_SIDE + _SHEET_GAP + text_height + 6
+    step_y = side + _SHEET_GAP + text_height + 6
     columns = max(1, min(columns, len(tiles)))
     rows = max(1, -(-len(tiles) // columns))
     size = (2 * _SHEET_MARGIN + columns * step_x - _SHEET_GAP, 2 * _SHEET_MARGIN + rows * step_y - _SHEET_GAP)
     page = Image.new("RGB", size, PAPER)
     for number, (tile, caption) in enumerate(tiles):
         left, top = _SHEET_MARGIN + number % columns * step_x, _SHEET_MARGIN + number // columns * step_y
-        page.paste(PANEL, (left, top, left + _SHEET_SIDE, top + _SHEET_SIDE))
-        page.paste(tile, (left + (_SHEET_SIDE - tile.width) // 2, top + (_SHEET_SIDE - tile.height) // 2))
-        _draw_caption(page, (left, top + _SHEET_SIDE + 6), _SHEET_SIDE, caption, _SHEET_LETTERS)
+        page.paste(PANEL, (left, top, left + side, top + side))
+        page.paste(tile, (left + (side - tile.width) // 2, top + (side - tile.height) // 2))
+        _draw_caption(page, (left, top + side + 6), side, caption, _SHEET_LETTERS)
     return np.asarray(page)
 
 
-def _fit_square(picture: Pixels) -> Image.Image:
-    scale = _SHEET_SIDE / max(picture.shape[:2])
-    size = tuple(max(1, round(side * scale)) for side in picture.shape[1::-1])
+def _fit_square(picture: Pixels, side: int) -> Image.Image:
+    scale = side / max(picture.shape[:2])
+    size = tuple(max(1, round(length * scale)) for length in picture.shape[1::-1])
     return Image.fromarray(picture).resize((size[0], size[1]), Image.Resampling.LANCZOS, reducing_gap=3.0)
 
 

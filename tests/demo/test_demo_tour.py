@@ -13,9 +13,10 @@ from torchvision.transforms._presets import ImageClassification
 
 from camtool.demo.scenes import Scene, SceneObject
 from camtool.demo.shapes import LABELS
-from camtool.demo.tour import CaptionedImage, ImageGroup, draw_page, draw_tour_scenes, evaluate_method, run_tour
+from camtool.demo.tour import draw_page, draw_tour_scenes, evaluate_method, run_tour
 from camtool.errors import CamtoolError, MethodError
 from camtool.models import Loaded
+from camtool.rendering.contact_sheet import CaptionLine
 
 RED, GREEN = (slice(8, 24), slice(8, 24)), (slice(40, 48), slice(32, 40))  # 256 and 64 of 4096 pixels
 
@@ -134,37 +135,17 @@ def test_wrong_arguments_write_no_files(tmp_path, arguments, error, message):
 # ------------------------------------------------------------------------------------------------------- pages
 
 
-def build_group(shade, cells, heading=""):
-    """Return a group of images of one gray."""
-    return ImageGroup(heading, [CaptionedImage(np.full((200, 200, 3), shade, np.uint8), "a caption")] * cells)
-
-
 def is_on_page(page, image):
     """Check that an image is on a page, pixel for pixel."""
     starts = np.argwhere((page[: -len(image), : -len(image)] == image[0, 0]).all(2))
     return any(np.array_equal(page[y : y + len(image), x : x + len(image)], image) for y, x in starts)
 
 
-def find_group(page, shade):
-    """Return (row, column) of the first image of a gray, and how many images wide its group is."""
-    rows, columns = np.nonzero((page == shade).all(2) & (np.roll(page, -1, 1) == shade).all(2))
-    return int(rows.min()), int(columns.min()), round((columns.max() - columns.min()) / 216 + 0.5)
-
-
-def test_a_group_is_never_split_and_rows_are_filled():
-    page = draw_page("A title", "Words.", [build_group(40, 2), build_group(80, 2), build_group(120, 1)], columns=3)
-    (row_40, left_40, wide_40), (row_80, left_80, wide_80), (row_120, left_120, _) = (
-        find_group(page, shade) for shade in (40, 80, 120)
-    )
-    assert (wide_40, wide_80) == (2, 2)
-    assert row_40 == row_120 < row_80
-    assert left_120 == left_40 + 2 * 216
-    assert left_80 == left_40
-
-
 def test_text_stays_inside_the_margins():
-    page = draw_page("A title", "word " * 60, [build_group(40, 1)], columns=2)
-    assert (page[:, :40] == 255).all()
-    assert (page[:, -40:] == 255).all()
-    one_line = draw_page("A title", "word", [build_group(40, 1)], columns=2)
-    assert len(page) > len(one_line) + 100
+    picture = (np.full((200, 200, 3), 40, np.uint8), [CaptionLine("a caption")])
+    page = draw_page("A title", "word " * 60, [picture] * 3, columns=2, side=200)
+    assert is_on_page(page, picture[0])
+    assert (page[:, :20] == 255).all()
+    assert (page[:, -20:] == 255).all()
+    one_line = draw_page("A title", "word", [picture] * 3, columns=2, side=200)
+    assert len(page) > len(one_line) + 80
