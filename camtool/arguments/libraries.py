@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib import import_module, metadata
 from types import ModuleType
 
 from camtool.errors import CamtoolError, raise_interrupt
@@ -42,6 +44,15 @@ def import_optional(module: str, need: str, package: str, error: type[CamtoolErr
         if _is_absent(module, failure.__cause__):
             return None
         raise
+
+
+def read_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those of the distributions that are installed."""
+    versions = {}
+    for name in names:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def _is_absent(module: str, failure: BaseException | None) -> bool:

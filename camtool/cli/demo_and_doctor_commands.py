@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from rich.table import Table
 from typer import Option
 
+from camtool.arguments.libraries import read_versions
 from camtool.cli import terminal
 from camtool.cli.options.dataclasses_to_typer import takes_options
 from camtool.cli.options.result_options import JsonOption, Out, PrintOptions
@@ -126,11 +127,8 @@ def _list_versions() -> dict[str, str]:
     """Return the versions of Python, camtool and the libraries that every result depends on."""
     from camtool import __version__
 
-    versions = {"python": platform.python_version(), "system": platform.platform(terse=True), "camtool": __version__}
-    for name in _LIBRARIES:
-        with suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
+    own = {"python": platform.python_version(), "system": platform.platform(terse=True), "camtool": __version__}
+    return own | read_versions(_LIBRARIES)
 
 
 def _list_devices() -> dict[str, str]:

@@ -295,11 +295,11 @@ def _sort_by_area(planes: Tensor, image: ImageOutput) -> list[int]:
     areas = find_predicted(planes, image.link).flatten(1).sum(1).tolist()
     is_any = any(areas)
     heights = areas if is_any else planes.flatten(1).mean(1).tolist()
-    ranked = sorted(range(len(planes)), key=lambda index: (_is_background(index, image.labels), -heights[index]))
+    ranked = sorted(range(len(planes)), key=lambda index: (is_background(index, image.labels), -heights[index]))
     return [index for index in ranked if areas[index]] if is_any else ranked[:1]
 
 
-def _is_background(index: int, labels: Sequence[str] | None) -> bool:
+def is_background(index: int, labels: Sequence[str] | None) -> bool:
     """Return True if the label of a class says background; without labels if it is class 0, as in most data sets."""
     if labels is None or index >= len(labels):
         return index == 0

@@ -20,6 +20,7 @@ from camtool.errors import ModelError, TargetError
 from camtool.explaining.explainer import Explainer
 from camtool.models import Loaded
 from camtool.outputs.class_scores import find_predicted
+from camtool.targets.resolving import is_background
 
 # Class of pixels that the model did not see.
 UNSEEN = -1
@@ -116,16 +117,11 @@ def _find_cells(pixels: int, start: float, end: float, cells: int) -> NDArray[np
 def _build_legend(by_class: NDArray[np.float64], output: ModelOutput) -> tuple[Segment, ...]:
     """Return the classes in the photo by their shares of it, the largest first, and background last."""
     shares = {index: share for index, share in enumerate(by_class.tolist()) if share}
-    is_background = {index: _is_background(index, output) for index in shares}
-    order = sorted(shares, key=lambda index: (is_background[index], -shares[index]))
-    colors = [_BACKGROUND_COLOR if is_background[index] else get_color(number) for number, index in enumerate(order)]
+    background = {index for index in shares if is_background(index, output.labels)}
+    order = sorted(shares, key=lambda index: (index in background, -shares[index]))
+    colors = [_BACKGROUND_COLOR if index in background else get_color(number) for number, index in enumerate(order)]
     pairs = zip(order, colors, strict=True)
     return tuple(Segment(index, output.get_label(index), color, shares[index]) for index, color in pairs)
-
-
-def _is_background(index: int, output: ModelOutput) -> bool:
-    """Return True for a class whose name says background; without names for class 0, as in most data sets."""
-    return index == 0 if output.labels is None else "background" in output.get_label(index).casefold()
 
 
 def _draw(photo: Image.Image, classes: NDArray[np.int64], legend: tuple[Segment, ...]) -> Image.Image:

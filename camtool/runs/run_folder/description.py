@@ -9,13 +9,13 @@ import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any
 
 import torch
 
 from camtool import __version__
+from camtool.arguments.libraries import read_versions
 from camtool.arguments.regular_files import read_regular
 from camtool.errors import CamtoolError, RaiseAs
 from camtool.geometry.resampling import DRAWING
@@ -150,11 +150,7 @@ def list_versions(loaded: Loaded, engine: str) -> dict[str, str]:
     # The module's name is that of the distribution for timm, transformers and ultralytics.
     source = {"open_clip": "open_clip_torch"}.get(package, package)
     names = [*_LIBRARIES, *([source] if source != "camtool" else []), *_ENGINES.get(engine, ())]
-    versions = {"python": platform.python_version()}
-    for name in names:
-        with suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
+    return {"python": platform.python_version(), **read_versions(names)}
 
 
 def _describe_machine(device: str) -> dict[str, Any]:
