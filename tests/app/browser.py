@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-_WAIT = 120_000
+_WAIT = 600_000
 """Milliseconds. It ends a test that hangs; nothing is measured."""
 
 _HOME = re.compile(r"(https?|wss?)://127\.0\.0\.1[:/]|data:|blob:")

@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-WAIT = 120_000
+WAIT = 600_000
 """Milliseconds. It ends a test that hangs; nothing is measured."""
 
 

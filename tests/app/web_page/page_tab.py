@@ -25,7 +25,7 @@ from camtool.warning_codes import WARNING_KINDS
 ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
 """Headers of a web server whose pages may use threads."""
 
-_WAIT = 120_000
+_WAIT = 600_000
 """Milliseconds. It ends a test that hangs; nothing is measured."""
 
 # Keeps the answers of the worker that have logits, and how many seconds they took.

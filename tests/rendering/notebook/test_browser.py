@@ -118,6 +118,6 @@ def _open_when_ready(page: Any, url: str) -> Any:
             break
         except OSError:
             time.sleep(0.5)
-    page.set_default_timeout(120_000)
+    page.set_default_timeout(600_000)
     page.goto(url, wait_until="domcontentloaded")
     return page

@@ -18,7 +18,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="needs the package 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
 
-WAIT = 120_000
+WAIT = 600_000
 """Milliseconds. It ends a test that hangs; nothing is measured."""
 
 MARKUP = "<img src=x onerror=\"window.hacked='{}'\">"
