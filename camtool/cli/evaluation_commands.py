@@ -285,9 +285,8 @@ def compare_models(
         )
     facts = "; ".join(f"{name.lower()}: {text}" for name, text in result.list_facts())
     lines = [*_list_findings(result, _NOT_THE_SAME), facts]
-    write_result(result, out, printed, lines, "Both maps of the most changed photos")
     unread = len(photos) - len(result.images)
-    _print_unread(unread, out / "diff.md")
+    write_result(result, out, printed, lines, "Both maps of the most changed photos", unread=unread)
     happened = {"moved": result.findings, "answers": result.other_answers}
     raise typer.Exit(int(unread > 0 or any(happened[event] for event in events)))
 
@@ -349,12 +348,6 @@ def _list_findings(result: Audit | CamDiff, absence: str) -> list[str]:
     return lines if result.findings else [absence.format(result.level)]
 
 
-def _print_unread(count: int, listed: Path) -> None:
-    """Print how many photos could not be read, and which file lists them."""
-    if count:
-        terminal.print_notice(f"{format_count(count, 'photo')} could not be read, see {listed}.")
-
-
 def write_result(
     result: Audit | CamDiff | Repair, out: Path, printed: PrintOptions, lines: list[str], page: str, *, unread: int = 0
 ) -> None:
@@ -370,10 +363,11 @@ def write_result(
     """
     result = replace(result, command=shlex.join(["camtool", *sys.argv[1:]]))
     result.save(out)
+    if unread:
+        terminal.print_notice(f"{format_count(unread, 'photo')} could not be read, see {next(out.glob('*.md'))}.")
     if printed.as_json:
         terminal.print_json(json.loads(result.to_json()))
         return
-    _print_unread(unread, next(out.glob("*.md")))
     if printed.quiet:
         return
     for note in result.notes:
