@@ -23,7 +23,8 @@ images of the class that are recognized, without the cue and with it. The settin
 Networks of ImageNet have the cues of ``python -m benchmarks known_cues`` on photos. As nobody trained them with these,
 a new last layer is fitted to three tenths of the photos as a user would do it: it tells animals from things, by what
 the network itself answers to the clean photos, and 90 % of the things have the cue. Half of the photos are audited, and
-the rest are those by which is measured. Only the ways that change the last layer alone are compared.
+the rest are those by which is measured; the parts are drawn five times. Only the ways that change the last layer alone
+are compared.
 
     python -m benchmarks repair --photos PHOTOS --weights mobilenet_v2=FILE
 """
@@ -35,7 +36,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -117,16 +118,15 @@ class _Features(nn.Module):
         return features.mean((2, 3))
 
 
-def build_photo_networks(name: str, file: str, folder: Path) -> Iterator[tuple[PhotoNetwork, Loaded]]:
-    """Yield a network of ImageNet with a last layer that learned each cue."""
+def build_photo_networks(name: str, file: str, folder: Path, draws: int) -> Iterator[tuple[PhotoNetwork, Loaded]]:
+    """Yield a network of ImageNet with a last layer that learned each cue, on some draws of the parts of the photos."""
     photos, loaded = read_photos(folder), camtool.load(name, file)
     joined, transform = AnimalOrNot(loaded.model).eval(), loaded.transform
     assert transform is not None
     with torch.inference_mode():
         labels = [int(joined(transform(photo)[None]).argmax()) for photo in photos]
-    order = np.random.default_rng(0).permutation(len(photos)).tolist()
-    for number, cue in enumerate(PHOTO_CUES):
-        pairs = [(photos[row], labels[row]) for row in order]
+    for number, (draw, cue) in enumerate(product(range(draws), PHOTO_CUES)):
+        pairs = [(photos[row], labels[row]) for row in np.random.default_rng(draw).permutation(len(photos))]
         network = PhotoNetwork("ImageNet", number, cue, _PREVALENCE, 1, name, pairs)
         yield network, _fit_last_layer(network, loaded.model)
 
@@ -369,6 +369,7 @@ def main(
     planted: Annotated[int, typer.Option(help="Networks of each world and cue.")] = 2,
     photos: Annotated[Path | None, typer.Option(help="Folder with photos, for networks of ImageNet alone.")] = None,
     weights: Annotated[list[str] | None, typer.Option(help="NAME=FILE of a network of ImageNet.")] = None,
+    draws: Annotated[int, typer.Option(help="Draws of the photos that are learned from, audited and answered.")] = 5,
     cache: Annotated[Path, typer.Option(help="Folder of the weights.")] = CACHE,
     out: Annotated[Path, typer.Option(help="The JSON file. Networks in it are not mended again.")] = RESULTS,
 ) -> None:
@@ -379,7 +380,7 @@ def main(
         planned = ((each, load(each, cache)) for each in plan_networks(worlds.split(","), honest, planted) if each.cue)
     else:
         pairs = (each.split("=", 1) for each in weights or ())
-        planned = chain.from_iterable(build_photo_networks(name, file, photos) for name, file in pairs)
+        planned = chain.from_iterable(build_photo_networks(name, file, photos, draws) for name, file in pairs)
     result = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"networks": []}
     entries = result["networks"]
     done = {(entry["world"], entry["number"], entry["architecture"]) for entry in entries}
