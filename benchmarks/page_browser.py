@@ -23,6 +23,7 @@ import torch
 import typer
 from numpy.typing import NDArray
 from PIL import Image, ImageCms
+from playwright.sync_api import sync_playwright
 
 import camtool
 from benchmarks.networks import write_between
@@ -65,9 +66,9 @@ def main(
     images = {name: read_image(photo, max_side=_LARGEST_SIDE) for name, photo in read_package_photos()}
     result: dict[str, Any] = {"machine": describe_machine(2), "weights": weights.stem if weights else "random"}
     result["photos"] = min(photos, len(images))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         page = camtool.export_page(loaded, Path(folder, "page"), runtime=find_runtime(runtime))
-        for browser in open_browser("--disable-gpu"):
+        for browser in open_browser(playwright, "--disable-gpu"):
             with serve(page) as one, serve(page, ISOLATED) as two:
                 tabs = {1: Opened(browser, one), 2: Opened(browser, two)}
                 result |= _measure_threads(tabs, [encode(image) for image in images.values()], turns)

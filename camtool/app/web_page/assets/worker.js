@@ -15,8 +15,8 @@ async function getPhoto({key, blob}) {
 }
 
 /**
- * Open a model. It is run once before it replaces another one, which goes on working if that fails; with WebGPU always, as
- * some devices fail only then, and the processor follows.
+ * Open a model, and run it once: the engine compiles while the page loads, and a model that cannot run replaces no other.
+ * Some devices of WebGPU fail only then, and the processor follows.
  */
 async function open(bytes) {
   let problem = '';
@@ -25,7 +25,7 @@ async function open(bytes) {
     try {
       opened = await openModel(ort, bytes, {executionProviders: [provider], logSeverityLevel: 3});
       const dot = {width: 1, height: 1, pixels: Uint8ClampedArray.of(0, 0, 0, 255)};
-      if (model || provider === 'webgpu') await explain(opened, dot);
+      await explain(opened, dot);
       await model?.session.release();
       model = opened;
       const {description} = model, classes = description.labels?.length ?? 0;
