@@ -202,6 +202,7 @@ def test_no_module_imports_a_private_name_of_another() -> None:
         ("cv2", {"rendering", "models.sources.ultralytics"}),
         ("openslide", {"slides.readers"}),
         ("av", {"videos.reading"}),
+        ("scipy", {"evaluation.audit"}),
         ("skimage", {"rendering", "demo", "evaluation.audit", "evaluation.watch.probe"}),
         ("matplotlib", {"rendering.colormaps", "figures"}),
         ("safetensors", {"models"}),

@@ -19,6 +19,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from camtool.errors import Forgive
 from camtool.evaluation.annotations import is_missing
@@ -111,17 +113,12 @@ def group_images(
         times: The camera and the time of each photo, see :func:`read_capture_time`.
         column: What further belongs together, e.g. the patient of each image; None stands for no group.
     """
-    parents = list(range(len(hashes)))
-
-    def find(image: int) -> int:
-        while parents[image] != image:
-            parents[image] = image = parents[parents[image]]
-        return image
-
-    for image, like in (*_find_near_pairs(hashes), *_list_equal(column or ()), *_list_bursts(times or ())):
-        first, second = sorted((find(image), find(like)))
-        parents[second] = first
-    return [find(image) for image in range(len(hashes))]
+    pairs = [*_find_near_pairs(hashes), *_list_equal(column or ()), *_list_bursts(times or ())]
+    ends, count = np.array(pairs, int).reshape(-1, 2), len(hashes)
+    links = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), (count, count))
+    _, labels = connected_components(links, directed=False)
+    _, first, groups = np.unique(labels, return_index=True, return_inverse=True)
+    return [int(image) for image in first[groups]]
 
 
 def _list_equal(column: Sequence[Hashable]) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import betaincinv
 
 from camtool.arguments.checks import check_count
 from camtool.errors import MetricError
@@ -229,13 +230,10 @@ def compute_q_values(p_values: Sequence[float]) -> list[float]:
     Those with q at most 0.02 hold at most 2 % false ones in expectation, if the tests are independent or positively
     dependent (Benjamini and Hochberg 1995, 10.1111/j.2517-6161.1995.tb02031.x).
     """
-    if not p_values:
-        return []
     p = np.asarray(p_values, float)
     order = np.argsort(-p, kind="stable")
-    scaled = p[order] * len(p) / np.arange(len(p), 0, -1)
     q = np.empty(len(p))
-    q[order] = np.minimum(1, np.minimum.accumulate(scaled))
+    q[order] = np.minimum.accumulate(p[order] * len(p) / np.arange(len(p), 0, -1)).clip(max=1)
     return [float(value) for value in q]
 
 
@@ -258,8 +256,9 @@ def compute_detectable_share(groups: int, level: float, columns: int = 2, power:
     """Return the smallest share of changed answers that a test finds with this power, if no control changes any.
 
     If k groups change, all of them by the candidate alone, :func:`run_control_test` has the p-value
-    ``columns ** -k``. So k has to be ``log(1 / level) / log(columns)``, and the binomial distribution says which share
-    gives that many. 1 or more than 1 (infinity) says that it cannot be found with so few groups.
+    ``columns ** -k``. So k has to be ``log(1 / level) / log(columns)``, and the binomial distribution, whose tail is an
+    incomplete beta function, says which share gives that many. 1 or more than 1 (infinity) says that it cannot be found
+    with so few groups.
 
     Args:
         groups: The number of independent groups of images.
@@ -270,9 +269,4 @@ def compute_detectable_share(groups: int, level: float, columns: int = 2, power:
     needed = math.ceil(math.log(1 / level) / math.log(columns) - 1e-9)
     if needed > groups:
         return math.inf
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        missed = sum(math.comb(groups, k) * middle**k * (1 - middle) ** (groups - k) for k in range(needed))
-        low, high = (middle, high) if 1 - missed < power else (low, middle)
-    return high
+    return float(betaincinv(needed, groups - needed + 1, power))
