@@ -200,9 +200,9 @@ def read_plain(source: ImageSource, options: ReadingOptions, max_side: int | Non
     if isinstance(source, FileImage):
         return _flatten(source, max_side, options)
     if isinstance(source, Image.Image):
-        return _add_notes(_reduce(_load(source), max_side), source)
+        return _add_notes(limit_side(_load(source), max_side), source)
     if isinstance(source, np.ndarray):
-        return _reduce(_make_plain(_convert_array(source), "the array"), max_side)
+        return limit_side(_make_plain(_convert_array(source), "the array"), max_side)
     raise ImageError(f"source must be a path, bytes, a PIL image or a NumPy array; {type(source).__qualname__} came.")
 
 
@@ -307,7 +307,7 @@ def _decode_photo(
     # Pillow's own way to another image with the same pixels: a copy would double the memory of most photos.
     plain = image._new(image.im) if is_plain else _make_plain(image, name, factor)
     plain.info = {}
-    plain = _add_notes(_reduce(plain, max_side), image)
+    plain = _add_notes(limit_side(plain, max_side), image)
     if origin is not None:
         plain.info[_ORIGIN] = origin
     return plain if max_side is not None else _note_reduction(plain, size)
@@ -315,7 +315,7 @@ def _decode_photo(
 
 def _flatten(file_image: FileImage, max_side: int | None, options: ReadingOptions) -> Image.Image:
     """Return what a file holds as a plain image."""
-    plain = _reduce(file_image.to_photo(), max_side)
+    plain = limit_side(file_image.to_photo(), max_side)
     size, factor = plain.size, options.choose_factor(plain.size)
     plain = plain if factor == 1 else plain.reduce(factor)
     plain.info.update({_NOTES: file_image.notes, _ORIGIN: file_image.origin})
@@ -338,7 +338,7 @@ def _choose_factor(size: tuple[int, int], max_side: int) -> int:
     return max(1, max(size) // (2 * max_side)) if size[0] * size[1] > MAX_DRAWN else 1
 
 
-def _reduce(image: Image.Image, max_side: int | None) -> Image.Image:
+def limit_side(image: Image.Image, max_side: int | None) -> Image.Image:
     """Return an image whose sides are at most ``max_side``."""
     if max_side is None or max(image.size) <= max_side:
         return image

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from io import BytesIO
 from typing import TypeAlias
 
 import numpy as np
@@ -22,7 +21,9 @@ from camtool.evaluation.audit.cues.candidates import draw_shifts
 from camtool.evaluation.audit.images import GRID, PASSES_PER_MAP, AuditImages, share_heat
 from camtool.evaluation.audit.split import Record, compute_perceptual_hash
 from camtool.geometry.crop_and_resize import Geometry
+from camtool.inputs.image_files import limit_side
 from camtool.inputs.prepared_inputs import PreparedInput, group_into_batches
+from camtool.rendering.image_writing import encode_image
 from camtool.rendering.views import Photo, View
 from camtool.trust.metrics.removal import impute_linear
 
@@ -209,19 +210,12 @@ class PairedImages:
         for side in self.sides:
             image = side.prepare(record.index)
             (heat,) = side.map_classes([image], [record.target])
-            photo = Image.fromarray(image.photo)
-            scale = min(1.0, _PICTURE / max(photo.size))
-            width, height = (max(1, round(scale * length)) for length in photo.size)
-            down, across = height / photo.height, width / photo.width
-            top, left, bottom, right = image.geometry.box
-            box = top * down, left * across, bottom * down, right * across
-            small = Geometry((height, width), image.geometry.size, box)
-            view: View = Photo(np.asarray(photo.resize((width, height), Image.Resampling.LANCZOS)), small)
-            view = view.enlarge() if scale == 1 else view
-            stream = BytesIO()
+            photo = limit_side(Image.fromarray(image.photo), _PICTURE)
+            small = _move_to_box(image.geometry, (0, 0, 1, 1), (photo.height, photo.width))
+            view: View = Photo(np.asarray(photo), small)
+            view = view.enlarge() if max(image.photo.shape[:2]) <= _PICTURE else view
             pixels = view.draw_overlay(view.to_heatmap(heat.numpy().astype(np.float32)))
-            Image.fromarray(pixels).save(stream, "JPEG", quality=85)
-            pictures.append(stream.getvalue())
+            pictures.append(encode_image(pixels, ".jpg", quality=85))
         return pictures[0], pictures[1]
 
 
@@ -263,13 +257,13 @@ def place_in_box(heat: Tensor, geometry: Geometry, box: Box) -> NDArray[np.float
     return _move_to_box(geometry, box).place_on_photo(heat.double()).numpy()
 
 
-def _move_to_box(geometry: Geometry, box: Box) -> Geometry:
-    """Return the geometry on a photo that is cropped to a box and resized to the fine grid."""
+def _move_to_box(geometry: Geometry, box: Box, size: tuple[int, int] = (_FINE, _FINE)) -> Geometry:
+    """Return the geometry on a photo that is cropped to a box, in shares of its sides, and resized."""
     (height, width), edges = geometry.photo, geometry.box
     lengths = (box[2] - box[0]) * height, (box[3] - box[1]) * width
-    top, bottom = (_FINE * (edge - box[0] * height) / lengths[0] for edge in edges[::2])
-    left, right = (_FINE * (edge - box[1] * width) / lengths[1] for edge in edges[1::2])
-    return Geometry((_FINE, _FINE), geometry.size, (top, left, bottom, right))
+    top, bottom = (size[0] * (edge - box[0] * height) / lengths[0] for edge in edges[::2])
+    left, right = (size[1] * (edge - box[1] * width) / lengths[1] for edge in edges[1::2])
+    return Geometry(size, geometry.size, (top, left, bottom, right))
 
 
 def _correlate(old: NDArray[np.float64], new: NDArray[np.float64]) -> float:

@@ -23,6 +23,7 @@ from camtool.errors import Forgive
 from camtool.evaluation.audit.cues.candidates import Change, CueCandidate, RegionCandidate
 from camtool.evaluation.audit.images import ImageRecord
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, PROBABILITY_FLOOR, CueTester
+from camtool.inputs.image_files import limit_side
 from camtool.inputs.prepared_inputs import PreparedInput
 from camtool.rendering.image_writing import open_atomically, write_image
 from camtool.rendering.regions import draw_contours, find_contours
@@ -372,10 +373,7 @@ def resize(pixels: Pixels) -> Pixels:
     if longest <= _SMALL:
         factor = _SIDE // longest
         return pixels.repeat(factor, 0).repeat(factor, 1)
-    if longest <= _SIDE:
-        return pixels
-    height, width = (max(1, round(side * _SIDE / longest)) for side in pixels.shape[:2])
-    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
+    return np.asarray(limit_side(Image.fromarray(pixels), _SIDE))
 
 
 def to_pixels(image: PreparedInput, tensor: Tensor) -> Pixels:
