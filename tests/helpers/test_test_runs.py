@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.helpers.case_costs import describe_complaints, judge_costs
+from tests.helpers.case_costs import describe_gone, describe_slow, judge_costs
 from tests.helpers.slow_cases import choose_representatives, read_slow_cases, write_slow_cases
 
 ROOT = Path(__file__).parents[2]
@@ -214,5 +214,6 @@ def test_the_list_follows_what_was_measured(tmp_path: Path) -> None:
 
 def test_the_list_must_name_what_is_slow_and_nothing_that_is_gone() -> None:
     listed = {"a.py::slow": 2.0, "a.py::gone": 2.0, "c.py::of a file that did not run": 2.0}
-    complaints = [*describe_complaints({"a.py::slow": 9.0, "a.py::new": 1.5, "a.py::quick": 0.9}, listed, 1.0)]
+    costs = {"a.py::slow": 9.0, "a.py::new": 1.5, "a.py::quick": 0.9}
+    complaints = [*describe_slow(costs, listed, 1.0), *describe_gone(listed, costs)]
     assert [complaint.split()[0] for complaint in complaints] == ["a.py::new", "a.py::gone"]
