@@ -302,3 +302,21 @@ def test_accessibility(browser: Any, address: str, scheme: str, width: int) -> N
     assert list_violations(opened.tab) == []
     assert opened.tab.evaluate("document.documentElement.scrollWidth") <= width
     opened.tab.close()
+
+
+def test_controls_are_where_the_picture_is(browser: Any, address: str) -> None:
+    names = ("figures", "source", "classes", "look")
+
+    def measure(width: int, height: int) -> dict[str, dict[str, float]]:
+        opened = Opened(browser, address, viewport={"width": width, "height": height})
+        boxes = {name: opened.tab.locator(f"#{name}").bounding_box() for name in names}
+        assert opened.tab.evaluate("document.documentElement.scrollWidth") <= width
+        opened.tab.close()
+        return {name: box | {"end": box["y"] + box["height"]} for name, box in boxes.items()}
+
+    wide = measure(1440, 900)
+    assert max(box["end"] for box in wide.values()) <= 900, "nothing is below the first screen"
+    assert wide["look"]["x"] == wide["figures"]["x"], "no empty half below the picture"
+    phone = measure(390, 844)
+    assert sorted(phone, key=lambda name: phone[name]["y"]) == ["figures", "classes", "look", "source"]
+    assert phone["look"]["y"] <= 1.5 * 844

@@ -23,7 +23,7 @@ const formatShare = (share) => `${(100 * share).toFixed(1)}%`;
 
 /** Make an element with properties and contents. */
 const make = (name, properties = {}, ...contents) => {
-  const element = Object.assign(document.createElement(name), name === 'button' ? {type: 'button'} : {}, properties);
+  const element = Object.assign(document.createElement(name), properties);
   element.append(...contents);
   return element;
 };
@@ -520,6 +520,10 @@ document.addEventListener('paste', (event) => {
   if (files.length) { event.preventDefault(); addFiles(files.map(nameFile)).catch(showError); }
 });
 $('folder').labels[0].hidden = $('folder').hidden = !('webkitdirectory' in HTMLInputElement.prototype);
+
+const second = $('first').cloneNode(true);
+Object.assign(second, {id: 'second', hidden: true});
+$('first').after(second);
 
 const started = start();
 started.catch(showError);

@@ -162,13 +162,13 @@ function updateChips(onChange) {
     }
   }
   if (chips.length > 1) {
-    chips.push(make('button', { type: 'button', class: 'text-button', text: 'Clear all',
+    chips.push(make('button', { class: 'text-button', text: 'Clear all',
       onclick: () => { clearFilters(); onChange(); } }));
   }
   $('chips').replaceChildren(...chips);
 }
 
 function buildChip(text, remove) {
-  return make('button', { type: 'button', class: 'chip', onclick: remove, 'aria-label': `${text}, remove this filter` },
+  return make('button', { class: 'chip', onclick: remove, 'aria-label': `${text}, remove this filter` },
     make('span', { class: 'name', text }), makeIcon('close'));
 }

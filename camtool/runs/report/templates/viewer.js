@@ -179,7 +179,7 @@ function nameTarget(row) {
 function buildSwitch(title, options) {
   if (options.length < 2) return null;
   const buttons = options.map(([text, isOn, choose]) => {
-    const button = make('button', { type: 'button', class: 'segment', 'aria-pressed': String(isOn), text });
+    const button = make('button', { class: 'segment', 'aria-pressed': String(isOn), text });
     button.addEventListener('click', () => {
       choose();
       // The buttons are new; the keyboard stays where it was.
