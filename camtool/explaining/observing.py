@@ -226,7 +226,8 @@ class ObservedPass:
         self._training = find_training_modules(block.module)
         self._is_training = any(getattr(module, "training", False) for module in read_tree(block.module).modules)
         device = next((tensor.device.type for tensor in find_tensors(self._entries)), "cpu")
-        self._autocast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+        dtype, is_autocast = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+        self._restore_autocast = partial(torch.autocast, device, dtype=dtype, enabled=is_autocast)
         self._batch: InputBatch | None = None
         self._scored: Any = None
         self._weights: WeightStates | None = None
@@ -335,12 +336,6 @@ class ObservedPass:
                     f"{name}, in evaluation mode, in which it computes something else: the forward pass ran in "
                     "training mode. Call model.eval() before the pass, or use a method of gradients, e.g. 'gradcam'."
                 )
-
-    def _restore_autocast(self) -> Any:
-        kind, dtype, is_enabled = self._autocast
-        if (torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) == (dtype, is_enabled):
-            return nullcontext()
-        return torch.autocast(kind, dtype=dtype, enabled=is_enabled)
 
     def __repr__(self) -> str:
         return f"<ObservedPass at {', '.join(self._calls) or 'no layer'}>"

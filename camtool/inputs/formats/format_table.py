@@ -49,10 +49,6 @@ class Format:
     read: Reader
 
 
-def _is_png(header: bytes) -> bool:
-    return header.startswith(b"\x89PNG\r\n\x1a\n")
-
-
 def _read_png(stream: BinaryIO, name: str, options: ReadingOptions) -> FileImage | None:
     """Read a gray PNG with the user's contrast; ``None`` without options: other code reads usual photos.
 
@@ -84,7 +80,7 @@ FORMATS: tuple[Format, ...] = (
     Format("DICOM", (".dcm", ".dicom", ".ima"), is_dicom, read_dicom),
     Format("NIfTI", (".nii", ".nii.gz"), is_nifti, read_nifti),
     Format("TIFF", (".tif", ".tiff"), is_tiff, read_tiff),
-    Format("PNG", (".png",), _is_png, _read_png),
+    Format("PNG", (".png",), lambda header: header.startswith(b"\x89PNG\r\n\x1a\n"), _read_png),
 )
 
 # The suffixes of all formats.
