@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from camtool import targets
 from camtool.errors import CamtoolError, ForwardError, LayerError
 from camtool.evidence.class_vectors import find_class_vectors
-from camtool.evidence.layer_plan import LayerPlan, choose_layers_by_trial_passes
+from camtool.evidence.layer_plan import LayerPlan, get_layer_plan
 from camtool.geometry.cell_centers import Placement
 from camtool.hooks.attention.branches import CapturedBranches, capture_branches
 from camtool.hooks.attention.capture import AttentionCall, CapturedAttention, capture_attention, visit_attention
@@ -502,7 +502,7 @@ def run_forward_pass(
         inputs: The model's inputs. The image input is their main tensor, see
             :func:`camtool.hooks.structures.nested_tensors.find_main_tensor`.
         layers: The layers to explain, or their names; ``None`` for the best ones; none for methods that work at the
-            input. See :func:`camtool.evidence.layer_plan.choose_layers_by_trial_passes`.
+            input. See :func:`camtool.evidence.layer_plan.get_layer_plan`.
         settings: The settings.
         runner: Registers the hooks and runs the model; by default
             :func:`camtool.hooks.observation.run_with_hooks`. An engine gives another one.
@@ -512,7 +512,7 @@ def run_forward_pass(
         raise CamtoolError("the model's inputs hold no floating-point tensor, so there is no image to explain.")
     call_index = -1 if settings.call_index is None else settings.call_index
     # Passes of its own are run by the first call for a model alone.
-    plan = choose_layers_by_trial_passes(model, inputs, layers, call_index, settings.depths, settings.score)
+    plan = get_layer_plan(model, inputs, layers, call_index, settings.depths, settings.score)
     names = [layer.name for layer in plan.observed]
     observation = runner(model, names, inputs, grad=bool(names), entries=plan.entries)
     return ForwardPass(model, inputs, main, plan, observation, runner, settings, call_index)

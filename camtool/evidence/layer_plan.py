@@ -61,7 +61,7 @@ class LayerPlan:
     norms: WeakKeyDictionary[Runner, bool] = field(default_factory=WeakKeyDictionary)
 
 
-def choose_layers_by_trial_passes(
+def get_layer_plan(
     model: nn.Module,
     inputs: ModelInputs,
     layers: Sequence[str | Layer] | None,
@@ -69,10 +69,10 @@ def choose_layers_by_trial_passes(
     depths: Depths = 0,
     score: UserScore | None = None,
 ) -> LayerPlan:
-    """Choose the layers to observe by passes of the model beside the one that is explained.
+    """Return the layers to observe. The first call runs the model to choose them; a later one reads a cache.
 
-    They run in the first call alone: the plan is made once for each model, input shape and set of arguments. It holds
-    while the structure of the model does not change, see :mod:`camtool.hooks.structures.caches`.
+    The plan is made once for each model, input shape and set of arguments. It holds while the structure of the model
+    does not change, see :mod:`camtool.hooks.structures.caches`.
 
     Args:
         model: Any module. Its state is preserved.

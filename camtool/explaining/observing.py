@@ -25,7 +25,7 @@ from camtool.arguments.checks import check_count
 from camtool.arguments.explain_arguments import get_module, match_targets
 from camtool.arguments.message_parts import add_article, format_count
 from camtool.errors import CamtoolError, ImageError, LayerError, MethodError, ModelError
-from camtool.evidence.layer_plan import choose_layers_by_trial_passes
+from camtool.evidence.layer_plan import get_layer_plan
 from camtool.explaining.explainer import Explainer
 from camtool.explaining.types import AnyTargets, Layers, Methods, Model, Settings
 from camtool.geometry.cell_centers import Placement
@@ -406,7 +406,7 @@ class _PassHooks:
         else:
             given = inputs
         call_index = -1 if index is None else index
-        plan = choose_layers_by_trial_passes(block.module, given, block.layers, call_index, block.depths)
+        plan = get_layer_plan(block.module, given, block.layers, call_index, block.depths)
         if plan.entries:
             raise LayerError(
                 f"layer {next(iter(plan.entries))!r} has several rows for each image, e.g. the frames of a clip; use "
