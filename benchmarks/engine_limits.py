@@ -49,7 +49,7 @@ _STAGES: dict[str, list[tuple[Any, str]]] = {
     "state of the model, random states": [(Cleanup, "__enter__"), (Cleanup, "__exit__")],
     "preparation and checks of the input": [(InputPreparer, "_prepare_tensor")],
     "PyTorch's backward call": [(torch.autograd, "grad")],
-    "method": [(BatchExplainer, "compute_maps")],
+    "method": [(BatchExplainer, "compute_merged_maps")],
     "warnings": [(batch_explainer, "find_map_warnings")],
 }
 """Stage → the owners and the names of the functions that do it."""

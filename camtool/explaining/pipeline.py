@@ -274,7 +274,7 @@ class BatchExplainer:
     ) -> Iterator[Explanation]:
         """Yield one explanation for each row, from the evidence about these rows at one or more layers."""
         forward_pass = evidence[0].forward_pass
-        merged, centers = self.compute_maps(method, evidence)
+        merged, centers = self.compute_merged_maps(method, evidence)
         # Single numbers are read from here on, which arrays give several times faster than tensors.
         maps, scores = merged.float().cpu().numpy(), evidence[0].scores.tolist()
         by_class, predicted = forward_pass.classify()
@@ -327,7 +327,7 @@ class BatchExplainer:
             yield to_map_warning(note, "method-note")
         yield from find_map_warnings(evidence, raw, row, target, context)
 
-    def compute_maps(self, method: Method, evidence: Sequence[Evidence]) -> tuple[Tensor, CellCenters | None]:
+    def compute_merged_maps(self, method: Method, evidence: Sequence[Evidence]) -> tuple[Tensor, CellCenters | None]:
         """Return the method's maps of all layers, merged, ``(R, *grid)``, and the centers of their cells."""
         options = method.select_options(self.options) if self.options else {}
         if self.text is not None:
@@ -434,7 +434,7 @@ class ExplainedRow:
                 geometry=explanation.geometry,
                 evidence=evidence,
                 method=method,
-                recompute=lambda other_evidence: single.compute_maps(method, other_evidence)[0].float().cpu().numpy(),
+                recompute=lambda others: single.compute_merged_maps(method, others)[0].float().cpu().numpy(),
                 training=training,
                 labels=single.find_labels(forward_pass)[0],
                 transform=explainer.transforms[0],
