@@ -488,7 +488,7 @@ def _check_options(method: Any, options: Mapping[str, Any]) -> None:
 def _runs_model(method: Method) -> bool:
     """Return True if a method is known to run the model again: what it reads, or its wrapper, says so."""
     is_served = method.needs <= _RECORDED_NEEDS and not method.ignores_layer and not method.reads_depths
-    return not is_served or (":" in method.name and method.weights is None)
+    return not is_served or (":" in method.name and method.weight_function is None)
 
 
 def _read_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | Inputs:

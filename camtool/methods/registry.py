@@ -101,8 +101,8 @@ class Method:
         cost: The cost in addition to that forward pass.
         ignores_layer: Whether the ``layer`` argument has no effect: the map is on the input's own grid, or on the grid
             of a transformer's tokens.
-        weights: The function that computes only the weights ``(R, C, *grid)`` or ``(R, C, 1, ...)``, for methods that
-            weigh activations; None for other methods.
+        weight_function: The function that computes only the weights ``(R, C, *grid)`` or ``(R, C, 1, ...)``, for
+            methods that weigh activations; None for other methods.
         at_input_size: Whether the maps are at the input's size although they are made from a layer.
     """
 
@@ -112,7 +112,7 @@ class Method:
     needs: frozenset[Need] = frozenset()
     cost: Cost = "a pass"
     ignores_layer: bool = False
-    weights: MethodFunction | None = None
+    weight_function: MethodFunction | None = None
     at_input_size: bool = False
 
     def __call__(self, evidence: Evidence, **options: Any) -> Tensor:
@@ -168,13 +168,15 @@ class WeightingMethod(Method):
     """A method such as Grad-CAM, whose function computes weights of the activations, see :func:`weighting`.
 
     Attributes:
-        function: The function from evidence to the weights ``(R, C, *grid)`` or ``(R, C, 1, ...)``.
-        weights: The same function.
+        weight_function: The function from evidence to the weights ``(R, C, *grid)`` or ``(R, C, 1, ...)``.
+        function: The same function, whose docstring and options are those of the method.
     """
+
+    weight_function: MethodFunction
 
     def compute_raw_maps(self, evidence: Evidence, **options: Any) -> Tensor:
         """Compute the raw maps ``relu(Σ_k w_k A_k)``, ``(R, *grid)``: the ReLU of the weighted sum."""
-        weights = self.function(evidence, **options)  # e.g. gradcam in camtool/methods/families/gradient.py
+        weights = self.weight_function(evidence, **options)  # e.g. gradcam in camtool/methods/families/gradient.py
         weighted_sum = (weights * evidence.activations).sum(1)
         return weighted_sum.relu()
 
@@ -261,7 +263,7 @@ def weighting(
     def register(function: MethodFunction) -> MethodFunction:
         _check_name_is_free("method", name)
         several, function = _check_needs(name, needs), check_options_of(function, MethodError)
-        METHODS[name] = WeightingMethod(name, function, paper, several, cost, weights=function)
+        METHODS[name] = WeightingMethod(name, function, paper, several, cost, weight_function=function)
         return function
 
     return register
@@ -418,13 +420,13 @@ def wrap_method(wrapper: str, inner: str | MethodFunction) -> Method:
         # A wrapper that needs weights runs the method once; others run it several times.
         cost="some passes" if wrapped.cost == "a pass" and not outer.needs_weights else wrapped.cost,
         ignores_layer=wrapped.ignores_layer,
-        weights=wrapped.weights if outer.needs_weights else None,
+        weight_function=wrapped.weight_function if outer.needs_weights else None,
         at_input_size=outer.at_input_size or wrapped.at_input_size,
     )
 
 
 def _check_wrapping(outer: Wrapper, method: Method) -> None:
-    if outer.needs_weights and method.weights is None:
+    if outer.needs_weights and method.weight_function is None:
         raise MethodError(
             f"wrapper {outer.name!r} needs a method that weighs activations, but {method.name!r} does not; "
             f"use {_suggest_weighting(outer.name, method.name)}."
@@ -509,9 +511,9 @@ def _list_working(model: nn.Module) -> str:
 def _suggest_weighting(wrapper: str, name: str) -> str:
     """Return the end of a message: another order of the wrappers if that helps, else the methods that fit."""
     outside, _, innermost = name.rpartition(":")
-    if outside and innermost in METHODS and METHODS[innermost].weights is not None:
+    if outside and innermost in METHODS and METHODS[innermost].weight_function is not None:
         return f"'{outside}:{wrapper}:{innermost}'"
-    return f"one of {', '.join(name for name, other in METHODS.items() if other.weights)}"
+    return f"one of {', '.join(name for name, other in METHODS.items() if other.weight_function)}"
 
 
 def _compose(outer: WrapperFunction, method: Method) -> MethodFunction:
@@ -536,8 +538,8 @@ def _compose(outer: WrapperFunction, method: Method) -> MethodFunction:
 
 def _bind_options(method: Method, options: dict[str, Any]) -> Method:
     """Return the method with its options set."""
-    weights = None if method.weights is None else partial(method.weights, **options)
-    return replace(method, function=partial(method.function, **options), weights=weights)
+    weigh = None if method.weight_function is None else partial(method.weight_function, **options)
+    return replace(method, function=partial(method.function, **options), weight_function=weigh)
 
 
 def _needs_only_model_calls(method: Method) -> bool:

@@ -199,7 +199,7 @@ def test_ablationcam_weights_of_a_linear_score_are_the_contributions_with_the_si
     net, layer = pooled_net()
     evidence = look(net.double(), layer, picture(), ClassScore(2))
     given = net.tail[-1].weight[2].detach() * evidence.activations.mean((2, 3)).abs()
-    weights = ablationcam.weights(evidence)
+    weights = ablationcam.weight_function(evidence)
     assert weights.shape == (3, C, 1, 1)
     assert_close(weights[:, :, 0, 0], given / evidence.scores.abs()[:, None], rtol=1e-9, atol=0)
 
@@ -212,7 +212,7 @@ def test_zero_channels_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     net.trunk[0].weight.data[[1, 3]] = 0
     net.trunk[0].bias.data[[1, 3]] = -1
     evidence, sizes = look(net.double(), layer, picture(2), ClassScore(0)), counted(monkeypatch)
-    weights = ablationcam.weights(evidence)
+    weights = ablationcam.weight_function(evidence)
     assert sizes == [C - 2, C - 2]
     assert (weights[:, :, 0, 0] == 0).tolist() == [[False, True, False, True, False]] * 2
 
@@ -318,7 +318,7 @@ def test_ablationcam_on_rectified_activations_has_the_weights_of_grad_cam() -> N
     theirs = grad_cam.AblationCAM(net, [net.trunk], batch_size=1)
     weights = theirs.get_cam_weights(evidence.inputs, net.trunk, [target], evidence.activations.numpy(), None)
     flipped = evidence.scores.sign()  # it divides by the score, whatever its sign
-    close_to_peak(ablationcam.weights(evidence)[:, :, 0, 0], flipped * torch.from_numpy(weights), 1e-5)
+    close_to_peak(ablationcam.weight_function(evidence)[:, :, 0, 0], flipped * torch.from_numpy(weights), 1e-5)
 
 
 @pytest.mark.parametrize("name", ["ablationcam", "reciprocam"])

@@ -215,7 +215,7 @@ def test_fem_rejects_a_threshold_that_is_not_a_finite_number(threshold: Any) -> 
 def test_random_weights_depend_on_the_seed_only() -> None:
     A = torch.rand(3, 200, 4, 6)
     before = torch.get_rng_state()
-    weights = METHODS["random"].weights(fake(A))  # type: ignore[misc, arg-type]
+    weights = METHODS["random"].weight_function(fake(A))  # type: ignore[misc, arg-type]
     assert torch.equal(before, torch.get_rng_state())
     assert weights.shape == (3, 200, 1, 1)
     assert torch.equal(weights[0], weights[2])

@@ -201,7 +201,7 @@ def test_shapleycam_of_a_quadratic_score_gives_shapley_values() -> None:
             before = score(so_far)
             so_far[:, k] = x[:, k]
             values[k] += (score(so_far) - before)[0, 0] / len(orders)
-    weights = METHODS["shapleycam"].weights(seen_directly(score, x))  # type: ignore[misc]
+    weights = METHODS["shapleycam"].weight_function(seen_directly(score, x))  # type: ignore[misc]
     assert_close((weights * x).sum((0, 2, 3)), values)
     assert_close(values.sum(), (score(x) - score(torch.zeros_like(x)))[0, 0])
 
@@ -237,7 +237,7 @@ def test_liftcam_equals_numbers_by_hand_and_sums_to_the_score_without_the_bias()
 
     x = torch.tensor([[[[1.0, 3.0]], [[2.0, 0.0]]]])
     evidence = seen_directly(score, x)
-    weights = METHODS["liftcam"].weights(evidence)  # type: ignore[misc]
+    weights = METHODS["liftcam"].weight_function(evidence)  # type: ignore[misc]
     assert weights.flatten().tolist() == [8, -2]
     assert weights.sum() == evidence.scores - 5
     assert METHODS["liftcam"](evidence).tolist() == [[[8 - 4, 24]]]
@@ -248,7 +248,7 @@ def test_liftcam_accepts_relus_without_biases() -> None:
     net.tail[1].bias = None
     net.tail[2] = nn.ReLU()
     evidence = look(net, layer, torch.randn(2, *IMAGES), ClassScore(3))
-    weights = METHODS["liftcam"].weights(evidence)  # type: ignore[misc]
+    weights = METHODS["liftcam"].weight_function(evidence)  # type: ignore[misc]
     assert_close(weights.flatten(1).sum(1), evidence.scores - net.tail[3].bias[3].detach())
 
 

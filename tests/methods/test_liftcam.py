@@ -50,7 +50,7 @@ def make_images(count: int = 3) -> Tensor:
 
 
 def compute_weights(evidence: Evidence) -> Tensor:
-    return METHODS["liftcam"].weights(evidence)  # type: ignore[misc]
+    return METHODS["liftcam"].weight_function(evidence)  # type: ignore[misc]
 
 
 def score_zeros(net: Net, x: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ def test_wrapped_method_has_names_papers_and_options_of_both() -> None:
     inner = METHODS["smoothgradcam++"]
     assert found.options == inner.options | {"noise_samples": 10, "noise_level": 0.15, "noise_seed": 0}
     assert found.paper == f"arXiv 1706.03825, {inner.paper}"
-    assert (found.needs, found.ignores_layer, found.weights) == (inner.needs, False, None)
+    assert (found.needs, found.ignores_layer, found.weight_function) == (inner.needs, False, None)
     assert found.summary == "Average over noisy copies of the image."
 
 
@@ -176,7 +176,7 @@ def test_shared_option_reaches_wrapper_and_method() -> None:
 
 
 def test_wrapper_accepts_a_users_own_weighting() -> None:
-    own = Method("own", lambda evidence: evidence.scores, weights=lambda evidence: evidence.gradients.relu())
+    own = Method("own", lambda evidence: evidence.scores, weight_function=lambda evidence: evidence.gradients.relu())
     evidence = look(net().double(), pictures())
     assert_close(wrap_method("eigen", own)(evidence), find_method("eigen:layercam")(evidence))
 
@@ -501,7 +501,7 @@ def test_eigen_of_hirescam_equals_eigengradcam() -> None:
 
 def test_eigen_is_the_first_singular_vector_of_the_weighted_activations() -> None:
     evidence = look(net().double(), pictures())
-    weights, A = METHODS["gradcam"].weights, evidence.activations
+    weights, A = METHODS["gradcam"].weight_function, evidence.activations
     assert weights is not None
     X = (weights(evidence) * A).flatten(2).mT.numpy()  # (R, positions, channels)
     expected = []

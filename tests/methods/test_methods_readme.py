@@ -75,7 +75,8 @@ def test_the_table_of_each_cost_lists_its_methods(cost: str) -> None:
         expected = (format_needs(method), format_options(method.options), format_paper(method.paper))
         assert (needs, options, paper) == expected, f"correct the row of {name!r} in camtool/methods/README.md"
         weighs = formula.startswith("`w") or "singular vector" in formula or "the same of `X" in formula
-        assert weighs == (method.weights is not None), f"the formula of {name!r} begins with `w` if it has weights"
+        has_weights = method.weight_function is not None
+        assert weighs == has_weights, f"the formula of {name!r} begins with `w` if it has weights"
 
 
 def test_the_reference_names_the_methods_that_ignore_the_layer() -> None:

@@ -138,7 +138,7 @@ def test_constant_channel_is_not_run_and_has_no_weight(
     net, layer = deep_net()
     net.trunk[0].weight.data[[0, 4]] = 0
     counts = counted(monkeypatch)
-    weights = polycam.weights(look(net, layer, torch.randn(1, *IMAGES), ClassScore(0)), variant=variant)
+    weights = polycam.weight_function(look(net, layer, torch.randn(1, *IMAGES), ClassScore(0)), variant=variant)
     assert counts == expected
     assert not weights[0, [0, 4]].any()
     assert weights[0, 1:4].any()
@@ -149,14 +149,14 @@ def test_constant_channel_is_not_run_and_has_no_weight(
 def test_chunk_size_does_not_change_the_map(variant: str, chunk: int) -> None:
     net, layer = deep_net()
     evidence = look(net.double(), layer, torch.randn(2, *IMAGES, dtype=torch.float64), ClassScore(4))
-    expected = polycam.weights(evidence, variant=variant)
-    close_to_peak(polycam.weights(evidence, variant=variant, chunk=chunk), expected, 1e-12)
+    expected = polycam.weight_function(evidence, variant=variant)
+    close_to_peak(polycam.weight_function(evidence, variant=variant, chunk=chunk), expected, 1e-12)
 
 
 def test_polycam_variants_sum_to_the_combined_weights() -> None:
     net, layer = deep_net()
     evidence = look(net.double(), layer, torch.randn(2, *IMAGES, dtype=torch.float64), ClassScore(4))
-    plus, minus, both = (polycam.weights(evidence, variant=each) for each in ("+", "-", "+-"))
+    plus, minus, both = (polycam.weight_function(evidence, variant=each) for each in ("+", "-", "+-"))
     assert plus.shape == (2, C, 1, 1)
     assert (plus - minus).abs().amax() > 1e-3 * both.abs().amax()
     agreed = (plus > 0) & (minus > 0)

@@ -326,7 +326,7 @@ def test_grad_cams_ablation_of_a_negative_score_is_inverted() -> None:
     model = small_net()
     seen = evidence(model, "0", torch.min)
     assert (seen.scores < 0).all()
-    weights = METHODS["ablationcam"].weights(seen)[:, :, 0, 0]
+    weights = METHODS["ablationcam"].weight_function(seen)[:, :, 0, 0]
     theirs = of_grad_cam(grad_cam.AblationCAM, model, "0", torch.min)
     assert difference(sum_weighted_channels(-weights, seen.activations), theirs) < 1e-5
     assert difference(METHODS["ablationcam"](seen), theirs) > 0.1

@@ -129,7 +129,7 @@ KINDS = list({(METHODS[name].needs, METHODS[name].ignores_layer): name for name 
 )
 def test_every_wrapper_accepts_every_method_or_explains_why_not(by: str, name: str) -> None:
     options = {option: value for option, value in CHEAP.items() if option in METHODS[name].options}
-    if WRAPPERS[by].needs_weights and METHODS[name].weights is None:
+    if WRAPPERS[by].needs_weights and METHODS[name].weight_function is None:
         with pytest.raises(MethodError, match=rf"wrapper '{by}' needs a method that weighs activations, but '{name}"):
             camtool.explain(staged(), BATCH, 1, method=f"{by}:{name}", **options)
         return

@@ -227,11 +227,11 @@ def test_scorecam_equals_numbers_by_hand() -> None:
 
 def test_scorecam_weights_are_a_softmax_or_probabilities() -> None:
     evidence = look(net(), pictures())
-    weights = METHODS["scorecam"].weights(evidence)
+    weights = METHODS["scorecam"].weight_function(evidence)
     assert_close(weights.sum(1), torch.ones(1, 1, 1))
     mask = scale_min_max(torch.nn.functional.interpolate(evidence.activations, (6, 8), mode="bilinear")[0])
     chances = evidence.model(mask[:, None] * evidence.inputs).softmax(1)[:, 1].detach()
-    assert_close(METHODS["scorecam"].weights(evidence, weighting="probability").flatten(), chances)
+    assert_close(METHODS["scorecam"].weight_function(evidence, weighting="probability").flatten(), chances)
 
 
 def test_constant_channels_share_one_pass(asked: list[Tensor]) -> None:
@@ -239,7 +239,7 @@ def test_constant_channels_share_one_pass(asked: list[Tensor]) -> None:
     model[0][0].weight.data[[1, 3, 4]] = 0
     model[0][0].bias.data[[1, 3, 4]] = torch.tensor([0.5, 0.0, -1.0])
     evidence = look(model, pictures())
-    weights = METHODS["scorecam"].weights(evidence).flatten()
+    weights = METHODS["scorecam"].weight_function(evidence).flatten()
     assert [len(chunk) for chunk in asked] == [3]
     assert not asked[0][2].any()
 
@@ -247,20 +247,20 @@ def test_constant_channels_share_one_pass(asked: list[Tensor]) -> None:
     assert not mask[[1, 3, 4]].any()
     every = model(mask[:, None] * evidence.inputs)[:, 1].detach()
     assert_close(weights, every.softmax(0))
-    chances = METHODS["scorecam"].weights(evidence, weighting="probability").flatten()
+    chances = METHODS["scorecam"].weight_function(evidence, weighting="probability").flatten()
     assert chances.ne(0).tolist() == [True, False, True, False, False]  # as the authors' code leaves them out
 
 
 def test_faster_scorecam_selects_the_most_varied_channels(asked: list[Tensor]) -> None:
     evidence = look(net(), pictures(2))
     spread = evidence.activations.flatten(2).std(2)
-    weights = METHODS["scorecam"].weights(evidence, max_channels=2).flatten(1)
+    weights = METHODS["scorecam"].weight_function(evidence, max_channels=2).flatten(1)
     assert weights.gt(0).tolist() == spread.ge(spread.topk(2).values[:, 1:]).tolist()
     assert_close(weights.sum(1), torch.ones(2))
     assert [len(chunk) for chunk in asked] == [3, 3]  # two channels, and the empty mask
-    every = METHODS["scorecam"].weights(evidence).flatten(1)
+    every = METHODS["scorecam"].weight_function(evidence).flatten(1)
     assert_close(weights, (every * weights.gt(0)) / (every * weights.gt(0)).sum(1, keepdim=True))
-    assert torch.equal(METHODS["scorecam"].weights(evidence, max_channels=99).flatten(1), every)
+    assert torch.equal(METHODS["scorecam"].weight_function(evidence, max_channels=99).flatten(1), every)
 
 
 def test_scale_first_is_an_option() -> None:
@@ -297,7 +297,7 @@ def test_constant_channels_share_noise_and_passes(asked: list[Tensor]) -> None:
     model = net()
     model[0][0].weight.data[[1, 3]] = 0
     model[0][0].bias.data[[1, 3]] = torch.tensor([0.5, 0.0])
-    weights = METHODS["sscam"].weights(look(model, pictures()), samples=2, noise=0.5).flatten()
+    weights = METHODS["sscam"].weight_function(look(model, pictures()), samples=2, noise=0.5).flatten()
     assert [len(chunk) for chunk in asked] == [2 * 4]
     assert weights[1] == weights[3]
     assert asked[0][3].any(), "noise alone makes a mask"

@@ -286,5 +286,5 @@ def eigen(evidence: Evidence, method: Method) -> Tensor:
     Returns:
         Maps ``(R, *grid)``.
     """
-    assert method.weights is not None  # wrap_method checks it
-    return compute_first_component(method.weights(evidence) * evidence.activations).relu()
+    assert method.weight_function is not None  # wrap_method checks it
+    return compute_first_component(method.weight_function(evidence) * evidence.activations).relu()

@@ -43,7 +43,8 @@ def cam(evidence: Evidence) -> Tensor:
 def gradcam(evidence: Evidence) -> Tensor:
     """Weigh channels by their mean gradient.
 
-    ``w_k`` is the mean of ``g_k`` over the positions (Selvaraju et al. 2017, eq. 1). The map is the ReLU of the
+    ``w_k`` is the mean of ``g_k`` over the positions (Selvaraju et al. 2017, eq. 1). This function returns the weights;
+    :meth:`camtool.methods.registry.WeightingMethod.compute_raw_maps` makes the map of them: it applies the ReLU to the
     weighted sum, ``relu(Σ_k w_k A_k)`` (eq. 2).
 
     Returns:
