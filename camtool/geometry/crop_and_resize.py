@@ -69,16 +69,9 @@ class Geometry:
 
     def crop(self, top: int, left: int, height: int, width: int) -> Geometry:
         """Crop to a rectangle in pixels of the current input. The parts beyond the input are padding."""
-        first_row, first_column, last_row, last_column = self.box
-        row = (last_row - first_row) / self.size[0]
-        column = (last_column - first_column) / self.size[1]
-        box = (
-            first_row + row * top,
-            first_column + column * left,
-            first_row + row * (top + height),
-            first_column + column * (left + width),
-        )
-        return replace(self, size=(height, width), box=box)
+        first_column, first_row = self.to_photo_point(left, top)
+        last_column, last_row = self.to_photo_point(left + width, top + height)
+        return replace(self, size=(height, width), box=(first_row, first_column, last_row, last_column))
 
     def pad(self, left: int, top: int, right: int, bottom: int) -> Geometry:
         """Pad each side by a number of pixels of the current input; negative numbers crop."""
@@ -142,15 +135,13 @@ class Geometry:
     def to_photo_point(self, x: float, y: float) -> tuple[float, float]:
         """Convert a point from pixels of the input to ``(x, y)`` in pixels of the photo."""
         top, left, bottom, right = self.box
-        return left + (right - left) * x / self.size[1], top + (bottom - top) * y / self.size[0]
+        return left + (right - left) / self.size[1] * x, top + (bottom - top) / self.size[0] * y
 
     def to_photo_box(self, box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
         """Convert a box ``(x0, y0, x1, y1)`` from pixels of the input to pixels of the photo."""
-        top, left, bottom, right = self.box
-        across, down = (right - left) / self.size[1], (bottom - top) / self.size[0]
+        corners = self.to_photo_point(*box[:2]), self.to_photo_point(*box[2:])
         # Sorted, because a flipped input swaps left and right.
-        x0, x1 = sorted(left + across * x for x in box[::2])
-        y0, y1 = sorted(top + down * y for y in box[1::2])
+        (x0, x1), (y0, y1) = (sorted(along_axis) for along_axis in zip(*corners, strict=True))
         return x0, y0, x1, y1
 
     def to_input_box(self, box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
