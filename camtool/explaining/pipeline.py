@@ -410,8 +410,7 @@ class ExplainedRow:
         is_quick = self.method.cost == "a pass" and not self.method.is_class_agnostic
         wanted = [self.target, *([targets.Top(count)] if is_quick else [])]
         with Cleanup(), guard(self.model):
-            explanations: list[Explanation] = self._prepare_explainer().explain(self._select_image(), [wanted])[0]
-        return explanations
+            return list(self._prepare_explainer().explain(self._select_image(), [wanted])[0])
 
     def check(self, explanation: Explanation, only: Collection[str] | None = None) -> CheckReport:
         """Return the findings about the explanation, see :meth:`Explanation.check`.

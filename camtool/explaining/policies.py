@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, TypeAlias
@@ -326,16 +326,12 @@ def _list_inputs(observation: Mapping[str, Any], inputs: Sequence[str] | None) -
     if not isinstance(observation, Mapping):
         raise ImageError(f"observation must be a dictionary of inputs, got {add_article(type(observation).__name__)}.")
     tensors = {key: item for key, item in observation.items() if isinstance(item, Tensor) and item.is_floating_point()}
-    names = _list_observed(tensors) if inputs is None else [*inputs]
+    observed = [name for name in tensors if name.startswith("observation")] or [*tensors]
+    names = observed if inputs is None else [*inputs]
     _check_moment(tensors, names)
     if len(names) > _MOST_INPUTS:
         raise CamtoolError(f"inputs: {len(names)} inputs take 2^{len(names)} passes; name at most {_MOST_INPUTS}.")
     return names
-
-
-def _list_observed(names: Iterable[str]) -> list[str]:
-    """Return the names that start with ``observation``, or all if none does."""
-    return [name for name in names if name.startswith("observation")] or [*names]
 
 
 def _list_views(tensors: Mapping[str, Tensor], names: Sequence[str]) -> list[str]:

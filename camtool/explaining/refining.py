@@ -203,6 +203,7 @@ class _Trial:
         is_sufficient: Search what is sufficient, and not what is necessary.
 
     Attributes:
+        fills: Name to what fills cells.
         whole: The score of the whole image.
         is_probability: True if scores are probabilities.
         numbers: ``(H, W)``, the cell of each pixel.
@@ -220,15 +221,10 @@ class _Trial:
         if not self.whole > 0:
             raise CamtoolError(f"the score must be above 0 to keep a share of it, got {self.whole:g}; explain a class.")
         inputs, self._is_sufficient = evidence.inputs, is_sufficient
-        self._fills: dict[str, Fill] = {name: start_removal(inputs, fill) for name, fill in fills.items()}
+        self.fills: dict[str, Fill] = {name: start_removal(inputs, fill) for name, fill in fills.items()}
         side = min(cells, *inputs.shape[2:])
         rows, columns = (torch.arange(length, device=inputs.device) * side // length for length in inputs.shape[2:])
         self.numbers, self._grid = rows[:, None] * side + columns, (side, side)
-
-    @property
-    def fills(self) -> list[str]:
-        """The names of the fills."""
-        return list(self._fills)
 
     def average_heat(self, raw: Tensor, centers: CellCenters | None) -> NDArray[np.float64]:
         """Return the mean of a map ``(1, *grid)`` in each cell, ``(h, w)``."""
@@ -241,7 +237,7 @@ class _Trial:
         self, heat: NDArray[np.float64], share: float, passes: int, allowed: NDArray[np.bool_]
     ) -> _Verified | None:
         """Return a region that the model itself confirms; ``None`` if the allowed cells do not suffice."""
-        end, holding, count = self.passes + passes, list[NDArray[np.bool_]](), len(self._fills)
+        end, holding, count = self.passes + passes, list[NDArray[np.bool_]](), len(self.fills)
         goal = min(share * (1 + _MARGIN), 1) if self._is_sufficient else 1 - (1 - share) * (1 - _MARGIN)
 
         def measure(parts: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -278,14 +274,14 @@ class _Trial:
             kept: ``(M, h, w)``.
             by_model: Run the model itself, and no engine and no copy.
         """
-        return torch.stack([self._score_filled(kept, fill, by_model=by_model) for fill in self._fills.values()])
+        return torch.stack([self._score_filled(kept, fill, by_model=by_model) for fill in self.fills.values()])
 
     def _score_with_other_fill(self, region: NDArray[np.bool_]) -> tuple[str, float] | None:
         """Return the name of a fill that was not asked for, and the model's own score with it: alone, or without."""
-        if len(self._fills) > 1:
+        if len(self.fills) > 1:
             return None
         # A region that is enough with one fill may be worth nothing with another.
-        name = next(name for name in _OTHER_FILLS if name not in self._fills)
+        name = next(name for name in _OTHER_FILLS if name not in self.fills)
         kept, fill = region if self._is_sufficient else ~region, start_removal(self._evidence.inputs, name)
         return name, float(self._score_filled(kept[None], fill, by_model=True))
 
@@ -356,10 +352,6 @@ def _describe_region(
     )
 
 
-def _name_fill(fill: Removal) -> str:
-    return getattr(fill, "__name__", type(fill).__name__) if callable(fill) else fill
-
-
 def _name_fills(fill: Removals) -> dict[str, Removal]:
     """Return name to fill; a name that a function shares with one before it gets a number.
 
@@ -374,7 +366,7 @@ def _name_fills(fill: Removals) -> dict[str, Removal]:
             check_choice("fill", each_fill, REMOVALS)
     named: dict[str, Removal] = {}
     for each_fill in dict.fromkeys(fills):
-        name = _name_fill(each_fill)
+        name = getattr(each_fill, "__name__", type(each_fill).__name__) if callable(each_fill) else each_fill
         numbered = (f"{name} {number}" for number in count(2))
         named[next(free for free in chain([name], numbered) if free not in named)] = each_fill
     return named

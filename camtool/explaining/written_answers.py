@@ -359,8 +359,7 @@ def _write_prompt(processor: Any, prompt: str) -> str:
     if not getattr(processor, "chat_template", None) or (placeholder and placeholder in prompt):
         return prompt
     content = [{"type": "image"}, {"type": "text", "text": prompt}]
-    text: str = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-    return text
+    return str(processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True))
 
 
 def _process(processor: Any, photo: Image.Image, text: str, prompt: str, module: nn.Module) -> dict[str, Any]:
@@ -430,8 +429,7 @@ def _write_answer(module: nn.Module, given: Mapping[str, Any], count: int) -> li
         copied = {name: value.clone() if isinstance(value, Tensor) else value for name, value in given.items()}
         # BLIP writes to the prompt.
         text = module.generate(**copied, max_new_tokens=count, do_sample=False, **options)  # type: ignore[operator]
-    written: list[int] = text[0, _count_tokens_before(module, given) :].tolist()
-    return written
+    return list(text[0, _count_tokens_before(module, given) :].tolist())
 
 
 def _list_savings(module: nn.Module, scored: int) -> dict[str, Any]:
