@@ -70,6 +70,11 @@ def _letterbox(geometry: Geometry, part: Any) -> Geometry:
     return geometry.resize(size).pad(*padding)
 
 
+def _read_all(geometry: Geometry | None, parts: Sequence[object]) -> Geometry | None:
+    """Return the geometry after all parts of a composed transform."""
+    return reduce(_read, parts, geometry)
+
+
 def _resize_keeping_ratio(geometry: Geometry, part: Any) -> Geometry | None:
     """Return the geometry after ``ResizeKeepRatio`` of timm and open_clip, or None if it is random."""
     if part.random_scale_prob or part.random_aspect_prob:
@@ -106,7 +111,7 @@ _KEEP_POSITIONS = frozenset(
 _READERS: dict[str, Callable[[Geometry, Any], Geometry | None]] = {
     "CenterCrop": lambda geometry, part: geometry.center_crop(part.size),
     "CenterCropOrPad": lambda geometry, part: geometry.center_crop(part.size),
-    "Compose": lambda geometry, part: reduce(_read, part.transforms, geometry),
+    "Compose": lambda geometry, part: _read_all(geometry, part.transforms),
     "ImageClassification": lambda geometry, part: geometry.resize(part.resize_size).center_crop(part.crop_size),
     "Letterbox": _letterbox,
     "Pad": lambda geometry, part: geometry.pad(*_sides(part.padding)),

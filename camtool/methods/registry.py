@@ -172,7 +172,7 @@ class WeightingMethod(Method):
         function: The same function, whose docstring and options are those of the method.
     """
 
-    weight_function: MethodFunction
+    weight_function: MethodFunction  # type: ignore[misc]  # always given, unlike that of the base class
 
     def compute_raw_maps(self, evidence: Evidence, **options: Any) -> Tensor:
         """Compute the raw maps ``relu(Σ_k w_k A_k)``, ``(R, *grid)``: the ReLU of the weighted sum."""
