@@ -386,12 +386,11 @@ def patch_similarity(
     output = Custom(_sum_squares, label="output")
     found: Any = explain(model, img, output, method=keep_features, layer=layer, **settings)
     results: list[Explanation] = found if isinstance(found, list) else [found]
-    if len(results) != 1 or len(features) != 1 or results[0].geometry is None:
+    geometry = results[0].geometry if len(results) == len(features) == 1 else None
+    if geometry is None:
         raise ImageError(f"img, layer: one image and one layer are compared; {len(results)} images came.")
     result, (cells,) = results[0], features
     rows, columns = cells.shape[2:]
-    geometry = result.geometry
-    assert geometry is not None
     queries = Queries(rows * columns, "tokens", Layout("channels first", (rows, columns)), geometry, result.centers)
     try:
         row, column = divmod(queries.select(place)[0], columns)

@@ -89,12 +89,7 @@ class DenseFeatures:
         return upcast(self._calls[layer].values)
 
     def get_queries(self, layer: int) -> Tensor:
-        """Return the queries of a layer, ``(N, H, T, D)``, in float32 or wider, not scaled.
-
-        Raises:
-            MethodError: See :meth:`find_scale`.
-        """
-        self.find_scale(layer)
+        """Return the queries of a layer, ``(N, H, T, D)``, in float32 or wider; for products see :meth:`find_scale`."""
         return upcast(self._calls[layer].queries)
 
     def find_scale(self, layer: int) -> float:

@@ -153,9 +153,8 @@ def _compute_coordinates(difference: Floats, span: Floats, n: int) -> Floats:
     """
     power = np.square(span).sum(0)
     # Least squares over the channels; a channel that the transform drops has no weight.
-    level = (difference * span).sum(0) / np.where(power > 0, power, 1)
-    coordinates: Floats = 0.5 + (n - 1) * (1 + level * 255 / _RAMP) / 2
-    return coordinates
+    level: Floats = (difference * span).sum(0) / np.where(power > 0, power, 1)
+    return 0.5 + (n - 1) * (1 + level * 255 / _RAMP) / 2
 
 
 def _find_reliable_transform_image(span: Floats) -> NDArray[np.bool_]:

@@ -75,13 +75,6 @@ def to_memory_format(tensor: Tensor, memory_format: torch.memory_format) -> Tens
     return tensor.contiguous(memory_format=memory_format) if is_changed else tensor
 
 
-def _mirror(example: ModelInputs) -> ModelInputs:
-    """Return another input: a path that the model takes for one kind of input alone would not show with one."""
-    image = find_main_tensor(example)
-    mirrored: ModelInputs = map_tensors(example, lambda tensor: -tensor.flip(-1) if tensor is image else tensor)
-    return mirrored
-
-
 def choose_copy(
     model: nn.Module,
     example: ModelInputs,
@@ -108,7 +101,9 @@ def choose_copy(
         return model, torch.preserve_format
     for convolution, norm in foldable:
         _fold(folded.get_submodule(convolution), folded.get_submodule(norm))
-    probes = [example, _mirror(example)]
+    # With one input alone, a path that the model takes for another kind of input would not show.
+    image = find_main_tensor(example)
+    probes = [example, map_tensors(example, lambda tensor: -tensor.flip(-1) if tensor is image else tensor)]
     expected = [_run(model, probe, torch.preserve_format) for probe in probes]
     # Some models fail in channels-last format, e.g. those that call view() on a feature map. In contiguous format only
     # a copy with folded norms is faster than the model.

@@ -100,10 +100,9 @@ def activate_dropout(cleanup: Cleanup, model: nn.Module) -> int:
     return len(modules)
 
 
-def _drop_units(active: nn.Module, _: nn.Module, output: Tensor) -> Tensor:
+def _drop_units(active: Callable[[Tensor], Tensor], _: nn.Module, output: Tensor) -> Tensor:
     """Return the output of a dropout module, which in evaluation mode is its input, with units dropped."""
-    dropped: Tensor = active(output)
-    return dropped
+    return active(output)
 
 
 def list_foreign_hooks(module: nn.Module) -> list[Callable[..., Any]]:

@@ -105,9 +105,7 @@ def _trace(model: nn.Module, inputs: ModelInputs) -> list[TracedCall]:
         latest.append((tensor, content))
 
     with guard(model) as cleanup, torch.no_grad():
-        for name, module in iterate_hookable_modules(model):
-            add_forward_pre_hook(cleanup, module, partial(find_source, name))
-            add_forward_hook(cleanup, module, partial(add_call, name))
+        add_module_hooks(cleanup, model, find_source, add_call)
         queue = next((name for name, entries in iterate_queues(model) if entries), None)
         output = run_model(model, inputs)
     if not calls:
@@ -121,23 +119,15 @@ def _trace(model: nn.Module, inputs: ModelInputs) -> list[TracedCall]:
 
 
 def add_module_hooks(
-    cleanup: Cleanup, model: nn.Module, before: Callable[[str, Any], None], after: Callable[[str, Any], None]
+    cleanup: Cleanup, model: nn.Module, before: Callable[..., None], after: Callable[[str, nn.Module, Any], None]
 ) -> None:
-    """Call ``before(name, given)`` and ``after(name, output)`` around each call of each module in this thread.
+    """Call functions around each call of each module in this thread, until the end of the cleanup's block.
 
-    ``given`` is a tuple of the positional and the keyword arguments. The hooks are removed at the end of the cleanup's
-    block.
+    They are called as ``before(name, module, args, kwargs)`` and ``after(name, module, output)``.
     """
-
-    def run_before(name: str, _: nn.Module, *given: Any) -> None:
-        before(name, given)
-
-    def run_after(name: str, _: nn.Module, output: Any) -> None:
-        after(name, output)
-
     for name, module in iterate_hookable_modules(model):
-        add_forward_pre_hook(cleanup, module, partial(run_before, name))
-        add_forward_hook(cleanup, module, partial(run_after, name))
+        add_forward_pre_hook(cleanup, module, partial(before, name))
+        add_forward_hook(cleanup, module, partial(after, name))
 
 
 def _find_plain_tensor(structure: Any) -> Tensor | None:

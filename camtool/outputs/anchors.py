@@ -195,8 +195,7 @@ def _build_anchors(
 def _split_head(head: Mapping[str, Any]) -> Sequence[Tensor]:
     """Return a head's logits of each feature level, ``(N, K, positions)``."""
     sizes = [level.shape[2:].numel() for level in head["feats"]]
-    levels: Sequence[Tensor] = head["scores"].split(sizes, 2)
-    return levels
+    return list(head["scores"].split(sizes, 2))
 
 
 def find_level_scores(output: Any) -> Sequence[Tensor]:
@@ -281,8 +280,7 @@ def _has_values_of_anchors(rows: Tensor, anchors_per_position: int) -> bool:
 def _split_levels(values: Tensor, axis: int) -> Sequence[Tensor]:
     """Return the parts of a table that belong to the three levels."""
     unit = values.shape[axis] // sum(_FINEST_TO_COARSEST)
-    levels: Sequence[Tensor] = values.split([unit * share for share in _FINEST_TO_COARSEST], axis)
-    return levels
+    return list(values.split([unit * share for share in _FINEST_TO_COARSEST], axis))
 
 
 def _are_best_rows(rows: Any) -> bool:

@@ -105,6 +105,5 @@ def compute_rotated_iou(boxes: Tensor, box: Tensor) -> Tensor:
 def _to_covariance(boxes: Tensor) -> Tensor:
     """Return the covariance ``(..., 2, 2)`` of rotated boxes ``(..., 5)``: that of a uniform density in the box."""
     cosine, sine = boxes[..., 4].cos(), boxes[..., 4].sin()
-    rotation = torch.stack([cosine, -sine, sine, cosine], -1).unflatten(-1, (2, 2))
-    covariance: Tensor = rotation @ (boxes[..., 2:4] ** 2 / 12).diag_embed() @ rotation.mT
-    return covariance
+    rotation = torch.stack([cosine, -sine, sine, cosine], -1).reshape(*cosine.shape, 2, 2)
+    return rotation @ (boxes[..., 2:4] ** 2 / 12).diag_embed() @ rotation.mT

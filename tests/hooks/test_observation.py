@@ -482,10 +482,10 @@ def test_a_part_of_the_previous_output_is_not_an_unchanged_output(x) -> None:
 def test_module_hooks_act_in_this_thread_until_the_block_ends(x) -> None:
     model, met = net(), []
 
-    def before(name: str, given: object) -> None:
+    def before(name: str, _: nn.Module, *given: object) -> None:
         met.append(("before", name, find_main_tensor(given).shape))
 
-    def after(name: str, output: object) -> None:
+    def after(name: str, _: nn.Module, output: object) -> None:
         met.append(("after", name, find_main_tensor(output).shape))
 
     with Cleanup() as cleanup, ThreadPoolExecutor(1) as pool:

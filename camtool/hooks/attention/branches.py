@@ -140,10 +140,10 @@ class _BranchMode(AttentionMode):
         # The sums of a skip connection and the results of the block around the latest attention.
         self._sums = TensorTable()
 
-    def leave(self, name: str, output: Any) -> None:
+    def leave(self, name: str, module: nn.Module, output: Any) -> None:
         """Note that the call of a module ends. Keep its output if it is a sum around one attention."""
         block, tensor = self.blocks[-1] if self.blocks else None, find_main_tensor(output)
-        super().leave(name, output)
+        super().leave(name, module, output)
         if self.blocks and (tensor is None or tensor not in self._sums):
             self.blocks[-1] = block
 

@@ -300,14 +300,14 @@ class AttentionMode(FunctionMode):
         if image is not None:
             self._roles[image] = None
 
-    def enter(self, name: str, given: Any) -> None:
+    def enter(self, name: str, _: nn.Module, *given: Any) -> None:
         """Note that the call of a module begins."""
         call_index = self._call_indices[name] = self._call_indices.get(name, -1) + 1
         ended, returned = self._latest
         source = ended if returned is not None and find_main_tensor(given) is returned else None
         self._frames.append(_Frame(name, call_index, source, len(self.calls)))
 
-    def leave(self, name: str, output: Any) -> None:
+    def leave(self, name: str, _: nn.Module, output: Any) -> None:
         """Note that the call of a module ends. Keep its output if it is the largest so far around one attention."""
         frame, tensor = self._frames.pop(), find_main_tensor(output)
         self._latest = name, tensor
@@ -499,8 +499,7 @@ class AttentionMode(FunctionMode):
         """Reshape ``(N · H, T, D)``, as some models have it, to ``(N, H, T, D)``. Other shapes are not changed."""
         if tensor.ndim != 3 or len(tensor) % self._batch_size:
             return tensor
-        by_head: Tensor = tensor.unflatten(0, (self._batch_size, -1))
-        return by_head
+        return tensor.reshape(self._batch_size, len(tensor) // self._batch_size, *tensor.shape[1:])
 
 
 def _transpose_role(role: _Role, count: int, func: Any, args: Any, kwargs: dict[str, Any]) -> _Role:

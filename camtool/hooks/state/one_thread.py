@@ -33,5 +33,4 @@ def _find_libraries() -> list[Any]:
     """Return the OpenMP libraries that this process has loaded."""
     from threadpoolctl import ThreadpoolController
 
-    libraries: list[Any] = ThreadpoolController().select(user_api="openmp").lib_controllers
-    return libraries
+    return list(ThreadpoolController().select(user_api="openmp").lib_controllers)

@@ -151,9 +151,8 @@ def _compute_share(contributions: Tensor, scores: Tensor, temperature: float, ki
     strength[:, 0] = 1
     spread = local_scores[:, :1].std(2, correction=0, keepdim=True)
     logits = (local_scores - local_scores[:, :1]) / (temperature * _replace_zeros(spread))
-    won: Tensor = torch.softmax(logits + strength.log()[..., None], 1)[:, 0]
-    share: Tensor = won.unflatten(1, contributions.shape[2:])
-    return share
+    won = torch.softmax(logits + strength.log()[..., None], 1)[:, 0]
+    return won.reshape(len(won), *contributions.shape[2:])
 
 
 def _replace_zeros(numbers: Tensor) -> Tensor:
