@@ -167,7 +167,8 @@ def explain_policy(
     if not callable(getattr(target, "with_sign", None)):
         raise TargetError(f"target must be camtool.targets.Action(index, step=None), got {target!r}.")
     module, names = to_loaded(policy).model, _list_inputs(observation, inputs)
-    given = _move_to_device(observation, module)
+    device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
+    given = {key: item.to(device) if isinstance(item, Tensor) else item for key, item in observation.items()}
     layers = None if layer is None else [_name_in_scored_policy(choice) for choice in to_list(layer)]
     with guard(module):
         trial = _Trial(_ScoredPolicy(module, call or _run_policy, target.with_sign(1)), given)
@@ -291,12 +292,6 @@ def _compute_shapley_values(scores: Mapping[frozenset[str], float], names: Seque
 
 
 # ------------------------------------------------------------------------------------------------------ the inputs
-
-
-def _move_to_device(observation: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:
-    """Return the observation with its tensors on the device of a module."""
-    device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
-    return {key: item.to(device) if isinstance(item, Tensor) else item for key, item in observation.items()}
 
 
 def _check_moment(tensors: Mapping[str, Tensor], names: Sequence[str]) -> None:

@@ -517,21 +517,17 @@ def place_cells(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
     outputs = [output for output in outputs if len(output) > 1]
     # What attention has not mixed yet decides alone: behind it, registers respond to everything, as any cell may.
     shown = next(([output] for output in outputs if _has_unchanged_tokens(output)), outputs)
-    exact = _place_exactly(layout, shown)
-    if exact is not None:
-        return exact
     # Behind a trunk that sees so much of the image that no half changes alone, all cells respond to each half.
-    return next(filter(None, (place_at_changed(layout, output) for output in shown)), None)
+    changed = (place_at_changed(layout, output) for output in shown)
+    return _place_exactly(layout, shown) or next(filter(None, changed), None)
 
 
 def _place_exactly(layout: Layout, outputs: Sequence[Tensor]) -> Layout | None:
     """Return a layout with the grid at the tokens of an output that are exact; the likely place comes first."""
     beside = layout.prefix + layout.suffix
-    for prefix in (layout.prefix, *range(beside + 1)):
-        candidate = replace(layout, prefix=prefix, suffix=beside - prefix)
-        if any(_is_exact(candidate, output) for output in outputs):
-            return candidate
-    return None
+    prefixes = (layout.prefix, *range(beside + 1))
+    candidates = (replace(layout, prefix=prefix, suffix=beside - prefix) for prefix in prefixes)
+    return next((place for place in candidates if any(_is_exact(place, output) for output in outputs)), None)
 
 
 def _has_unchanged_tokens(output: Tensor) -> bool:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, starmap
 from operator import attrgetter, is_
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -444,19 +445,10 @@ def seed_generators_anew() -> None:
         sys.modules["numpy"].random.seed(seed)
 
 
-class _TorchGenerator:
-    """Access to torch's global generator, by one thread at a time.
-
-    ``torch.get_rng_state`` makes a Python object while it holds a lock of its own. If that starts a garbage collection
-    which runs Python code, another thread may go on and wait for torch's lock without giving Python's back: neither of
-    the two would ever go on. A lock of Python gives it back.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-
-
-_TORCH_GENERATOR = _TorchGenerator()
+# Access to torch's global generator, by one thread at a time. torch.get_rng_state makes a Python object while it holds
+# a lock of its own. If that starts a garbage collection which runs Python code, another thread may go on and wait for
+# torch's lock without giving Python's back: neither of the two would ever go on. A lock of Python gives it back.
+_TORCH_GENERATOR = SimpleNamespace(lock=threading.RLock())
 
 # Windows has no fork.
 if hasattr(os, "register_at_fork"):
