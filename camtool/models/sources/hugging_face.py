@@ -101,6 +101,11 @@ class HuggingFaceSource(source.Source):
         return None if tokenizer is None else [tokenizer.decode([*phrase]).strip() for phrase in phrases]
 
 
+# What a model needs that camtool refuses, and what its user passes instead stands behind it.
+_OWN_CODE = (
+    "Python code of its own, which camtool does not run. If you trust it, load it yourself with transformers, and pass"
+)
+
 # Name that transformers gives to a class without a name.
 _PLACEHOLDER_LABEL = re.compile(r"LABEL_\d+")
 
@@ -167,10 +172,8 @@ def _read_transform(path: str, **options: Any) -> Transform | None:
     except (OSError, ValueError, KeyError) as error:
         raise_interrupt(error)
         if _needs_own_code(error):
-            raise ModelError(
-                f"model 'hf:{path}' preprocesses images with Python code of its own, which camtool does not run. If "
-                "you trust it, load it yourself with transformers, and pass camtool.Loaded(model, transform, labels)."
-            ) from error
+            text = f"preprocesses images with {_OWN_CODE} camtool.Loaded(model, transform, labels)."
+            raise ModelError(f"model 'hf:{path}' {text}") from error
         return None
     source.check_sides(path, _list_sides(processor))
     # The processor of a timm model contains timm's transform, whose geometry can be read exactly.
@@ -268,11 +271,8 @@ def _build_tokenizer(model: nn.Module, path: str) -> Tokenizer:
         except (OSError, ValueError, TypeError, ImportError) as error:
             raise_interrupt(error)
             reason = f"from {path!r} ({source.get_first_line(error)})" if path else "because the model was not loaded"
-            raise ModelError(
-                f"the tokenizer of {type(model).__name__} could not be read {reason}. Pass "
-                "camtool.Loaded(model, transform, text=...) with a function from texts to embeddings (T, D), or "
-                "camtool.targets.Similarity(embedding) instead of the text."
-            ) from None
+            problem = f"the tokenizer of {type(model).__name__} could not be read {reason}."
+            raise ModelError(f"{problem} {source.PASS_TEXT}") from None
 
     config = getattr(model, "config", None)
     longest = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
@@ -398,10 +398,7 @@ def _translate_errors(path: str) -> Iterator[None]:
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise_interrupt(error)
         if _needs_own_code(error):
-            raise ModelError(
-                f"model 'hf:{path}' needs Python code of its own, which camtool does not run. If you trust it, load "
-                "it yourself with transformers, and pass the model."
-            ) from None
+            raise ModelError(f"model 'hf:{path}' needs {_OWN_CODE} the model.") from None
         raise ModelError(
             f"model 'hf:{path}' could not be loaded: {source.get_first_line(error)}. Without internet, give a folder "
             "that save_pretrained wrote: 'hf:FOLDER'."

@@ -12,7 +12,7 @@ from camtool.arguments.message_parts import suggest_names
 from camtool.errors import ModelError, raise_interrupt
 from camtool.geometry.transform_output import Transform
 from camtool.models.loaded import Loaded
-from camtool.models.sources.source import Source, limit_silence, tell_download_errors, to_height_and_width
+from camtool.models.sources.source import PASS_TEXT, Source, limit_silence, tell_download_errors, to_height_and_width
 from camtool.models.two_towers import TextTower, Tokenizer
 from camtool.models.weights import load_state, read_state
 
@@ -71,11 +71,7 @@ class OpenClipSource(Source):
 
         def tokenize(texts: list[str]) -> Tensor:
             if getattr(model, "vocab_size", None) != _CLIP_VOCABULARY:
-                raise ModelError(
-                    f"{type(model).__name__} does not say which tokenizer it has. Pass camtool.Loaded(model, "
-                    "transform, text=...) with a function from texts to embeddings (T, D), or "
-                    "camtool.targets.Similarity(embedding) instead of the text."
-                )
+                raise ModelError(f"{type(model).__name__} does not say which tokenizer it has. {PASS_TEXT}")
             tokens: Tensor = _import_open_clip().SimpleTokenizer(context_length=model.context_length)(texts)
             return tokens
 

@@ -25,6 +25,12 @@ _MAX_SIDE = 4096
 # Seconds without a byte after which a server of weights is given up.
 _SILENCE = 60.0
 
+# What a user can do whose texts cannot be encoded, as the tokenizer is missing.
+PASS_TEXT = (
+    "Pass camtool.Loaded(model, transform, text=...) with a function from texts to embeddings (T, D), or "
+    "camtool.targets.Similarity(embedding) instead of the text."
+)
+
 
 class Source(ABC):
     """One family of models, such as timm's. It loads models by name, and answers questions about bare models.

@@ -112,12 +112,9 @@ def build_default_transform(side: int = 224, *, is_gray: bool = False) -> Transf
     from torchvision.transforms._presets import ImageClassification
 
     preset = partial(ImageClassification, crop_size=side, resize_size=round(side * 256 / 224))
-    transform: Transform = preset()
-    if not is_gray:
-        return transform
     # 0.449 and 0.226 are the means of ImageNet's (0.485, 0.456, 0.406) and (0.229, 0.224, 0.225).
-    gray: Transform = Compose([Grayscale(), preset(mean=(0.449,), std=(0.226,))])
-    return gray
+    transform: Transform = Compose([Grayscale(), preset(mean=(0.449,), std=(0.226,))]) if is_gray else preset()
+    return transform
 
 
 def build_resize(size: int | tuple[int, int], *, crop: bool = False) -> Transform:
