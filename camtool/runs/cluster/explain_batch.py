@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -239,9 +239,6 @@ class ShardWorker:
     only_wrong: bool = False
     expected: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._explain: ExplainBatch | None = None
-
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Compute the shards in the column ``shard``, and return the fields of a :class:`ShardOutcome` of each."""
         outcomes = [asdict(self.compute_shard(shard)) for shard in batch["shard"]]
@@ -269,7 +266,7 @@ class ShardWorker:
     def _write_shard(self, shard: Shard) -> ShardOutcome:
         written: list[rows.Row] = []
         facts = dict.fromkeys(_FACTS, 0)
-        for photo, explanations in self._get_explainer().explain_photos(shard.source.iterate_photos()):
+        for photo, explanations in self._explain.explain_photos(shard.source.iterate_photos()):
             correct = None if isinstance(explanations, str) else is_correct(explanations, photo.true_class)
             result = explanations
             if self.only_wrong and not isinstance(explanations, str) and correct is not False:
@@ -301,18 +298,17 @@ class ShardWorker:
             return rows.build_rows(photo, describe_failure(photo.path, error))
         return rows.build_rows(photo, result, overlays)
 
-    def _get_explainer(self) -> ExplainBatch:
-        """Return the explainer, which is built for the first shard, so that its errors are part of an outcome."""
-        if self._explain is None:
-            explain = ExplainBatch(**self.settings)
-            versions, weights = self.expected.get("versions"), self.expected.get("weights")
-            own = list_versions(explain.loaded, self.settings.get("engine", "eager"))
-            if versions is not None and versions != own:
-                raise CamtoolError(f"a worker has other libraries ({own}) than this machine ({versions}).")
-            if weights is not None and weights != hash_weights(explain.loaded.model):
-                raise CamtoolError("a worker loads other weights than this machine; give them with --weights FILE.")
-            self._explain = explain
-        return self._explain
+    @cached_property
+    def _explain(self) -> ExplainBatch:
+        """The explainer, which is built for the first shard, so that its errors are part of an outcome."""
+        explain = ExplainBatch(**self.settings)
+        versions, weights = self.expected.get("versions"), self.expected.get("weights")
+        own = list_versions(explain.loaded, self.settings.get("engine", "eager"))
+        if versions is not None and versions != own:
+            raise CamtoolError(f"a worker has other libraries ({own}) than this machine ({versions}).")
+        if weights is not None and weights != hash_weights(explain.loaded.model):
+            raise CamtoolError("a worker loads other weights than this machine; give them with --weights FILE.")
+        return explain
 
 
 def read_outcome(folder: OutputFolder, name: str) -> ShardOutcome | None:

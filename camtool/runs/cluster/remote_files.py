@@ -17,7 +17,7 @@ from uuid import uuid4
 from camtool.arguments import libraries
 from camtool.errors import CamtoolError, ImageError, RaiseAs
 from camtool.rendering.image_writing import open_atomically
-from camtool.runs.run_folder.description import DESCRIPTION, check_same, is_cluster_run, parse_description
+from camtool.runs.run_folder.description import DESCRIPTION, check_removable, check_same, parse_description
 
 # A question mark is no wildcard here: in a URI it begins the options of the file system.
 _WILDCARDS = re.compile(r"[*\[]")
@@ -286,12 +286,7 @@ class OutputFolder:
         Raises:
             CamtoolError: The folder holds a run without a cluster, or a ``run.json`` that camtool did not write.
         """
-        description = self.read_description()
-        if description is not None and not is_cluster_run(description):
-            raise CamtoolError(
-                f"out {self.name!r} holds a run of camtool run, which only that command removes; give another "
-                "folder with --out."
-            )
+        check_removable(self.read_description(), self.name, by_cluster=True)
         self.remove_traces()
         for name in filter(is_shard_name, sorted(self.list_files())):
             self.filesystem.delete_file(f"{self.path}/{name}")

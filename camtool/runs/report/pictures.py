@@ -332,13 +332,10 @@ def link_to(path: Path, folder: Path) -> str:
     """Return the URL of a file relative to a page in ``folder``; an absolute one if it is on another drive."""
     target = Path(os.path.abspath(path))  # noqa: PTH100  the browser does not resolve links, so neither may we
     with suppress(ValueError):
-        return _quote(PurePath(os.path.relpath(target, os.path.abspath(folder))))  # noqa: PTH100
+        relative = PurePath(os.path.relpath(target, os.path.abspath(folder)))  # noqa: PTH100
+        # Bytes, because a name need not be valid UTF-8. A colon in the first part would be read as a scheme.
+        return "/".join(quote(os.fsencode(part), safe="") for part in relative.parts)
     return target.as_uri()
-
-
-def _quote(path: PurePath) -> str:
-    # Bytes, because a name need not be valid UTF-8. A colon in the first part would be read as a scheme.
-    return "/".join(quote(os.fsencode(part), safe="") for part in path.parts)
 
 
 def find_photo(image: str, folder: Path, *, directory: Path | None = None, moved_to: Path | None = None) -> Path | None:

@@ -285,6 +285,22 @@ def check_same(then: Mapping[str, Any], description: Mapping[str, Any], folder: 
         )
 
 
+def check_removable(description: Mapping[str, Any] | None, folder: str, *, by_cluster: bool) -> None:
+    """Check that the run in a folder, if there is one, is of the command that would remove it.
+
+    Args:
+        description: The description in the folder; None if there is no run.
+        folder: The folder, for the message.
+        by_cluster: True if ``camtool cluster`` would remove the run, False for ``camtool run``.
+
+    Raises:
+        CamtoolError: It is of the other command, and some of its files would stay.
+    """
+    if description is not None and is_cluster_run(description) != by_cluster:
+        text = f"holds a run of camtool {'run' if by_cluster else 'cluster'}, which only that command removes"
+        raise CamtoolError(f"out {folder!r} {text}; give another folder with --out.")
+
+
 def is_cluster_run(description: Mapping[str, Any]) -> bool:
     """Return True if a description is that of a run on a cluster, which alone divides its inputs into shards."""
     return "inputs" in description

@@ -268,7 +268,7 @@ def open_run_folder(folder: Path, jobs: Sequence[Job], batch_size: int, start: R
     """
     folder.mkdir(parents=True, exist_ok=True)
     if start.overwrite:
-        _check_no_cluster_run(folder)
+        description.check_removable(description.read_description(folder), str(folder), by_cluster=False)
     for name in (MANIFEST, photo_records.FAILURES, description.DESCRIPTION, PHOTOS):
         check_inside(folder, Path(name))
         with suppress(FileNotFoundError):
@@ -314,19 +314,6 @@ def _write_plan(folder: Path, new: Sequence[PhotoRecord], plan: Sequence[PhotoRe
     kept = () if plan else photo_records.read_records(folder / PHOTOS)
     if new or plan:
         _write_lines(folder / PHOTOS, map(photo_records.encode_record, chain(kept, plan, new)))
-
-
-def _check_no_cluster_run(folder: Path) -> None:
-    """Check that a folder holds no run of a cluster, whose shards would stay.
-
-    Raises:
-        CamtoolError: It does.
-    """
-    if description.is_cluster_run(description.read_description(folder) or {}):
-        raise CamtoolError(
-            f"out {str(folder)!r} holds a run of camtool cluster, which only that command removes; give another "
-            "folder with --out."
-        )
 
 
 def _check_folder(folder: Path, start: RunStart) -> None:
