@@ -159,10 +159,7 @@ def _loads_weights(module: nn.Module) -> bool:
 
 def get_dtype(model: nn.Module) -> torch.dtype:
     """Return the type of the model's first floating parameter; float32 for a model without any."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            return parameter.dtype
-    return torch.float32
+    return next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), torch.float32)
 
 
 def _check_tensor(tensor: Tensor) -> None:

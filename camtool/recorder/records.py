@@ -258,10 +258,8 @@ class Record:
 
     def update_shape(self, tensors: Sequence[Tensor]) -> None:
         """Store the shape of the output of the layer, which consists of these tensors."""
-        for tensor in tensors:
-            if tensor.is_floating_point() and not tensor.is_nested:
-                self.shape = tuple(tensor.shape)
-                break
+        shapes = (tuple(tensor.shape) for tensor in tensors if tensor.is_floating_point() and not tensor.is_nested)
+        self.shape = next(shapes, self.shape)
 
     def begin_call(self, forward: int) -> RecordedCall:
         """Add a call in the forward pass with this number, and return it."""
@@ -269,8 +267,7 @@ class Record:
         self._call_index = self._call_index + 1 if is_same_forward else 0
         self._forward = forward
         self.calls += 1
-        if self._call_index >= self.most_calls:
-            self.most_calls = self._call_index + 1
+        self.most_calls = max(self.most_calls, self._call_index + 1)
         if not is_same_forward:
             self.drop_previous_forward()
         if self._storage.mode == "reduce" and self._call_index < len(self._recorded_calls):
