@@ -28,7 +28,7 @@ const make = (name, properties = {}, ...contents) => {
   return element;
 };
 
-// --------------------------------------------------------------------------------------------------------- worker
+// ---- worker
 
 const waiting = new Map();
 const showBusy = () => $('stage').setAttribute('aria-busy', waiting.size > 0);
@@ -61,7 +61,7 @@ function startWorker(code) {
   };
 }
 
-// -------------------------------------------------------------------------------------------------------- loading
+// ---- loading
 
 /** Return a part of the page: inside of it, or a file beside it, with the progress of loading. */
 async function readPart(name) {
@@ -154,7 +154,7 @@ async function start() {
   await takeFiles(samples, problems, false);
 }
 
-// --------------------------------------------------------------------------------------------------------- images
+// ---- images
 
 /** Take files, {name, blob}, that the user gave, as soon as the page has started. */
 async function addFiles(files) {
@@ -270,7 +270,7 @@ function writeTable() {
   return ['image,class,probability', ...lines].join('\r\n') + '\r\n';
 }
 
-// ------------------------------------------------------------------------------------------------------ explaining
+// ---- explaining
 
 /** Explain an image for a class, or for the top class, once. */
 async function getResult(image, target) {
@@ -370,7 +370,7 @@ async function findClass(text) {
   return number;
 }
 
-// -------------------------------------------------------------------------------------------------------- camera
+// ---- camera
 
 async function startCamera() {
   if (!navigator.mediaDevices) throw new Error('The browser gives the camera to pages of https and localhost alone.');
@@ -414,7 +414,7 @@ function stopCamera() {
   showStatus('');
 }
 
-// -------------------------------------------------------------------------------------------------------- controls
+// ---- controls
 
 function download(blob, name) {
   const link = Object.assign(document.createElement('a'), {href: URL.createObjectURL(blob), download: name});
