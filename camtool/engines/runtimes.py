@@ -28,7 +28,6 @@ class Graph(Protocol):
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the results for the inputs, without a graph of autograd."""
-        ...
 
 
 class FileGraph:
@@ -68,7 +67,6 @@ class Session(Protocol):
 
     def run(self, arrays: Arrays) -> list[NDArray[Any]]:
         """Return the results for the inputs, in the order of the file."""
-        ...
 
 
 class _OnnxRuntime:

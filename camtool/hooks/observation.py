@@ -105,7 +105,6 @@ class Runner(Protocol):
         entries: Mapping[str, EntriesPerImage] = _SINGLE_ENTRIES,
     ) -> Observation:
         """Run the model once."""
-        ...
 
 
 def run_with_hooks(

@@ -30,11 +30,9 @@ class Reducer(Protocol):
 
     def update(self, tensor: Tensor, /) -> None:
         """Include one more tensor."""
-        ...
 
     def result(self) -> Any:
         """Return the statistic of all tensors so far; ``None`` before the first."""
-        ...
 
 
 class Mean:
