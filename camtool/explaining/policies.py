@@ -30,6 +30,7 @@ from camtool.explaining.types import Layers, Model, OneMethod
 from camtool.hooks.model_passes import run_model
 from camtool.hooks.state.guard import guard
 from camtool.hooks.structures.caches import cached_property
+from camtool.inputs.accepted_inputs import choose_device
 from camtool.inputs.model_inputs import Inputs
 from camtool.models import to_loaded
 from camtool.rendering import image_writing
@@ -167,7 +168,7 @@ def explain_policy(
     if not callable(getattr(target, "with_sign", None)):
         raise TargetError(f"target must be camtool.targets.Action(index, step=None), got {target!r}.")
     module, names = to_loaded(policy).model, _list_inputs(observation, inputs)
-    device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
+    device = choose_device(module, None)
     given = {key: item.to(device) if isinstance(item, Tensor) else item for key, item in observation.items()}
     layers = None if layer is None else [_name_in_scored_policy(choice) for choice in to_list(layer)]
     with guard(module):

@@ -352,6 +352,10 @@ def _describe_region(
     )
 
 
+def _name_fill(fill: Removal) -> str:
+    return getattr(fill, "__name__", type(fill).__name__) if callable(fill) else fill
+
+
 def _name_fills(fill: Removals) -> dict[str, Removal]:
     """Return name to fill; a name that a function shares with one before it gets a number.
 
@@ -366,7 +370,7 @@ def _name_fills(fill: Removals) -> dict[str, Removal]:
             check_choice("fill", each_fill, REMOVALS)
     named: dict[str, Removal] = {}
     for each_fill in dict.fromkeys(fills):
-        name = getattr(each_fill, "__name__", type(each_fill).__name__) if callable(each_fill) else each_fill
+        name = _name_fill(each_fill)
         numbered = (f"{name} {number}" for number in count(2))
         named[next(free for free in chain([name], numbered) if free not in named)] = each_fill
     return named
