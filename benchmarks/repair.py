@@ -23,7 +23,7 @@ images of the class that are recognized, without the cue and with it. The settin
 Networks of ImageNet have the cues of ``python -m benchmarks known_cues`` on photos. As nobody trained them with these,
 a new last layer is fitted to three tenths of the photos as a user would do it: it tells animals from things, by what
 the network itself answers to the clean photos, and 90 % of the things have the cue. Half of the photos are audited, and
-the rest are those by which is measured; the parts are drawn five times. Only the ways that change the last layer alone
+the rest are those by which is measured; the parts are drawn three times. Only the ways that change the last layer alone
 are compared.
 
     python -m benchmarks repair --photos PHOTOS --weights mobilenet_v2=FILE
@@ -369,7 +369,7 @@ def main(
     planted: Annotated[int, typer.Option(help="Networks of each world and cue.")] = 2,
     photos: Annotated[Path | None, typer.Option(help="Folder with photos, for networks of ImageNet alone.")] = None,
     weights: Annotated[list[str] | None, typer.Option(help="NAME=FILE of a network of ImageNet.")] = None,
-    draws: Annotated[int, typer.Option(help="Draws of the photos that are learned from, audited and answered.")] = 5,
+    draws: Annotated[int, typer.Option(help="Draws of the photos that are learned from, audited and answered.")] = 3,
     cache: Annotated[Path, typer.Option(help="Folder of the weights.")] = CACHE,
     out: Annotated[Path, typer.Option(help="The JSON file. Networks in it are not mended again.")] = RESULTS,
 ) -> None:
