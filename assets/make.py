@@ -163,7 +163,7 @@ def _draw_web_page(folder: Path, weights: Path) -> np.ndarray:
     model = camtool.load("mobilenet_v2", weights=str(weights))
     with tempfile.TemporaryDirectory() as temporary:
         path = camtool.export_page(model, Path(temporary) / "page.html", sample=sorted(folder.iterdir()))
-        with _open_tab(path.as_uri(), viewport={"width": 1280, "height": 730}) as tab:
+        with _open_tab(path.as_uri(), viewport={"width": 1280, "height": 780}) as tab:
             tab.locator("#bars .both .icon-button").nth(1).click()
             tab.locator("#second canvas").wait_for()
             tab.wait_for_timeout(1500)
