@@ -109,8 +109,7 @@ def draw_difference(first: Screen, second: Screen, alpha: float = 0.85) -> Pixel
     second_color, first_color = (np.array(color, np.float32) for color in _ENDS)
     colors = np.where(difference[..., None] > 0, first_color, second_color)
     mixed = (1 - opacity) * gray[..., None] + opacity * colors
-    pixels: Pixels = np.rint(mixed).astype(np.uint8)
-    return pixels
+    return np.asarray(np.rint(mixed), np.uint8)
 
 
 def list_colors(look: Look, count: int = 16) -> list[tuple[int, int, int]]:

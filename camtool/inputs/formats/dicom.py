@@ -378,8 +378,7 @@ def _apply_table(values: NDArray[Any], item: Any, dataset: Any) -> NDArray[Any]:
         entries = np.frombuffer(entries, "<u2" if is_little else ">u2")
     table = np.asarray(entries, np.uint16)[: count or 2**16]
     index = np.clip(np.rint(values).astype(np.int64) - first, 0, len(table) - 1)
-    looked_up: NDArray[Any] = table[index]
-    return looked_up
+    return np.asarray(table[index])
 
 
 def _find_valid(pixels: NDArray[Any], dataset: Any) -> NDArray[np.bool_]:
