@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -50,11 +48,6 @@ COLORMAPS: tuple[str, ...] = ("heat", *_OPENCV, "gray")
 
 # Color map of overlays and heatmaps, unless the user chooses another.
 DEFAULT_COLORMAP = "heat"
-
-# Where heat in the default colors is hardly seen: a byte for each photo color, of 16 levels of red, green and blue. Its
-# bits stand for 20 levels of heat each, from 96 on: 1 if the overlay differs from the photo by at most 16
-# (CIEDE2000). ``benchmarks.warm_pictures`` writes it.
-FAINT_HEAT = b64decode(Path(__file__).with_name("faint_heat.txt").read_bytes())
 
 
 def get_palette(colormap: Colormap) -> Pixels:

@@ -9,7 +9,6 @@ round once, so no value wraps around. Nothing is stretched to its own maximum, s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,12 +19,10 @@ from torch import Tensor
 
 from camtool.arguments.checks import check_number
 from camtool.errors import OverlayError
-from camtool.rendering import colormaps
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap, compute_opacity, get_default_alpha, get_palette
 from camtool.rendering.pixel_checks import (
     Bools,
     Floats,
-    Heat,
     Pixels,
     check_heatmap,
     check_layers,
@@ -52,10 +49,6 @@ _BORDER_GRAY = 184
 
 # Shorter side of a photo in widths of this line.
 _BORDERS_PER_SIDE = 180
-
-# Side of a square photo in the pixels that decide whether it turns gray, at least; and the level of heat, of 255, that
-# decides: less is quiet on gray, too.
-_JUDGED_SIDE, _LEAST_LEVEL = 32, 96
 
 
 def colorize(heatmap: NDArray[Any], colormap: Colormap = DEFAULT_COLORMAP) -> Pixels:
@@ -117,17 +110,14 @@ def blend(
 
     Cold parts show the photo, and not the first color of the color map.
 
-    With the default color map the photo below is gray if the hottest tenth of the heatmap would mostly look like a part
-    of it, as orange on orange fur does. This depends on no ``alpha``, and a part of a larger heatmap keeps its color.
-
     A heatmap that is constant over the seen part adds no color. The unseen part is gray, with little contrast, behind a
     thin light line.
 
     Args:
         photo: (H, W, 3) uint8 RGB.
         heatmap: (H, W) float in [0, 1], at the photo's size.
-        alpha: Opacity of the color at full heat: 0 gives what is below, 1 the color alone. The default is 0.7, or 0.5
-            with another color map than "heat".
+        alpha: Opacity of the color at full heat: 0 gives the photo, 1 the color alone. The default is 0.7, or 0.5 with
+            another color map than "heat".
         colormap: Name in :data:`COLORMAPS`, name known to matplotlib, or matplotlib color map.
         seen: (H, W) bool, True for pixels that reached the model; None means all.
         is_part: The heatmap is a part of a larger one, of a video or a slide, so it has its color if it is constant.
@@ -141,19 +131,19 @@ def blend(
     """
     photo, heat, seen = check_layers(photo, heatmap, seen)
     palette = get_palette(colormap)
-    most = _choose_alpha(alpha, colormap)
+    check_number("alpha", alpha, least=0, most=1, optional=True, error=OverlayError)
+    most = get_default_alpha(colormap) if alpha is None else float(alpha)
     if not is_part and is_constant_heat(heat, seen):
-        most, is_part = 0.0, True
-    is_gray = colormap == DEFAULT_COLORMAP and not is_part and needs_gray(photo, heat)
+        most = 0.0
+    unseen = None if seen is None else _UnseenArea(photo, seen)
 
-    def color_rows(rows: slice) -> tuple[Pixels, Pixels, Floats]:
+    def blend_rows(rows: slice) -> Pixels:
         band = clip_heatmap(heat[rows])
-        below = photo[rows]
-        if is_gray:
-            below = _to_gray(*np.moveaxis(below.astype(np.uint16), -1, 0))[..., None].astype(np.uint8).repeat(3, axis=2)
-        return below, _look_up_colors(_to_levels(band), palette), most * compute_opacity(band, colormap)
+        colors = _look_up_colors(_to_levels(band), palette)
+        overlay = _mix(photo[rows], colors, most * compute_opacity(band, colormap))
+        return overlay if unseen is None else unseen.draw(overlay, rows)
 
-    return _blend_in_bands(photo, seen, color_rows)
+    return _draw_in_bands(heat.shape, blend_rows)
 
 
 def blend_scale(length: int, alpha: float | None = None, colormap: Colormap = DEFAULT_COLORMAP) -> Pixels:
@@ -180,13 +170,16 @@ def blend_signs(
         OverlayError: An argument is not as described.
     """
     photo, strength, seen = check_layers(photo, np.abs(values), seen)
-    most = _choose_alpha(alpha, DEFAULT_COLORMAP)
+    check_number("alpha", alpha, least=0, most=1, optional=True, error=OverlayError)
+    most = get_default_alpha(DEFAULT_COLORMAP) if alpha is None else float(alpha)
+    unseen = None if seen is None else _UnseenArea(photo, seen)
 
-    def color_rows(rows: slice) -> tuple[Pixels, Pixels, Floats]:
+    def blend_rows(rows: slice) -> Pixels:
         colors = np.where(values[rows, :, None] > 0, _POSITIVE, _NEGATIVE).astype(np.uint8)
-        return photo[rows], colors, most * clip_heatmap(strength[rows])
+        overlay = _mix(photo[rows], colors, most * clip_heatmap(strength[rows]))
+        return overlay if unseen is None else unseen.draw(overlay, rows)
 
-    return _blend_in_bands(photo, seen, color_rows)
+    return _draw_in_bands(strength.shape, blend_rows)
 
 
 def multiply(photo: NDArray[Any], heatmap: NDArray[Any], *, seen: NDArray[Any] | None = None) -> Pixels:
@@ -214,25 +207,6 @@ def multiply(photo: NDArray[Any], heatmap: NDArray[Any], *, seen: NDArray[Any] |
     return _draw_in_bands(heat.shape, multiply_rows)
 
 
-def _choose_alpha(alpha: float | None, colormap: Colormap) -> float:
-    """Return the opacity at full heat after checking it; for None the default of the color map."""
-    check_number("alpha", alpha, least=0, most=1, optional=True, error=OverlayError)
-    return get_default_alpha(colormap) if alpha is None else float(alpha)
-
-
-def _blend_in_bands(
-    photo: Pixels, seen: Bools | None, color: Callable[[slice], tuple[Pixels, Pixels, Floats]]
-) -> Pixels:
-    """Return a photo with colors over it; ``color`` returns for some rows what is below, the colors, their opacity."""
-    unseen = None if seen is None else _UnseenArea(photo, seen)
-
-    def blend_rows(rows: slice) -> Pixels:
-        overlay = _mix(*color(rows))
-        return overlay if unseen is None else unseen.draw(overlay, rows)
-
-    return _draw_in_bands(photo.shape[:2], blend_rows)
-
-
 def _draw_in_bands(size: tuple[int, ...], draw: Callable[[slice], Pixels]) -> Pixels:
     """Return pixels of this size (H, W), drawn some rows at a time."""
     height, width = size
@@ -254,36 +228,6 @@ def _look_up_colors(levels: Pixels, palette: Pixels) -> Pixels:
     import cv2
 
     return np.asarray(cv2.applyColorMap(levels, palette[:, None]), np.uint8)
-
-
-def needs_gray(photo: Pixels, heat: Heat) -> bool:
-    """Check that most of the hottest tenth of a heatmap ``(H, W)`` would not stand out from the photo in color.
-
-    The page decides the same, bit for bit: by integers alone, from the heat in float32.
-    """
-    step = _choose_step(heat.shape)
-    pixels, values = photo[::step, ::step].copy(), heat[::step, ::step].astype(np.float32)
-    return bool(_is_faint(torch.from_numpy(pixels).movedim(-1, 0)[None], torch.from_numpy(values)[None]))
-
-
-def _choose_step(size: Sequence[int]) -> int:
-    return max(1, math.isqrt(size[0] * size[1]) // _JUDGED_SIDE)
-
-
-def _is_faint(photos: Tensor, heatmaps: Tensor) -> Tensor:
-    """Return ``(N,)`` bool for photos ``(N, 3, h, w)`` and heatmaps ``(N, h, w)``; nothing is copied to the host."""
-    levels = (255 * heatmaps).round().to(torch.uint8).flatten(1)
-    red, green, blue = (photos.round().to(torch.uint8) >> 4).long().flatten(2).unbind(1)
-    table = torch.frombuffer(bytearray(colormaps.FAINT_HEAT), dtype=torch.uint8).to(photos.device, non_blocking=True)
-    bits = table[256 * red + 16 * green + blue] >> ((levels - _LEAST_LEVEL) // 20 & 7) & 1
-    coldest = levels.topk(levels.shape[1] // 10 + 1).values[:, -1:]
-    is_hot = levels >= coldest.clamp(min=_LEAST_LEVEL)
-    return 2 * (bits * is_hot).sum(1) > is_hot.sum(1)
-
-
-def _to_gray(red: Any, green: Any, blue: Any) -> Any:
-    """Return the gray levels of three arrays or tensors of integers of at least 16 bits."""
-    return (77 * red + 150 * green + 29 * blue + 128) >> 8
 
 
 def _mix(photo: Pixels, colors: Pixels, opacity: Floats) -> Pixels:
@@ -356,13 +300,10 @@ def blend_batch(
             "photos must be (N, 3, H, W) and heatmaps (N, H, W) of the same size, got "
             f"{tuple(photos.shape)} and {tuple(heatmaps.shape)}."
         )
-    most = _choose_alpha(alpha, colormap)
+    check_number("alpha", alpha, least=0, most=1, optional=True, error=OverlayError)
+    most = get_default_alpha(colormap) if alpha is None else float(alpha)
     heat = heatmaps.to(photos.device).float().nan_to_num().clamp(0, 1)
     palette = torch.from_numpy(get_palette(colormap).copy()).to(heat.device, torch.float32, non_blocking=True)
     colors = palette[(255 * heat).round().long()].movedim(-1, 1)
-    opacity, below = (most * compute_opacity(heat, colormap))[:, None], photos.float()
-    if colormap == DEFAULT_COLORMAP:
-        step = _choose_step(heat.shape[1:])
-        is_faint = _is_faint(photos[..., ::step, ::step], heat[:, ::step, ::step])
-        below = torch.where(is_faint[:, None, None, None], _to_gray(*photos.round().int().unbind(1))[:, None], below)
-    return ((1 - opacity) * below + opacity * colors).round().to(torch.uint8)
+    opacity = (most * compute_opacity(heat, colormap))[:, None]
+    return ((1 - opacity) * photos.float() + opacity * colors).round().to(torch.uint8)

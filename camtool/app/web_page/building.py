@@ -29,7 +29,7 @@ from camtool.errors import CamtoolError, raise_interrupt
 from camtool.geometry.plain_transforms import find_plain_transform
 from camtool.inputs.image_files import ImageSource, read_image
 from camtool.models import Loaded, to_loaded
-from camtool.rendering.colormaps import FAINT_HEAT, get_default_alpha, get_palette
+from camtool.rendering.colormaps import get_default_alpha, get_palette
 from camtool.rendering.design.style_sheets import encode_logo, read_design
 from camtool.runs.report.page import encode_json, hash_source
 from camtool.warning_codes import WARNING_KINDS
@@ -257,7 +257,7 @@ def _build_page(folder: Path, parts: dict[str, str], name: str, *, is_single: bo
     settings = {
         "files": parts,
         "samples": [part for part in parts if _SAMPLES.fullmatch(part)],
-        "palettes": {name: _encode(get_palette(name).tobytes() + FAINT_HEAT * (name == "heat")) for name in _COLORMAPS},
+        "palettes": {name: _encode(get_palette(name).tobytes()) for name in _COLORMAPS},
         "alphas": {name: get_default_alpha(name) for name in _COLORMAPS},
         "warnings": {code: [WARNING_KINDS[code].condition, WARNING_KINDS[code].remedy] for code in WARNINGS},
     }

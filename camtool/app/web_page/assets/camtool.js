@@ -13,7 +13,7 @@
  * @typedef {{session: object, ort: object, description: object}} Model
  */
 
-// ---- the file
+// ------------------------------------------------------------------------------------------------------ the file
 
 /** Read a length or a tag of a protobuf message; returns [value, next position]. */
 function readVarint(bytes, at) {
@@ -124,7 +124,7 @@ export async function openModel(ort, bytes, options = {}) {
   return {ort, description, session: await ort.InferenceSession.create(bytes, options)};
 }
 
-// ---- from photo to input
+// ------------------------------------------------------------------------------------------------- from photo to input
 
 /**
  * Decode an image file: upright, transparent parts on white, as camtool does.
@@ -269,7 +269,7 @@ export function preparePhoto(photo, preparation) {
   return {tensor, geometry: {box, size: [cropHeight, cropWidth]}};
 }
 
-// ---- explanation
+// ------------------------------------------------------------------------------------------------------ explanation
 
 /**
  * Explain a photo.
@@ -329,7 +329,7 @@ export function getLabel(description, index) {
   return (labels.length === 1 ? [`not ${labels[0]}`, labels[0]] : labels)[index] ?? `class ${index}`;
 }
 
-// ---- from map to photo
+// ------------------------------------------------------------------------------------------------ from map to photo
 
 const ROUNDING = 1e-6;
 
@@ -419,7 +419,7 @@ export function placeMap(map, description, geometry, height, width) {
   return placed;
 }
 
-// ---- drawing
+// ------------------------------------------------------------------------------------------------------- drawing
 
 const UNSEEN_GRAY = 112, UNSEEN_SHARE = 0.55, BORDER_GRAY = 184, BORDERS_PER_SIDE = 180;
 
@@ -446,43 +446,16 @@ function drawUnseen(drawn, photo, rows, columns) {
   }
 }
 
-const COLORS = 3 * 256, JUDGED_SIDE = 32, LEAST_LEVEL = 96;
-
-/**
- * Return the photo, in gray if most of the hottest tenth would not stand out.
- * @param {Uint8Array} faint  camtool/rendering/faint_heat.txt
- */
-function chooseBackdrop(photo, heat, faint) {
-  const {width, height, pixels} = photo, step = Math.max(1, Math.floor(Math.sqrt(width * height) / JUDGED_SIDE)), spots = [];
-  for (let row = 0; row < height; row += step) {
-    for (let column = 0; column < width; column += step) {
-      const pixel = row * width + column, level = roundHalfEven(Math.fround(255 * heat[pixel]));
-      const [red, green, blue] = pixels.subarray(4 * pixel, 4 * pixel + 3).map((value) => value >> 4);
-      spots.push(2 * level + (faint[256 * red + 16 * green + blue] >> ((level - LEAST_LEVEL) / 20 & 7) & 1));
-    }
-  }
-  const coldest = spots.sort((one, other) => other - one)[Math.floor(spots.length / 10)] >> 1;
-  const hot = spots.filter((spot) => spot >> 1 >= Math.max(coldest, LEAST_LEVEL));
-  if (2 * hot.filter((spot) => spot % 2).length <= hot.length) return photo;
-  const gray = pixels.slice();
-  for (let at = 0; at < gray.length; at += 4) {
-    gray.fill((77 * gray[at] + 150 * gray[at + 1] + 29 * gray[at + 2] + 128) >> 8, at, at + 3);
-  }
-  return {...photo, pixels: gray};
-}
-
 /**
  * Draw a heatmap over a photo.
  * @param {Photo} photo
  * @param {ReturnType<typeof placeMap>} placed
- * @param {Uint8Array} palette  256 colors, RGB; behind those of "heat" the bytes of `faint`.
+ * @param {Uint8Array} palette  256 colors, RGB.
  * @param {{colormap?: string, alpha?: number, view?: "overlay"|"heatmap"|"masked"}} look
  * @returns {Uint8ClampedArray} RGBA
  */
 export function drawHeat(photo, placed, palette, {colormap = 'heat', alpha = 0.7, view = 'overlay'} = {}) {
-  const hasRule = view === 'overlay' && palette.length > COLORS;
-  const below = hasRule ? chooseBackdrop(photo, placed.heat, palette.subarray(COLORS)) : photo;
-  const {pixels} = below, drawn = new Uint8ClampedArray(pixels);
+  const {pixels} = photo, drawn = new Uint8ClampedArray(pixels);
   for (let pixel = 0, at = 0; pixel < placed.heat.length; pixel++, at += 4) {
     const heat = placed.heat[pixel], color = 3 * roundHalfEven(255 * heat);
     const opacity = view === 'heatmap' ? 1 : alpha * toOpacity(heat, colormap);
@@ -491,11 +464,11 @@ export function drawHeat(photo, placed, palette, {colormap = 'heat', alpha = 0.7
       drawn[at + channel] = view === 'masked' ? value * heat : value + (palette[color + channel] - value) * opacity;
     }
   }
-  if (view === 'overlay') drawUnseen(drawn, below, placed.rows, placed.columns);
+  if (view === 'overlay') drawUnseen(drawn, photo, placed.rows, placed.columns);
   return drawn;
 }
 
-// ---- contours
+// ------------------------------------------------------------------------------------------------------ contours
 
 const LEVELS = 256, HAIR = 1e-9, WIDTHS_PER_SIDE = 320;
 
