@@ -133,12 +133,12 @@ def measure_falls(
 ) -> np.ndarray:
     """Return how far the perceived strength falls as the heat rises from 0 to 1, for each color of a photo.
 
-    The strength is the distance in OKLab from the place without heat, which shows the photo, or its gray picture.
+    The strength is the distance in OKLab from the photo without heat.
     """
     flat = np.repeat(np.array(photo_colors, np.uint8).reshape(-1, 1, 3), 256, axis=1)
     drawn = blend(flat, np.tile(np.linspace(0, 1, 256), (len(flat), 1)), **how)
     strength = np.linalg.norm(
-        to_oklab(seen_by(to_linear_light(drawn))) - to_oklab(seen_by(to_linear_light(drawn[:, :1]))), axis=2
+        to_oklab(seen_by(to_linear_light(drawn))) - to_oklab(seen_by(to_linear_light(flat))), axis=2
     )
     return (np.maximum.accumulate(strength, axis=1) - strength).max(axis=1)
 
