@@ -16,6 +16,7 @@ from camtool.evaluation.audit.result import format_answers, list_sections, write
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, Effect
 from camtool.evaluation.leaderboard.table import Interval, encode_json, to_record
 from camtool.runs.report.page import color_legend, read_template, render_template
+from camtool.runs.report.result_card import ResultCard
 
 JSON_NAME, MARKDOWN_NAME = "diff.json", "diff.md"
 
@@ -116,7 +117,7 @@ class ImageChange:
 
 
 @dataclass(frozen=True, repr=False)
-class CamDiff:
+class CamDiff(ResultCard):
     """A comparison of what two models look at.
 
         diff = camtool.diff(old, new, photos)
@@ -158,11 +159,6 @@ class CamDiff:
 
     def __repr__(self) -> str:
         return f"<CamDiff of {format_count(len(self.images), 'image')}: {format_count(len(self.findings), 'finding')}>"
-
-    def __str__(self) -> str:
-        return self.to_markdown()
-
-    _repr_markdown_ = __str__
 
     @property
     def other_answers(self) -> tuple[ImageChange, ...]:
@@ -216,6 +212,9 @@ class CamDiff:
         }
         return "\n".join([*lines, *list_sections(sections, self.command)]) + "\n"
 
+    def _render_card(self) -> str:
+        return render_page(json.loads(self.to_json()), self.pictures, self.list_facts(), is_card=True)
+
     def save(self, folder: str | Path) -> Path:
         """Write ``diff.json``, ``diff.md`` and the page ``index.html`` to a folder, and return it.
 
@@ -247,13 +246,16 @@ def _format_change(effect: Effect) -> str:
     return f"{format_points(-mean)}{format_ends(-100 * high, -100 * low)}"
 
 
-def render_page(content: Mapping[str, Any], pictures: Mapping[int, tuple[bytes, bytes]], facts: Any) -> str:
+def render_page(
+    content: Mapping[str, Any], pictures: Mapping[int, tuple[bytes, bytes]], facts: Any, *, is_card: bool = False
+) -> str:
     """Return the page of a comparison as HTML. It holds its pictures, and loads nothing.
 
     Args:
         content: The content of ``diff.json``.
         pictures: Index of an image → its pictures, as in :class:`CamDiff`.
         facts: See :meth:`CamDiff.list_facts`.
+        is_card: Return the cards for a notebook.
     """
     shown = escape_texts(content)
     images = [
@@ -266,6 +268,7 @@ def render_page(content: Mapping[str, Any], pictures: Mapping[int, tuple[bytes, 
         ("dom.js", "theme.js", "diff.js"),
         read_template("findings.css") + color_legend({}),
         {},
+        is_card=is_card,
         generator=GENERATOR,
         title=" → ".join(shown["names"]),
         labels=sorted({image["label"] for image in images}),
