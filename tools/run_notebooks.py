@@ -66,10 +66,9 @@ def clean_output(output: Any) -> Any:
     data = output.get("data", {})
     if "image/png" in data:
         data["image/jpeg"] = base64.b64encode(shrink_picture(base64.b64decode(data.pop("image/png")))).decode()
-        # What stands for the picture in text may hold an address in memory.
+        # What stands for the picture in text may hold an address in memory; a card holds bytes that differ by machine.
         data.pop("text/plain", None)
-    if "image/jpeg" in data or "text/markdown" in data:
-        data.pop("text/html", None)  # a card holds bytes that differ by machine
+        data.pop("text/html", None)
     return output
 
 

@@ -30,7 +30,6 @@ from camtool.recorder import LayerSelection, select
 from camtool.rendering import image_writing, overlay
 from camtool.rendering.colormaps import DEFAULT_COLORMAP, Colormap
 from camtool.rendering.contact_sheet import draw_captioned_images
-from camtool.rendering.notebook.cards import build_sheet
 from camtool.targets import Group, Top, Within
 from camtool.targets.group_targets import Classes
 
@@ -474,15 +473,9 @@ class Comparison(image_writing.Displayable):
 
     def to_pixels(self) -> NDArray[np.uint8]:
         """Draw the image and the overlays, each above its method, class or layer, ``(H, W, 3)`` uint8."""
-        images, captions = self._list_pictures()
-        return draw_captioned_images(images, captions, columns=balance_columns(len(images), _MAX_COLUMNS))
-
-    def _list_pictures(self) -> tuple[list[NDArray[np.uint8]], list[str]]:
         images = [draw_without_map(self[0]), *(explanation.overlay() for explanation in self)]
-        return images, ["photo", *(caption.line for caption in describe_differences(self.explanations))]
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return build_sheet(*self._list_pictures(), has_unseen=not all(each.seen.all() for each in self))
+        captions = ["photo", *(caption.line for caption in describe_differences(self.explanations))]
+        return draw_captioned_images(images, captions, columns=balance_columns(len(images), _MAX_COLUMNS))
 
     def save(self, path: str | PathLike[str]) -> Path:
         """Write the comparison to a file: an image (png, jpg, webp), or :meth:`figure` (pdf, svg).

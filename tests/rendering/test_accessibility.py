@@ -1,4 +1,4 @@
-"""Pages and cards of notebooks in Chromium, by axe-core: contrast, names, landmarks, order of headings."""
+"""Pages that a run writes, in Chromium, by axe-core: contrast, names, landmarks, order of headings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from tests.evaluation.audit.test_browser import KEYS
 from tests.evaluation.diff.test_browser import build_diff
 from tests.evaluation.repair.test_browser import build_repair
 from tests.helpers.axe import list_violations
-from tests.rendering.notebook.test_cards import draw_photo, explain
-from tests.rendering.notebook.test_result_cards import BUILDERS
 from tests.runs.report.test_browser import (
     CHROMIUM,
     browser,  # noqa: F401  a fixture
@@ -50,26 +48,5 @@ def test_axe_finds_nothing(browser: Any, pages: dict[str, Path], scheme: str, wi
         if name == "report":
             tab.locator(".tile").first.click()
             found["large view"] = list_violations(tab)
-    context.close()
-    assert [name for name, violations in found.items() if violations] == [], found
-
-
-@pytest.mark.parametrize("is_light", ["true", "false"], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1440, 390])
-def test_axe_finds_nothing_on_cards(browser: Any, width: int, is_light: str) -> None:  # noqa: F811
-    results = {"explanation": explain(draw_photo()), **{name: build() for name, build in BUILDERS.items()}}
-    cards = {name: result._repr_mimebundle_()["text/html"] for name, result in results.items()}
-    colors = "#fff; color: #000" if is_light == "true" else "#111; color: #fff"
-    context = browser.new_context(viewport={"width": width, "height": 900}, reduced_motion="reduce")
-    tab, found = context.new_page(), {}
-    for name, card in cards.items():
-        # As in JupyterLab: an output is set as the HTML of an element in a page with a theme.
-        tab.set_content(
-            '<!doctype html><html lang="en"><title>notebook</title>'
-            f'<body data-jp-theme-light="{is_light}" style="background: {colors}"><main></main></body>'
-        )
-        tab.evaluate("(html) => { document.querySelector('main').innerHTML = `<h1>Lesson</h1>${html}`; }", card)
-        found[name] = list_violations(tab)
-        assert tab.evaluate("document.documentElement.scrollWidth") <= width, name
     context.close()
     assert [name for name, violations in found.items() if violations] == [], found

@@ -24,7 +24,6 @@ from camtool.evaluation.audit.trials import Effect
 from camtool.evaluation.leaderboard.table import Interval, encode_json, to_record
 from camtool.rendering.image_writing import open_atomically
 from camtool.rendering.written_files import check_inside, replace_files
-from camtool.runs.report.result_card import ResultCard
 from camtool.runs.stored_files import parse_object
 
 # The user's word about a finding: no test can say whether a model may use it.
@@ -172,7 +171,7 @@ def format_answers(effect: Effect) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class Audit(ResultCard):
+class Audit:
     """The cues that a model's answers were shown to depend on, and how far that can be trusted.
 
         audit = camtool.audit(model, photos, labels)
@@ -221,6 +220,11 @@ class Audit(ResultCard):
 
     def __repr__(self) -> str:
         return f"<Audit of {format_count(self.image_count, 'image')}: {format_count(len(self.findings), 'finding')}>"
+
+    def __str__(self) -> str:
+        return self.to_markdown()
+
+    _repr_markdown_ = __str__
 
     @property
     def suspects(self) -> tuple[Finding, ...]:
@@ -297,10 +301,6 @@ class Audit(ResultCard):
         ]
         sections = {"Tested, not confirmed": rejected, "Not tested": self.not_tested, "Notes": self.notes}
         return "\n".join([*lines, *list_sections(sections, self.command)]) + "\n"
-
-    def _render_card(self) -> str:
-        pictures = {} if self.folder is None else read_pictures(self.folder)
-        return page.render_audit(json.loads(self.to_json()), pictures, {}, is_card=True)
 
     def save(self, folder: str | Path) -> Path:
         """Write ``audit.json``, ``audit.md``, ``cues.json``, the page and the verdicts to a folder, and return it.

@@ -16,7 +16,6 @@ from camtool.evaluation.audit.result import format_answers, list_sections, write
 from camtool.evaluation.audit.trials import ANSWER_FLOOR, Effect
 from camtool.evaluation.leaderboard.table import Interval, encode_json, to_record
 from camtool.runs.report.page import color_legend, read_template, render_template
-from camtool.runs.report.result_card import ResultCard
 
 JSON_NAME, MARKDOWN_NAME = "diff.json", "diff.md"
 
@@ -117,7 +116,7 @@ class ImageChange:
 
 
 @dataclass(frozen=True, repr=False)
-class CamDiff(ResultCard):
+class CamDiff:
     """A comparison of what two models look at.
 
         diff = camtool.diff(old, new, photos)
@@ -159,6 +158,11 @@ class CamDiff(ResultCard):
 
     def __repr__(self) -> str:
         return f"<CamDiff of {format_count(len(self.images), 'image')}: {format_count(len(self.findings), 'finding')}>"
+
+    def __str__(self) -> str:
+        return self.to_markdown()
+
+    _repr_markdown_ = __str__
 
     @property
     def other_answers(self) -> tuple[ImageChange, ...]:
@@ -212,9 +216,6 @@ class CamDiff(ResultCard):
         }
         return "\n".join([*lines, *list_sections(sections, self.command)]) + "\n"
 
-    def _render_card(self) -> str:
-        return render_page(json.loads(self.to_json()), self.pictures, self.list_facts(), is_card=True)
-
     def save(self, folder: str | Path) -> Path:
         """Write ``diff.json``, ``diff.md`` and the page ``index.html`` to a folder, and return it.
 
@@ -246,16 +247,13 @@ def _format_change(effect: Effect) -> str:
     return f"{format_points(-mean)}{format_ends(-100 * high, -100 * low)}"
 
 
-def render_page(
-    content: Mapping[str, Any], pictures: Mapping[int, tuple[bytes, bytes]], facts: Any, *, is_card: bool = False
-) -> str:
+def render_page(content: Mapping[str, Any], pictures: Mapping[int, tuple[bytes, bytes]], facts: Any) -> str:
     """Return the page of a comparison as HTML. It holds its pictures, and loads nothing.
 
     Args:
         content: The content of ``diff.json``.
         pictures: Index of an image → its pictures, as in :class:`CamDiff`.
         facts: See :meth:`CamDiff.list_facts`.
-        is_card: Return the cards for a notebook.
     """
     shown = escape_texts(content)
     images = [
@@ -268,7 +266,6 @@ def render_page(
         ("dom.js", "theme.js", "diff.js"),
         read_template("findings.css") + color_legend({}),
         {},
-        is_card=is_card,
         generator=GENERATOR,
         title=" → ".join(shown["names"]),
         labels=sorted({image["label"] for image in images}),

@@ -21,7 +21,6 @@ from camtool.figures.paper_style import HEADING_SIZE, LINE_HEIGHT, TEXT_SIZE
 from camtool.figures.saving import load_canvas, save
 from camtool.rendering.image_writing import open_atomically
 from camtool.rendering.written_files import replace_files, replace_infinite
-from camtool.runs.report.result_card import ResultCard
 from camtool.runs.text_escapes import escape_formula
 from camtool.trust.metrics import METRICS
 
@@ -73,7 +72,7 @@ class EvaluationRow:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Evaluation(ResultCard):
+class Evaluation:
     """A leaderboard: methods at layers against metrics.
 
     Attributes:
@@ -217,24 +216,7 @@ class Evaluation(ResultCard):
         reasons = "".join(f"{metric}: no value for {reason}\n" for metric, reason in self.failed.items())
         return self.to_markdown() + (f"\n{reasons}" if reasons else "")
 
-    def _render_card(self) -> str:
-        # Imported here, as the page needs all that writes reports, and a table does not.
-        from camtool.runs.report.page import read_template, render_template
-
-        header, *rows = self._iterate_cells("*{}")
-        values = {"title": "Evaluation", "header": header, "rows": [*zip(rows, self._scale_bars(), strict=True)]}
-        style = read_template("findings.css")
-        return render_template("evaluation.html", (), style, {}, is_card=True, caption=self._caption, **values)
-
-    def _scale_bars(self) -> list[list[list[float] | None]]:
-        """Return for each row the mean, low and high of each metric in percent of its range; None without an interval.
-
-        The last one is that of the time.
-        """
-        ends = np.array([[bootstrap_mean(row.values[name], self.seed) for name in self.metrics] for row in self.rows])
-        least, most = (reduce(ends, axis=(0, 2))[:, None] for reduce in (np.fmin.reduce, np.fmax.reduce))
-        shares = 100 * (ends - least) / np.where(most > least, most - least, np.nan)
-        return [[*(None if np.isnan(bar).any() else bar.tolist() for bar in row), None] for row in shares]
+    _repr_markdown_ = to_markdown
 
     @property
     def _caption(self) -> str:

@@ -22,7 +22,6 @@ from camtool.models.weights import encode_state
 from camtool.rendering.image_writing import open_atomically
 from camtool.rendering.written_files import replace_files
 from camtool.runs.report.page import read_template, render_template
-from camtool.runs.report.result_card import ResultCard
 
 JSON_NAME, MARKDOWN_NAME, WEIGHTS_NAME = "repair.json", "repair.md", "mended.safetensors"
 NAMES = (JSON_NAME, MARKDOWN_NAME, WEIGHTS_NAME)
@@ -163,7 +162,7 @@ class ChangedAnswer(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Repair(ResultCard):
+class Repair:
     """A mended model, and what it depends on less.
 
         repair = camtool.repair(model, photos, labels, audit)
@@ -206,6 +205,11 @@ class Repair(ResultCard):
 
     def __repr__(self) -> str:
         return f"<Repair of {format_count(len(self.cues), 'cue')}: {self.verdict}>"
+
+    def __str__(self) -> str:
+        return self.to_markdown()
+
+    _repr_markdown_ = __str__
 
     @property
     def is_better(self) -> bool:
@@ -287,14 +291,11 @@ class Repair(ResultCard):
         files = {JSON_NAME: self.to_json(), MARKDOWN_NAME: self.to_markdown()}
         with replace_files(path, [WEIGHTS_NAME]):
             self.save(path / WEIGHTS_NAME)
-        return write_files(path, files, {PAGE_NAME: self._render_page()})
+        return write_files(path, files, {PAGE_NAME: self._render_page(json.loads(files[JSON_NAME]))})
 
-    def _render_card(self) -> str:
-        return self._render_page(is_card=True)
-
-    def _render_page(self, *, is_card: bool = False) -> str:
+    def _render_page(self, content: Mapping[str, Any]) -> str:
         """Return the page as HTML. It holds its pictures, and loads nothing."""
-        shown = escape_texts(json.loads(self.to_json()))
+        shown = escape_texts(content)
         pictures = [b64encode(answer.picture).decode() for answer in self.changed]
         answers = zip(shown["changed"], pictures, strict=True)
         changed = [{**answer, "picture": picture} for answer, picture in answers if picture]
@@ -303,7 +304,6 @@ class Repair(ResultCard):
             ("dom.js", "theme.js"),
             read_template("findings.css"),
             {},
-            is_card=is_card,
             generator=GENERATOR,
             title="Repair" if self.is_better else "This is no repair",
             repair=shown,

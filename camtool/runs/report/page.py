@@ -38,9 +38,6 @@ from camtool.runs.stored_files import MANIFEST
 from camtool.runs.text_escapes import escape_hidden
 from camtool.warning_codes import WARNING_KINDS
 
-# Findings, and pictures of each kind, that a notebook shows.
-_MOST_CARDS = 4
-
 # Proportions of the tiles: those of most photos, within these limits.
 _MIN_RATIO, _MAX_RATIO = 0.75, 1.5
 
@@ -249,9 +246,7 @@ def render_page(payload: Mapping[str, Any], summary: RunSummary, run: Mapping[st
     )
 
 
-def render_template(
-    template: str, scripts: Sequence[str], style: str, data: Any, *, is_card: bool = False, **values: Any
-) -> str:
+def render_template(template: str, scripts: Sequence[str], style: str, data: Any, **values: Any) -> str:
     """Return a page as HTML.
 
     All text is escaped: by Jinja in the markup, as JSON in the data. The script makes no markup out of text. A content
@@ -262,7 +257,6 @@ def render_template(
         scripts: The names of the parts that become one script, in this order.
         style: The style of its own, beside that of all pages.
         data: What the script reads, as JSON.
-        is_card: Return the most important cards alone, for a notebook, without a script.
         **values: What the template reads.
     """
     # The parts of the script are in one function, so that their names stay inside.
@@ -270,19 +264,8 @@ def render_template(
     script = f"(() => {{\n'use strict';\n{parts}}})();\n"
     style = read_design("tokens.css", "base.css", "parts.css") + style
     marked = {"script": Markup(script), "style": Markup(style), "data": Markup(encode_json(data))}
-    values |= {"base": "base.html", "limit": None, "policy": _build_policy(script, style), "logo": encode_logo()}
-    if is_card:
-        values |= {"base": "card.html", "limit": _MOST_CARDS}
-        marked["style"] = Markup(_scope(style + read_template("card.css")))
-    return _get_environment().get_template(template).render(**marked, **values)
-
-
-def _scope(style: str) -> str:
-    """Return a style sheet for the cards alone, above what a notebook has for HTML, by the width of its output."""
-    rules = {"color-scheme: light dark;": "", ":root": "&", "@media (max-width": "@container (max-width"}
-    for old, new in rules.items():
-        style = style.replace(old, new)
-    return f".camtool-cards.camtool-cards {{\n{style}}}"
+    policy = _build_policy(script, style)
+    return _get_environment().get_template(template).render(policy=policy, logo=encode_logo(), **marked, **values)
 
 
 def color_legend(run: Mapping[str, Any]) -> str:

@@ -65,16 +65,13 @@ def check_results(out: str | PathLike[str] | None, names: Iterable[str], generat
     return folder
 
 
-def render_audit(
-    content: Mapping[str, Any], pictures: Mapping[str, Any], verdicts: Mapping[str, str], *, is_card: bool = False
-) -> str:
+def render_audit(content: Mapping[str, Any], pictures: Mapping[str, Any], verdicts: Mapping[str, str]) -> str:
     """Return the page as HTML.
 
     Args:
         content: The content of ``audit.json``.
         pictures: The pictures, see :func:`read_pictures`.
         verdicts: All verdicts in the folder, also those of other findings.
-        is_card: Return the cards for a notebook.
     """
     findings = content["findings"]
     suspects = format_count(sum(finding["is_suspicious"] for finding in findings), "suspicious finding")
@@ -85,7 +82,6 @@ def render_audit(
         _SCRIPTS,
         read_template("findings.css"),
         {"keys": [finding["key"] for finding in findings], "verdicts": verdicts},
-        is_card=is_card,
         generator=_GENERATOR,
         title="Nothing was tested" if content["untested"] else f"{suspects} in {images}",
         audit=shown,
